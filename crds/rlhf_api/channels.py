@@ -1,0 +1,67 @@
+"""gRPC channels and server credentials that both sides agree on: limits, keep-alive, mutual TLS from a folder.
+
+Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other; without
+one (embedded tests) the channel is plain text. Must never fall back from TLS to plain text.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""One message; batches and weights are streamed in parts well under this."""
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Part size of streams: large enough to fill a 25 Gb/s link, small enough to cancel quickly."""
+
+OPTIONS: Final[list[tuple[str, int | str]]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A restarted peer must be met again within a second, not after the default back-off of two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+SERVER_NAME: Final = "rlhf-job"
+"""Every certificate of a job carries this DNS name: peers are verified by authority, not by changing pod names."""
+
+
+def _read(folder: Path) -> tuple[bytes, bytes, bytes]:
+    try:
+        return tuple((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))  # type: ignore[return-value]
+    except OSError as error:
+        raise ValueError(f"certificate folder {folder}: needs ca.crt, tls.crt, tls.key: {error}") from error
+
+
+def server_credentials(folder: Path) -> grpc.ServerCredentials:
+    """Server side of mutual TLS."""
+    authority, certificate, key = _read(folder)
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
+
+
+def _client(folder: Path) -> tuple[grpc.ChannelCredentials, list[tuple[str, int | str]]]:
+    authority, certificate, key = _read(folder)
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    return credentials, [*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
+
+
+def channel(address: str, certificates: Path | None) -> grpc.Channel:
+    """Blocking channel to a process of the same job."""
+    if certificates is None:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    credentials, options = _client(certificates)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def aio_channel(address: str, certificates: Path | None) -> grpc.aio.Channel:
+    """asyncio channel to a process of the same job."""
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=OPTIONS)
+    credentials, options = _client(certificates)
+    return grpc.aio.secure_channel(address, credentials, options=options)

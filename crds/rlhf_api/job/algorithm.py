@@ -1,0 +1,90 @@
+"""`spec.algorithm`: which algorithm trains the policy, and its numbers. Exactly one member is set.
+
+The shape of an algorithm (models, tasks, what waits for what) is data in `rlhf_api.algorithms`; here are its fields.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_api.job.base import ApiModel
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class PolicyFields(ApiModel):
+    """Fields shared by the clipped policy-gradient algorithms."""
+
+    kl_coefficient: NonNegative = 0.02
+    """Weight of the KL divergence to the reference model; 0 trains without a reference."""
+    clip_range: Positive = 0.2
+    """The ratio of new to old probability is clipped to [1 - clipRange, 1 + clipRangeHigh]."""
+    clip_range_high: Positive | None = None
+    """Upper clip range; clipRange when unset."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the entropy bonus in the policy loss."""
+    epochs: Annotated[int, Field(ge=1, le=64)] = 1
+    """Passes over the samples of an iteration."""
+    mini_batch_size: Annotated[int, Field(ge=1)] = 64
+    """Samples an optimizer step; must divide rollout.batchSize."""
+
+
+class PPO(PolicyFields):
+    """Proximal policy optimisation with a critic (generalised advantage estimation)."""
+
+    kl_in: Literal["Reward", "Loss"] = "Reward"
+    """Where the KL term goes: subtracted from each token's reward, or added to the policy loss."""
+    kl_target: Positive | None = None
+    """Adapts klCoefficient towards this KL an iteration (proportional controller); unset keeps it fixed."""
+    kl_horizon: Annotated[int, Field(ge=1)] = 10000
+    """Samples over which the adaptive coefficient moves."""
+    value_clip_range: Positive | None = 0.2
+    """Values are clipped to old value +- this; null turns value clipping off."""
+    gamma: Fraction = 1.0
+    """Discount of future rewards, a token."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    whiten_advantages: bool = True
+    """Normalise advantages to mean 0 and variance 1 over the response tokens of the batch."""
+
+
+class GRPO(PolicyFields):
+    """Group relative policy optimisation: advantages from a group of responses to one prompt; no critic."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Responses a prompt; must divide rollout.batchSize and algorithm.grpo.miniBatchSize."""
+    advantage_scale: Literal["GroupStd", "None"] = "GroupStd"
+    """Divide the group-centred reward by the group's standard deviation, or not."""
+    loss_aggregation: Literal["SequenceMean", "TokenMean"] = "SequenceMean"
+    """Average the loss over a sequence first and then over sequences, or over all tokens of a mini-batch."""
+
+
+class Algorithm(ApiModel):
+    """Exactly one of the members."""
+
+    ppo: PPO | None = None
+    """Proximal policy optimisation, actor and critic."""
+    grpo: GRPO | None = None
+    """Group relative policy optimisation, no critic."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Algorithm":
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            known = ", ".join(type(self).model_fields)
+            raise ValueError(f"exactly one of {known} must be set, got {', '.join(given) or 'none'}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Key of the dataflow graph in `rlhf_api.algorithms`."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def fields(self) -> PPO | GRPO:
+        """The one member that is set."""
+        member = getattr(self, self.name)
+        assert isinstance(member, PPO | GRPO)
+        return member

@@ -1,0 +1,126 @@
+"""`spec.generation`, `spec.inference`, `spec.training`: the three groups of worker processes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlhf_api.job.base import ApiModel
+
+Count = Annotated[int, Field(ge=1)]
+Mode = Literal["Off", "Auto"]
+
+
+class GroupFields(ApiModel):
+    """What every group has."""
+
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs a worker process; 0 runs on CPU."""
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Threads of the compute library on CPU; fixed, because results may depend on it."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Pod template merged under ours (image, volumes, node selectors, resources); a PodTemplateSpec."""
+
+
+class TensorParallelism(ApiModel):
+    """How one generation replica is split."""
+
+    tensor: Count = 1
+    """Tensor parallel degree; a power of two that divides gpusPerReplica."""
+
+
+class Speculation(ApiModel):
+    """Speculative decoding in generation; lossless."""
+
+    mode: Mode = "Auto"
+    """Off decodes token by token; Auto drafts when it was measured to be faster."""
+
+
+class Generation(GroupFields):
+    """Workers that decode responses."""
+
+    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    """Workers; the scale subresource writes here."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Decoding engine."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the engine untouched."""
+    max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Samples a worker decodes at once."""
+    parallelism: TensorParallelism = Field(default_factory=TensorParallelism)
+    """How one replica is split."""
+    speculation: Speculation = Field(default_factory=Speculation)
+    """Speculative decoding."""
+
+
+class Inference(GroupFields):
+    """Workers that score: reference log-probabilities, critic values, rewards."""
+
+    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    """Workers."""
+    overlap: Literal["Off", "On"] = "On"
+    """On scores each sample as it finishes, while others still decode; Off waits for the whole batch."""
+    batch_tokens: Annotated[int, Field(ge=1)] = 16384
+    """Tokens scored in one forward pass (ignored in a deterministic job, which scores sample by sample)."""
+
+
+class TrainingParallelism(ApiModel):
+    """How a model is split over the training ranks; ranks = pipeline x data."""
+
+    pipeline: Annotated[int, Field(ge=1, le=256)] = 1
+    """Pipeline stages."""
+    data: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Data parallel copies."""
+
+
+class Schedule(ApiModel):
+    """The pipeline schedule of one model's training."""
+
+    mode: Literal["Auto", "OneFOneB"] = "Auto"
+    """OneFOneB is serial 1F1B, one model after the other."""
+
+
+class Optimizer(ApiModel):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate of the actor."""
+    critic_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the critic; learningRate when unset."""
+    schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
+    """Shape after warm-up, over all optimizer steps of the job."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """First moment decay."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Second moment decay."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Term added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay of matrices (not of norms and biases)."""
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Global gradient norm is clipped to this, over all stages; null turns clipping off."""
+
+
+class Training(GroupFields):
+    """Ranks that train actor and critic."""
+
+    backend: Literal["torch", "megatron"] = "torch"
+    """Training backend."""
+    parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
+    """How models are split; ranks = pipeline x data."""
+    schedule: Schedule = Field(default_factory=Schedule)
+    """Pipeline schedule."""
+    micro_batch_size: Annotated[int, Field(ge=1)] = 8
+    """Samples a micro-batch; miniBatchSize must be a multiple of microBatchSize x parallelism.data."""
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    """Optimizer and learning rates."""
+    precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
+    """Auto is bfloat16 compute where the device has it (float32 master weights), else float32."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+
+    @property
+    def ranks(self) -> int:
+        """Training processes."""
+        return self.parallelism.pipeline * self.parallelism.data

@@ -1,0 +1,56 @@
+"""`spec.fusion`, `spec.checkpoints`, `spec.runPolicy`: mechanisms that can be turned off, and the life of a job."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.job.base import ApiModel
+
+
+class InterStageFusion(ApiModel):
+    """Migration of the long tail of generation, so that freed workers score (RLHFuse, inter-stage)."""
+
+    mode: Literal["Off", "Auto"] = "Auto"
+    """Auto fuses when the simulation predicts a gain."""
+
+
+class IntraStageFusion(ApiModel):
+    """Actor and critic train at the same time in opposite pipelines (RLHFuse, intra-stage)."""
+
+    mode: Literal["Off", "Fused", "FusedSplit", "Auto"] = "Auto"
+    """Off trains the actor, then the critic."""
+
+
+class Fusion(ApiModel):
+    """Both fusions of RLHFuse."""
+
+    inter_stage: InterStageFusion = Field(default_factory=InterStageFusion)
+    """Generation with inference."""
+    intra_stage: IntraStageFusion = Field(default_factory=IntraStageFusion)
+    """Actor with critic training."""
+
+
+class Checkpoints(ApiModel):
+    """Where and when the state of training is saved; a job resumes exactly from one."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Folder, relative to the manifest; shared by the coordinator and the training workers."""
+    every: Annotated[int, Field(ge=1)] = 10
+    """Iterations between checkpoints; the last iteration always makes one."""
+    keep: Annotated[int, Field(ge=1)] = 3
+    """Newest checkpoints kept."""
+
+
+class RunPolicy(ApiModel):
+    """How long a job may try."""
+
+    backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Restarts after failures (not disruptions) before the job fails."""
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    """Time the job may run."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    """Time after which a finished job is deleted."""
+    worker_timeout_seconds: Annotated[int, Field(ge=1)] = 30
+    """Silence after which a worker counts as lost."""
+    start_timeout_seconds: Annotated[int, Field(ge=1)] = 900
+    """Time workers may take to register and load their models."""

@@ -1,0 +1,65 @@
+"""RLHFJob: the manifest a user writes. Rules that cross fields are here, once, with the CRD's CEL text beside them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlhf_api.job.algorithm import Algorithm
+from rlhf_api.job.base import ApiModel
+from rlhf_api.job.groups import Generation, Inference, Training
+from rlhf_api.job.models import Models
+from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
+from rlhf_api.job.rollout import Prompts, Rollout
+
+
+class RLHFJobSpec(ApiModel):
+    """What is to be trained, on what, and by how many workers."""
+
+    algorithm: Algorithm
+    """Exactly one of ppo, grpo."""
+    iterations: Annotated[int, Field(ge=1)] = 100
+    """Iterations of generation, inference and training."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of every random number of the job."""
+    deterministic: bool = False
+    """True: results do not depend on batching, placement, timing or faults (bitwise on CPU), at some cost in speed."""
+    suspend: bool = False
+    """True: checkpoint, then stop all workers until false again."""
+    models: Models
+    """Where each model role comes from."""
+    prompts: Prompts
+    """What is asked of the policy."""
+    rollout: Rollout = Field(default_factory=Rollout)
+    """How it answers."""
+    generation: Generation = Field(default_factory=Generation)
+    """Workers that decode."""
+    inference: Inference = Field(default_factory=Inference)
+    """Workers that score."""
+    training: Training = Field(default_factory=Training)
+    """Ranks that train."""
+    fusion: Fusion = Field(default_factory=Fusion)
+    """Fusion of stages."""
+    checkpoints: Checkpoints | None = None
+    """Where and when to save; unset keeps the journal only."""
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    """Restarts, deadlines, deletion."""
+
+
+class RLHFJob(ApiModel):
+    """One job: `kubectl apply` it, or `rlhf run` it."""
+
+    api_version: Literal["rlhf.dev/v1alpha1"]
+    """Always rlhf.dev/v1alpha1."""
+    kind: Literal["RLHFJob"]
+    """Always RLHFJob."""
+    metadata: dict[str, Any]
+    """Kubernetes object metadata; name is required."""
+    spec: RLHFJobSpec
+    """What is to be trained."""
+    status: dict[str, Any] | None = None
+    """Written by the operator."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.metadata["name"])

@@ -1,0 +1,97 @@
+"""Names that more than one process must agree on: API group, labels, ports, environment, exit codes, metrics prefix.
+
+Rule: a name used on both sides of a process boundary is written once, here. Never put behaviour in this module.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Final
+
+GROUP: Final = "rlhf.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "RLHFJob"
+PLURAL: Final = "rlhfjobs"
+SINGULAR: Final = "rlhfjob"
+SHORT_NAMES: Final = ("rlhf", "rlhfjob")
+FIELD_MANAGER: Final = "rlhf-operator"
+STATUS_FIELD_MANAGER: Final = "rlhf-operator-status"
+
+LABEL_JOB_NAME: Final = "rlhf.dev/job-name"
+LABEL_JOB_UID: Final = "rlhf.dev/job-uid"
+LABEL_GROUP: Final = "rlhf.dev/group"
+LABEL_INDEX: Final = "rlhf.dev/index"
+LABEL_EPOCH: Final = "rlhf.dev/epoch"
+LABEL_POOL: Final = "rlhf.dev/migration-pool"
+
+COORDINATOR_PORT: Final = 7700
+"""gRPC port of a job's coordinator inside its pod."""
+WORKER_PORT: Final = 7710
+"""gRPC port a worker serves to its peers (weights, later KV caches)."""
+METRICS_PORT: Final = 7790
+"""Prometheus port of coordinator and workers."""
+
+METRICS_PREFIX: Final = "rlhf_"
+
+
+class Group(StrEnum):
+    """The three groups of worker processes of a job, and the coordinator beside them."""
+
+    COORDINATOR = "coordinator"
+    GENERATION = "generation"
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+class Env(StrEnum):
+    """Environment variables a process of a job is started with; workers know nothing else of where they run."""
+
+    JOB_FILE = "RLHF_JOB_FILE"
+    """Coordinator only: path of the resolved RLHFJob (YAML or JSON)."""
+    RUN_DIR = "RLHF_RUN_DIR"
+    """Coordinator only: folder for journal, metrics.jsonl, events, timeline."""
+    COORDINATOR = "RLHF_COORDINATOR"
+    """Workers: host:port of the coordinator."""
+    LISTEN = "RLHF_LISTEN"
+    """host:port this process's own gRPC server binds."""
+    ADVERTISE = "RLHF_ADVERTISE"
+    """host:port under which peers reach this process's gRPC server."""
+    RENDEZVOUS = "RLHF_RENDEZVOUS"
+    """Training workers: host under which the others reach this one; it picks a free port itself at registration."""
+    GROUP = "RLHF_GROUP"
+    INDEX = "RLHF_INDEX"
+    CERTIFICATES = "RLHF_CERTIFICATES"
+    """Folder with ca.crt, tls.crt, tls.key; unset means plain text (embedded tests only)."""
+    METRICS = "RLHF_METRICS"
+    """host:port of the Prometheus endpoint; unset means none."""
+    DEVICE = "RLHF_DEVICE"
+    """cpu, or cuda:N."""
+    THREADS = "RLHF_THREADS"
+    """CPU threads of the compute library; part of what makes a deterministic job reproducible."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of our processes; runPolicy's failure rules match on them."""
+
+    OK = 0
+    FAILED = 1
+    """The job failed for a reason printed on the last line."""
+    USAGE = 2
+    """The command line or the manifest is wrong; nothing was started."""
+    USER_CODE = 20
+    """A reward function or endpoint kept failing."""
+    BAD_MODEL = 21
+    """A model folder is missing or corrupt."""
+    BAD_DATA = 22
+    """A prompt file is missing or has a bad line."""
+    STORAGE = 23
+    """A checkpoint or journal could not be written (disk full, permissions)."""
+    ADDRESS_IN_USE = 24
+    RESTART = 75
+    """The process asks to be restarted (a peer of its training group was lost); never counted against backoffLimit."""
+    INTERRUPTED = 130
+    """Stopped by Ctrl-C after a checkpoint."""
+
+
+def worker_name(group: str, index: int) -> str:
+    """`generation-0`: the name of a worker in logs, metrics, pictures and messages; equals its pod's suffix."""
+    return f"{group}-{index}"

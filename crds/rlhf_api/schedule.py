@@ -1,0 +1,57 @@
+"""A pipeline schedule as data: what each training rank does, in order, for one optimizer step (one mini-batch).
+
+`rlhf_planner.schedule.tables` writes these tables, training ranks execute them, `rlhf schedule` prints them. A serial
+1F1B schedule and a fused one differ in nothing but the rows. Must never hold times: a table is an order, no forecast.
+
+Meaning of an action of (pipeline, stage, microbatch) on the rank that holds that stage of that pipeline:
+  F       forward; keeps what the backward needs             B  whole backward = I then W
+  I       input-gradient half of the backward                W  weight-gradient half, any time after its I
+  SEND_F  activation to the next stage's rank (`peer`)       RECV_F  activation from the previous stage's rank
+  SEND_B  input gradient to the previous stage's rank        RECV_B  output gradient from the next stage's rank
+`stage` and `microbatch` of a transfer are the *sender's* stage and micro-batch for SEND_*, the *receiver's* for RECV_*.
+Two stages of one pipeline on the same rank need no transfer actions between them. For each ordered pair of ranks the
+k-th send on one side matches the k-th receive on the other. Micro-batches of a pipeline are FIFO on every stage.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Action(_Table):
+    """One step of one rank."""
+
+    kind: Kind
+    pipeline: int
+    stage: int
+    microbatch: int
+    peer: int | None = None
+    """Rank on the other side of a transfer; None for computation."""
+
+
+class Pipeline(_Table):
+    """One pipeline of one model: which rank holds which stage."""
+
+    name: str
+    """Unique in the table, such as `actor` or `critic-1`."""
+    model: str
+    """Model role that is trained, `actor` or `critic`."""
+    stage_ranks: tuple[int, ...]
+    """Rank of each stage, first stage first."""
+    microbatches: int
+
+
+class ScheduleTable(_Table):
+    """Rows for the ranks of one data-parallel block; rank numbers count from 0 inside the block."""
+
+    method: str
+    """Which solver or baseline made it, such as `serial-1f1b`."""
+    pipelines: tuple[Pipeline, ...]
+    rows: tuple[tuple[Action, ...], ...]
+    """Row r is what rank r does, in order."""
