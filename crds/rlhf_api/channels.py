@@ -1,7 +1,7 @@
 """gRPC channels and server credentials that both sides agree on: limits, keep-alive, mutual TLS from a folder.
 
-Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other; without
-one (embedded tests) the channel is plain text. Must never fall back from TLS to plain text.
+Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other;
+without one (embedded tests) the channel is plain text. Must never fall back from TLS to plain text.
 """
 
 from pathlib import Path

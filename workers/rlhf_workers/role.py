@@ -17,7 +17,7 @@ from rlhf_api.names import ExitCode
 
 
 class WorkError(Exception):
-    """A failure with everything a user needs; becomes `pb.Failure` in CommandDone, ScoredSample, or the last log line."""
+    """A failure with all a user needs; becomes `pb.Failure` in CommandDone, ScoredSample, or the last log line."""
 
     def __init__(
         self,
