@@ -1,0 +1,283 @@
+"""Schedules that a fused one is measured against: serial, back to back, greedy, one micro-batch at a time,
+interleaved, Chimera.
+
+Each is a plain construction, simulated by the same rules. `run_baselines` gives those that run the instance itself;
+interleaved 1F1B and Chimera cut or copy models, so they run an instance of their own (`interleaved`, `chimera`) and are
+compared by makespan and peak alone. Nothing here searches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlhf_planner.schedule.greedy import greedy
+from rlhf_planner.schedule.problem import Instance, InstanceError, Pipeline
+from rlhf_planner.schedule.simulate import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHT,
+    DeadlockError,
+    Layout,
+    Timeline,
+    activation_peaks,
+    kernel_arguments,
+    layout,
+    pad_orders,
+    run_orders,
+    simulate,
+)
+
+SERIAL = "serial-1f1b"
+BACK_TO_BACK = "back-to-back-1f1b"
+GREEDY = "greedy"
+ONE_AT_A_TIME = "one-micro-batch-at-a-time"
+
+
+def run_baselines(lay: Layout) -> dict[str, Timeline]:
+    """Every baseline of the instance that keeps its memory cap; the last one always does. Layout must not be split."""
+    found: dict[str, Timeline] = {}
+    for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
+        try:
+            timeline = build(lay)
+        except DeadlockError:  # a pipeline that visits a device twice may not run as 1F1B
+            continue
+        if keeps_cap(timeline):
+            found[name] = timeline
+    found[ONE_AT_A_TIME] = one_at_a_time(lay)
+    return found
+
+
+def keeps_cap(timeline: Timeline) -> bool:
+    cap = timeline.layout.instance.memory_cap
+    return cap is None or timeline.peak <= cap + 1e-9
+
+
+def check_cap_possible(instance: Instance) -> None:
+    """InstanceError when no schedule can keep the cap.
+
+    All stages of one micro-batch on one device hold activation at once (between its last forward and first backward
+    step); and whenever that fits, one micro-batch at a time does.
+    """
+    cap = instance.memory_cap
+    if cap is None:
+        return
+    for index, pipe in enumerate(instance.pipelines):
+        held = np.bincount(pipe.stage_devices, weights=pipe.activation)
+        if held.max() > cap + 1e-9:
+            where = f"one micro-batch of pipelines[{index}] holds {held.max():g} on device {int(held.argmax())}"
+            raise InstanceError("memoryCap", cap, f"it is below one micro-batch ({where}), so nothing can run")
+
+
+def phases(instance: Instance) -> list[list[int]]:
+    """Pipelines grouped so that those of a group share no device (the copies of one model), in their order."""
+    groups: list[list[int]] = []
+    used: list[set[int]] = []
+    for index, pipe in enumerate(instance.pipelines):
+        devices = set(pipe.stage_devices)
+        if groups and not (devices & used[-1]):
+            groups[-1].append(index)
+            used[-1] |= devices
+        else:
+            groups.append([index])
+            used.append(devices)
+    return groups
+
+
+def one_f_one_b(lay: Layout, pipeline: int) -> list[list[int]]:
+    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards, fewer under a
+    cap.
+    """
+    pipe = lay.instance.pipelines[pipeline]
+    cap = lay.instance.memory_cap
+    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    limit = pipe.stages
+    for k in np.flatnonzero(lay.pipeline == pipeline):
+        device, count = int(lay.device[k]), pipe.microbatches
+        if cap is not None and lay.activation[k] > 0:
+            limit = max(1, min(limit, int(cap / lay.activation[k] + 1e-9)))
+        warm = min(limit, pipe.stages - int(lay.stage[k]), count) - 1
+        forward, rest = KINDS * int(k), list(lay.operations(int(k)))[1:]
+        row = [forward] * warm
+        for _ in range(count - warm):
+            row += [forward, *rest]
+        lists[device] += row + rest * warm
+    return lists
+
+
+def serial(lay: Layout) -> Timeline:
+    """One model after another, each as 1F1B, a barrier between: what a system without fusion runs."""
+    start, offset = np.zeros(lay.steps), 0.0
+    merged: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    for group in phases(lay.instance):
+        lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+        for pipeline in group:
+            lists = [a + b for a, b in zip(lists, one_f_one_b(lay, pipeline), strict=True)]
+        begin = np.zeros(lay.steps)
+        makespan, done = run_orders(pad_orders(lay, lists), *kernel_arguments(lay), begin)
+        if done != sum(len(row) for row in lists):
+            raise DeadlockError(f"1F1B of pipelines {group} waits for itself")
+        for pipeline in group:
+            for k in np.flatnonzero(lay.pipeline == pipeline):
+                block = slice(int(lay.base[KINDS * k]), int(lay.base[KINDS * k + KINDS]))
+                start[block] = begin[block] + offset
+        offset += makespan
+        merged = [a + b for a, b in zip(merged, lists, strict=True)]
+    orders = pad_orders(lay, merged)
+    return Timeline(lay, orders, start, offset, activation_peaks(orders, lay.activation, lay.weight))
+
+
+def back_to_back(lay: Layout) -> Timeline:
+    """1F1B of each model after the other without a barrier: opposite pipelines start where the others end early."""
+    best: Timeline | None = None
+    order = list(range(len(lay.instance.pipelines)))
+    for sequence in (order, order[::-1]):
+        lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+        for pipeline in sequence:
+            lists = [a + b for a, b in zip(lists, one_f_one_b(lay, pipeline), strict=True)]
+        timeline = simulate(lay, pad_orders(lay, lists))
+        if best is None or timeline.rank < best.rank:
+            best = timeline
+    assert best is not None
+    return best
+
+
+def one_at_a_time(lay: Layout) -> Timeline:
+    """A micro-batch starts on a device only when the one before has left it: the schedule of least memory, always
+    valid.
+    """
+    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    for pipeline, pipe in enumerate(lay.instance.pipelines):
+        stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
+        for _ in range(pipe.microbatches):
+            for k in stages:
+                lists[int(lay.device[k])].append(KINDS * k + FORWARD)
+            for k in reversed(stages):
+                lists[int(lay.device[k])].append(KINDS * k + BACKWARD)
+                if lay.weight[k]:
+                    lists[int(lay.device[k])].append(KINDS * k + WEIGHT)
+    return simulate(lay, pad_orders(lay, lists))
+
+
+def interleaved(instance: Instance, chunks: int) -> Timeline | None:
+    """Interleaved 1F1B, one model after another with a barrier: every stage cut into `chunks` virtual stages.
+
+    None where it is not defined: it needs micro-batches in multiples of the stages. A micro-batch crosses `chunks`
+    times as many edges, so transfers cost it more than any other schedule here. Source: Narayanan et al. 2021,
+    section 2.2.
+    """
+    cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
+    if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
+        return None
+    lay = layout(replace(instance, pipelines=cut, memory_cap=None))
+    start, offset, peaks = np.zeros(lay.steps), 0.0, np.zeros(instance.devices)
+    merged: list[list[int]] = [[] for _ in range(instance.devices)]
+    for group in phases(lay.instance):
+        lists: list[list[int]] = [[] for _ in range(instance.devices)]
+        for pipeline in group:
+            _interleaved_rows(lay, pipeline, chunks, lists)
+        makespan, done = run_orders(pad_orders(lay, lists), *kernel_arguments(lay), start)
+        if done != sum(len(row) for row in lists):
+            raise DeadlockError(f"interleaved 1F1B of pipelines {group} waits for itself")
+        offset += makespan
+        orders = pad_orders(lay, lists)
+        peaks = np.maximum(peaks, activation_peaks(orders, lay.activation, lay.weight))
+        merged = [a + b for a, b in zip(merged, lists, strict=True)]
+    return Timeline(lay, pad_orders(lay, merged), start, offset, peaks)
+
+
+def ideal_interleaved(instance: Instance, chunks: int) -> float:
+    """Makespan of interleaved 1F1B when nothing but warm-up and tail is lost: sum over models of (M + (S - 1)/v) *
+    (f + b).
+    """
+    total = 0.0
+    for group in phases(instance):
+        costs = []
+        for index in group:
+            pipe = instance.pipelines[index]
+            slowest = max(f + b for f, b in zip(pipe.forward, pipe.backward, strict=True))
+            costs.append((pipe.microbatches + (pipe.stages - 1) / chunks) * slowest)
+        total += max(costs)
+    return total
+
+
+def _cut(pipe: Pipeline, chunks: int) -> Pipeline:
+    def part(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(value / chunks for value in values) * chunks
+
+    wrap = max(pipe.transfer, default=0.0)
+    edges = (*pipe.transfer, wrap) * chunks
+    return replace(
+        pipe,
+        stage_devices=pipe.stage_devices * chunks,
+        forward=part(pipe.forward),
+        backward=part(pipe.backward),
+        weight_gradient=part(pipe.weight_gradient),
+        activation=part(pipe.activation),
+        transfer=edges[: pipe.stages * chunks - 1],
+    )
+
+
+def _interleaved_rows(lay: Layout, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
+    stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
+    ranks = len(stages) // chunks
+    total = lay.instance.pipelines[pipeline].microbatches * chunks
+    for rank in range(ranks):
+
+        def operation(index: int, kind: int, rank: int = rank) -> int:
+            chunk = index // ranks % chunks
+            chunk = chunk if kind == FORWARD else chunks - 1 - chunk
+            return KINDS * stages[chunk * ranks + rank] + kind
+
+        warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
+        row = [operation(i, FORWARD) for i in range(warm)]
+        for i in range(total - warm):
+            row += [operation(warm + i, FORWARD), operation(i, BACKWARD)]
+        row += [operation(i, BACKWARD) for i in range(total - warm, total)]
+        lists[int(lay.device[stages[rank]])] += row
+
+
+def chimera(instance: Instance) -> Timeline | None:
+    """Chimera, one model after another: two copies of each model in opposite directions, half of the micro-batches
+    each.
+
+    None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as stages
+    are joined without a barrier ("direct concatenation"). Holds every model's weights twice. Source: Li and Hoefler 2021.
+    """
+    if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
+        return None
+    both: list[Pipeline] = []
+    for pipe in instance.pipelines:
+        half = replace(pipe, microbatches=pipe.microbatches // 2)
+        flipped = {
+            field: getattr(pipe, field)[::-1]
+            for field in ("stage_devices", "forward", "backward", "weight_gradient", "activation", "transfer")
+        }
+        both += [half, replace(half, name=f"{pipe.name}-up", **flipped)]
+    whole = replace(instance, pipelines=tuple(both), memory_cap=None)
+    lay = layout(whole)
+    lists: list[list[int]] = [[] for _ in range(instance.devices)]
+    for model, pipe in enumerate(instance.pipelines):
+        left = pipe.microbatches // 2
+        while left > 0:
+            unit = min(left, pipe.stages // 2)
+            _chimera_unit(lay, model, unit, lists)
+            left -= unit
+    return simulate(lay, pad_orders(lay, lists))
+
+
+def _chimera_unit(lay: Layout, model: int, unit: int, lists: list[list[int]]) -> None:
+    """Append one unit of both directions, in the slots that Chimera gives them: with an even depth D none collide.
+
+    Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in either direction.
+    """
+    slots: list[list[tuple[int, int]]] = [[] for _ in lists]
+    for k in np.flatnonzero(lay.pipeline // 2 == model):
+        depth, stage = lay.instance.pipelines[2 * model].stages, int(lay.stage[k])
+        row = slots[int(lay.device[k])]
+        row += [(stage + 2 * m, KINDS * int(k) + FORWARD) for m in range(unit)]
+        row += [(2 * depth - 1 - stage + 2 * m, KINDS * int(k) + BACKWARD) for m in range(unit)]
+    for orders, slotted in zip(lists, slots, strict=True):
+        orders += [operation for _, operation in sorted(slotted)]

@@ -1,0 +1,22 @@
+"""How the inner loops of this package are compiled: numba, cached on disk where a disk is there to write.
+
+A function compiled here is pure: arrays in, numbers out. On a read-only file system numba refuses to decorate with a
+cache, so this falls back to compiling in memory, once a process (a few seconds for the whole package).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def compiled(function: Function) -> Function:
+    """Compile `function` on its first call; keep the machine code beside the module when that can be written."""
+    try:
+        return cast(Function, njit(cache=True)(function))
+    except RuntimeError:  # no locator: neither the package folder nor a user cache folder can be written
+        return cast(Function, njit(function))

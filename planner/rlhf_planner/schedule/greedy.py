@@ -1,0 +1,104 @@
+"""The published greedy schedule: earliest start, never delay the largest model, ties to backward.
+
+Owns one baseline, reproduced exactly (the twelve published pairs of makespan and peak are the test). It minds no
+memory cap and never splits a backward step. Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf_planner.schedule.compiled import compiled
+from rlhf_planner.schedule.simulate import (
+    KINDS,
+    Bools,
+    Floats,
+    Ints,
+    Layout,
+    Timeline,
+    kernel_arguments,
+    pad_orders,
+    simulate,
+)
+
+
+def largest_pipeline(lay: Layout) -> int:
+    """The pipeline with the most work; the first of equals."""
+    operation = np.repeat(lay.pipeline, KINDS)
+    work = np.bincount(operation, weights=np.diff(lay.base) * lay.duration)
+    return int(np.argmax(work))
+
+
+def greedy(lay: Layout) -> Timeline:
+    """The greedy schedule of an unsplit layout."""
+    ranked = np.lexsort((lay.pipeline, lay.device))  # candidates are met device by device, then pipeline by pipeline
+    sequence = greedy_sequence(*kernel_arguments(lay), lay.pipeline == largest_pipeline(lay), ranked)
+    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    for op in sequence:
+        lists[int(lay.device[op // KINDS])].append(int(op))
+    return simulate(lay, pad_orders(lay, lists))
+
+
+@compiled
+def greedy_sequence(  # noqa: C901  one flat loop, compiled
+    duration: Floats,
+    device: Ints,
+    microbatches: Ints,
+    base: Ints,
+    before: Ints,
+    after: Ints,
+    lag_before: Floats,
+    lag_after: Floats,
+    weight: Bools,
+    large: Bools,
+    ranked: Ints,
+) -> Ints:
+    """Operations in the order in which the greedy commits them, [steps]."""
+    stages = len(device)
+    devices = device.max() + 1
+    idle = np.zeros(devices)
+    count = np.zeros(3 * stages, np.int64)
+    start = np.zeros(base[-1])
+    sequence = np.empty(base[-1], np.int64)
+    begin = np.empty(3 * stages)
+    first_large = np.empty(devices)
+    for n in range(base[-1]):
+        first_large[:] = np.inf
+        for k in range(stages):
+            for kind in range(2):
+                op = 3 * k + kind
+                begin[op] = np.inf
+                m = count[op]
+                if m >= microbatches[k]:
+                    continue
+                ready = 0.0
+                if kind == 0 and before[k] >= 0:
+                    if count[op - 3] <= m:
+                        continue
+                    ready = start[base[op - 3] + m] + duration[op - 3] + lag_before[k]
+                elif kind == 1:
+                    if count[op - 1] <= m:
+                        continue
+                    if after[k] < 0:
+                        ready = start[base[op - 1] + m] + duration[op - 1]
+                    elif count[op + 3] <= m:
+                        continue
+                    else:
+                        ready = start[base[op + 3] + m] + duration[op + 3] + lag_after[k]
+                begin[op] = max(ready, idle[device[k]])
+                if large[k]:
+                    first_large[device[k]] = min(first_large[device[k]], begin[op])
+        best = -1
+        for k in ranked:
+            for kind in (1, 0):
+                op = 3 * k + kind
+                if begin[op] == np.inf or (not large[k] and begin[op] + duration[op] > first_large[device[k]]):
+                    continue
+                if best < 0 or begin[op] < begin[best] or (begin[op] == begin[best] and kind > best % 3):
+                    best = op
+        m = count[best]
+        start[base[best] + m] = begin[best]
+        idle[device[best // 3]] = begin[best] + duration[best]
+        count[best] = m + 1
+        sequence[n] = best
+    return sequence

@@ -1,0 +1,267 @@
+"""Exact event simulation of a schedule: start times, deadlock, activation peaks.
+
+A schedule is, per device, an ordered list of operations. An operation is a number, 3 * k + kind, where k counts the
+stages of all pipelines in order and kind is FORWARD, BACKWARD (the input-gradient step when split) or WEIGHT. The
+micro-batch is not written: micro-batches of one operation run first in, first out. Rules, from RLHFuse (arXiv
+2409.13221) and extended:
+  start = max(end of the same micro-batch's previous step + transfer of that edge, time the device is idle);
+  a backward step follows its forward step, a weight-gradient step follows its input-gradient step, on the same device;
+  activation is taken at the start of a forward step, freed at the end of the backward (weight-gradient when split)
+  step.
+The checker in check.py states the same rules a second time, on purpose, and shares no code with this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_planner.schedule.compiled import compiled
+from rlhf_planner.schedule.problem import Instance
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+KINDS = 3
+
+
+class DeadlockError(ValueError):
+    """The orders of two or more devices wait for one another."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An instance as arrays over its stages (index k) and operations (index 3k + kind); what compiled loops read."""
+
+    instance: Instance
+    split: bool
+    device: Ints  # [stages] device of stage k
+    pipeline: Ints  # [stages]
+    stage: Ints  # [stages] number within its pipeline
+    microbatches: Ints  # [stages]
+    before: Ints  # [stages] stage feeding the forward step, -1 at the first
+    after: Ints  # [stages] stage feeding the backward step, -1 at the last
+    lag_before: Floats  # [stages] transfer time from `before`
+    lag_after: Floats  # [stages] transfer time from `after`
+    activation: Floats  # [stages]
+    duration: Floats  # [operations]; a stage without a weight-gradient step has 0 there
+    weight: Bools  # [stages] whether the stage has its own weight-gradient step
+    base: Ints  # [operations + 1] first step number of an operation: step = base[operation] + micro-batch
+
+    @property
+    def stages(self) -> int:
+        return len(self.device)
+
+    @property
+    def steps(self) -> int:
+        return int(self.base[-1])
+
+    @cached_property
+    def device_lengths(self) -> Ints:
+        """Steps that each device runs, [devices]."""
+        per_stage = self.microbatches * np.where(self.weight, 3, 2)
+        return np.bincount(self.device, weights=per_stage, minlength=self.instance.devices).astype(np.int64)
+
+    def operations(self, k: int) -> tuple[int, ...]:
+        """Operations of stage k in the order in which a micro-batch meets them."""
+        first = KINDS * k
+        return (first, first + 1, first + 2) if self.weight[k] else (first, first + 1)
+
+
+def layout(instance: Instance, split: bool = False) -> Layout:
+    """Arrays of an instance; `split` gives every stage with a weight-gradient time its own weight-gradient step."""
+    rows = [(p, s) for p, pipeline in enumerate(instance.pipelines) for s in range(pipeline.stages)]
+    count = len(rows)
+    before, after = np.full(count, -1), np.full(count, -1)
+    lag_before, lag_after = np.zeros(count), np.zeros(count)
+    duration, weight = np.zeros(KINDS * count), np.zeros(count, dtype=np.bool_)
+    base = np.zeros(KINDS * count + 1, dtype=np.int64)
+    for k, (p, s) in enumerate(rows):
+        pipe = instance.pipelines[p]
+        if s > 0:
+            before[k], lag_before[k] = k - 1, pipe.lag(s - 1)
+        if s + 1 < pipe.stages:
+            after[k], lag_after[k] = k + 1, pipe.lag(s)
+        weight[k] = split and pipe.weight_gradient[s] > 0
+        own = pipe.weight_gradient[s] if weight[k] else 0.0
+        duration[KINDS * k : KINDS * k + KINDS] = pipe.forward[s], pipe.backward[s] - own, own
+        counts = (pipe.microbatches, pipe.microbatches, pipe.microbatches if weight[k] else 0)
+        base[KINDS * k + 1 : KINDS * k + 4] = base[KINDS * k] + np.cumsum(counts)
+    pipes = instance.pipelines
+    return Layout(
+        instance=instance,
+        split=split,
+        device=np.array([pipes[p].stage_devices[s] for p, s in rows], dtype=np.int64),
+        pipeline=np.array([p for p, _ in rows], dtype=np.int64),
+        stage=np.array([s for _, s in rows], dtype=np.int64),
+        microbatches=np.array([pipes[p].microbatches for p, _ in rows], dtype=np.int64),
+        before=before.astype(np.int64),
+        after=after.astype(np.int64),
+        lag_before=lag_before,
+        lag_after=lag_after,
+        activation=np.array([pipes[p].activation[s] for p, s in rows], dtype=np.float64),
+        duration=duration,
+        weight=weight,
+        base=base,
+    )
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A simulated schedule. `orders` [devices, longest] holds operations, -1 after the last; `start` is indexed by
+    step.
+    """
+
+    layout: Layout
+    orders: Ints
+    start: Floats
+    makespan: float
+    peaks: Floats  # [devices] peak activation
+
+    @property
+    def peak(self) -> float:
+        return float(self.peaks.max())
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """What a better schedule has less of, in this order: makespan, peak activation, sum of peaks over devices."""
+        return (self.makespan, round(self.peak, 9), round(float(self.peaks.sum()), 9))
+
+    @property
+    def bubble(self) -> float:
+        """Share of device time, up to the makespan, in which devices that have work are idle."""
+        lay = self.layout
+        work = float((np.diff(lay.base) * lay.duration).sum())
+        return 1.0 - work / (self.makespan * int((lay.device_lengths > 0).sum()))
+
+
+def simulate(lay: Layout, orders: Ints) -> Timeline:
+    """Run `orders`; DeadlockError when devices wait for one another, ValueError when steps are missing or too many."""
+    start = np.zeros(lay.steps)
+    makespan, done = run_orders(orders, *kernel_arguments(lay), start)
+    if done < 0:
+        raise ValueError(f"device {-done - 1} is given an operation more often than it has micro-batches")
+    if done != lay.steps:
+        raise DeadlockError(
+            f"only {done} of {lay.steps} steps can run: devices wait for one another, or steps are missing"
+        )
+    peaks = activation_peaks(orders, lay.activation, lay.weight)
+    return Timeline(lay, orders, start, float(makespan), peaks)
+
+
+def pad_orders(lay: Layout, lists: list[list[int]]) -> Ints:
+    """Lists of operations as the [devices, longest] array, -1 after the last."""
+    orders = np.full((lay.instance.devices, max(len(row) for row in lists)), -1, dtype=np.int64)
+    for device, row in enumerate(lists):
+        orders[device, : len(row)] = row
+    return orders
+
+
+def orders_by_start(lay: Layout, start: Floats) -> Ints:
+    """The orders that start times imply; equal starts keep the order forward, backward, weight gradient."""
+    operation = np.repeat(np.arange(KINDS * lay.stages), np.diff(lay.base))
+    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    for step in np.lexsort((operation, start)):
+        lists[int(lay.device[operation[step] // KINDS])].append(int(operation[step]))
+    return pad_orders(lay, lists)
+
+
+def kernel_arguments(lay: Layout) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
+    """The arrays that every compiled loop takes, in one order."""
+    return (
+        lay.duration, lay.device, lay.microbatches, lay.base, lay.before, lay.after,
+        lay.lag_before, lay.lag_after, lay.weight,
+    )  # fmt: skip
+
+
+@compiled
+def run_orders(  # noqa: C901  one flat loop, compiled
+    orders: Ints,
+    duration: Floats,
+    device: Ints,
+    microbatches: Ints,
+    base: Ints,
+    before: Ints,
+    after: Ints,
+    lag_before: Floats,
+    lag_after: Floats,
+    weight: Bools,
+    start: Floats,
+) -> tuple[float, int]:
+    """(makespan, steps run); start is filled in. Steps run is -(device + 1) when an operation is over-full."""
+    devices, longest = orders.shape
+    at = np.zeros(devices, np.int64)
+    idle = np.zeros(devices)
+    count = np.zeros(len(duration), np.int64)
+    waiting = np.ones(devices, np.bool_)
+    stack = np.empty(devices, np.int64)
+    for d in range(devices):
+        stack[d] = devices - 1 - d
+    top, done, makespan = devices, 0, 0.0
+    while top > 0:
+        top -= 1
+        d = stack[top]
+        waiting[d] = False
+        while at[d] < longest and orders[d, at[d]] >= 0:
+            op = int(orders[d, at[d]])
+            k, kind = op // 3, op % 3
+            m = int(count[op])
+            if m >= microbatches[k] or device[k] != d or (kind == 2 and not weight[k]):
+                return makespan, -(d + 1)
+            ready = 0.0
+            wake = -1
+            if kind == 0:
+                if before[k] >= 0:
+                    if count[op - 3] <= m:
+                        break
+                    ready = start[base[op - 3] + m] + duration[op - 3] + lag_before[k]
+                wake = after[k]
+            elif kind == 1:
+                if count[op - 1] <= m:
+                    break
+                if after[k] >= 0:
+                    if count[op + 3] <= m:
+                        break
+                    ready = start[base[op + 3] + m] + duration[op + 3] + lag_after[k]
+                wake = before[k]
+            elif count[op - 1] <= m:
+                break
+            begin = max(ready, idle[d])
+            start[base[op] + m] = begin
+            idle[d] = begin + duration[op]
+            makespan = max(makespan, idle[d])
+            count[op] = m + 1
+            at[d] += 1
+            done += 1
+            if wake >= 0 and not waiting[device[wake]] and device[wake] != d:
+                waiting[device[wake]] = True
+                stack[top] = device[wake]
+                top += 1
+    return makespan, done
+
+
+@compiled
+def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
+    """Peak activation of each device, [devices]: it follows from the order alone, since a device runs one step at a
+    time.
+    """
+    devices, longest = orders.shape
+    peaks = np.zeros(devices)
+    for d in range(devices):
+        held = 0.0
+        for i in range(longest):
+            op = orders[d, i]
+            if op < 0:
+                break
+            k, kind = op // 3, op % 3
+            if kind == 0:
+                held += activation[k]
+                peaks[d] = max(peaks[d], held)
+            elif kind == 2 or not weight[k]:
+                held -= activation[k]
+    return peaks
