@@ -67,6 +67,10 @@ class Env(StrEnum):
     """cpu, or cuda:N."""
     THREADS = "RLHF_THREADS"
     """CPU threads of the compute library; part of what makes a deterministic job reproducible."""
+    START_TIMEOUT = "RLHF_START_TIMEOUT"
+    """Workers: seconds to wait for the first welcome of the coordinator, then exit; unset means forever."""
+    LOG_FORMAT = "RLHF_LOG_FORMAT"
+    """json for one JSON object a line; else plain lines."""
 
 
 class ExitCode(IntEnum):
