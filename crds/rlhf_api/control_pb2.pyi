@@ -115,6 +115,7 @@ class WorkerMessage(_message.Message):
     SCORED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
@@ -129,6 +130,8 @@ class WorkerMessage(_message.Message):
     def done(self) -> Global___CommandDone: ...
     @_builtins.property
     def span(self) -> Global___Span: ...
+    @_builtins.property
+    def batch(self) -> Global___Batch: ...
     def __init__(
         self,
         *,
@@ -139,16 +142,41 @@ class WorkerMessage(_message.Message):
         scored: Global___ScoredSample | None = ...,
         done: Global___CommandDone | None = ...,
         span: Global___Span | None = ...,
+        batch: Global___Batch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+
+@_typing.final
+class Batch(_message.Message):
+    """Several messages at once, in order. A stream message has a fixed cost of its own, far above that of a progress: a
+    worker puts all it has to say at one moment (a progress a sample, finished samples, spans) into one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___WorkerMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Register(_message.Message):
@@ -761,20 +789,24 @@ class Welcome(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    PROGRESS_SECONDS_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     job: _builtins.str
     """the resolved RLHFJob as JSON (camelCase)"""
     heartbeat_seconds: _builtins.float
+    progress_seconds: _builtins.float
+    """time between two progress reports of a sample; grows with the number of workers"""
     def __init__(
         self,
         *,
         coordinator_epoch: _builtins.int = ...,
         job: _builtins.str = ...,
         heartbeat_seconds: _builtins.float = ...,
+        progress_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
