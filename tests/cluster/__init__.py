@@ -1,0 +1,10 @@
+"""A real Kubernetes cluster for tests: etcd, API server, controllers, scheduler, kubelet, containers, DNS.
+
+Owns everything that starts, watches and removes such a cluster; knows nothing of the operator under test. The rule:
+whatever is created carries a name derived from the instance's slot and is written to the slot's state file first, so
+that it can be removed by whoever comes next. It must never end a process or remove a link that is not in such a file.
+"""
+
+from .cluster import Cluster, ClusterError
+
+__all__ = ["Cluster", "ClusterError"]

@@ -1,0 +1,238 @@
+"""The cluster as a whole: one context manager over control plane and nodes.
+
+Owns start order, stop, logs kept after a failure, and the few verbs that tests need. The rule: `stop` leaves the
+machine as `start` found it, and `start` first removes what a crashed earlier run left. When this process dies at any
+line, its processes die with it; links, control groups and folders go with the next start of a cluster by the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from . import kwok, leftovers
+from .certificates import Authority
+from .control_plane import ControlPlane
+from .network import make_bridge, route_services, start_dns
+from .node import START_TIMEOUT, Node
+from .processes import STOP_GRACE, ClusterError, Processes, wait_until
+from .settings import Settings
+from .slots import SLOTS, Slot, ports_free, slots_root, try_lock
+from .toolchain import binary
+
+__all__ = ["Cluster", "ClusterError"]
+
+KUBECTL_TIMEOUT = 120.0  # seconds for one kubectl call that names no other
+NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy")
+Manifest = Mapping[str, Any]
+
+
+class Cluster:
+    """A running cluster between `start` and `stop`; takes a Settings or its fields."""
+
+    def __init__(self, settings: Settings | None = None, **choices: Any) -> None:
+        self.settings = settings or Settings(**choices)
+        self.nodes: dict[str, Node] = {}
+        """Real nodes by name."""
+        self._slot: Slot | None = None
+        self._processes: Processes | None = None
+        self._kwok = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(failed=kind is not None)
+
+    def start(self) -> Self:
+        """Start everything of the level and wait until it can be used.
+
+        Raises ClusterError with the end of a log, or TimeoutError naming what did not come; nothing runs on then.
+        """
+        leftovers.sweep()
+        self._slot = _take_slot()
+        try:
+            self._start(self._slot)
+        except BaseException:
+            self.stop(failed=True)
+            raise
+        return self
+
+    def stop(self, *, failed: bool = False) -> None:
+        """Take everything down and remove every trace of it; with `failed`, keep the logs and say where."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        try:
+            if failed:
+                self._keep_logs(slot)
+        finally:
+            for node in self.nodes.values():
+                node.end()
+            if self._processes:
+                self._processes.end()
+            leftovers.clean(slot)
+            slot.release()
+
+    @property
+    def folder(self) -> Path:
+        """The instance's folder; gone after `stop`."""
+        return self._running().folder
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The cluster administrator's kubeconfig."""
+        return self.folder / "pki" / "admin.kubeconfig"
+
+    @property
+    def server(self) -> str:
+        """URL of the API server, as the host and every pod may dial it."""
+        return self._control_plane.server
+
+    def user(self, name: str, *groups: str) -> Path:
+        """A kubeconfig for any user name and groups, with the rights that RBAC gives them."""
+        return self._control_plane.kubeconfig(name.replace(":", "-").replace("/", "-"), name, *groups)
+
+    def kubectl(
+        self,
+        *arguments: str,
+        stdin: str | None = None,
+        timeout: float = KUBECTL_TIMEOUT,
+        kubeconfig: Path | None = None,
+    ) -> str:
+        """Run kubectl and answer its output; raises ClusterError with what it printed."""
+        command = [str(binary("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
+        # kubectl caches discovery under HOME, by server address; a slot's address comes back with other contents.
+        environment = os.environ | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+        )
+        if done.returncode:
+            raise ClusterError(
+                f"kubectl {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        return done.stdout
+
+    def apply(self, manifests: Path | Manifest | Iterable[Manifest], *options: str) -> str:
+        """kubectl apply of a file, one object or several."""
+        if isinstance(manifests, Path):
+            return self.kubectl("apply", f"--filename={manifests}", *options)
+        objects = [manifests] if isinstance(manifests, Mapping) else list(manifests)
+        return self.kubectl("apply", "--filename=-", *options, stdin=yaml.safe_dump_all(objects))
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """kubectl get, as parsed JSON."""
+        answer: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "--output=json"))
+        return answer
+
+    def component(self, name: str, node: str = "n1") -> Processes:
+        """Where `name` runs, to stop, freeze or restart it: `cluster.component("kubelet").restart("kubelet")`."""
+        processes = self.nodes[node].processes if name in NODE_COMPONENTS else self._processes
+        assert processes is not None
+        return processes
+
+    def advertise_gpus(self, node: str, count: int) -> None:
+        """Set nvidia.com/gpu of a node; a kubelet that restarts takes it back to 0, so call this again then."""
+        amount = {"nvidia.com/gpu": str(count)}
+        patch = json.dumps({"status": {"capacity": amount, "allocatable": amount}})
+        self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+    def add_kwok_nodes(self, count: int, *, gpus: int = 8, first: int = 0) -> list[str]:
+        """Add fake nodes that accept pods and run nothing; tainted kwok.x-k8s.io/node, so that real pods stay away."""
+        if self.settings.level == "api":
+            raise ClusterError("level 'api' has no scheduler; kwok nodes need level 'control-plane' or 'node'")
+        if not self._kwok:
+            kwok.start(self._running(), self._control_plane, self.component("kwok"), self.settings.extra("kwok"))
+            self._kwok = True
+        nodes = [kwok.node(index, gpus=gpus) for index in range(first, first + count)]
+        self.apply(nodes, "--server-side")
+        return [str(node["metadata"]["name"]) for node in nodes]
+
+    def check(self) -> None:
+        """Raise ClusterError when a component has ended by itself."""
+        for processes in [self._processes, *(node.processes for node in self.nodes.values())]:
+            if processes:
+                processes.check()
+
+    def _running(self) -> Slot:
+        if self._slot is None:
+            raise ClusterError("the cluster is not running")
+        return self._slot
+
+    def _start(self, slot: Slot) -> None:
+        (slot.folder / "logs").mkdir(parents=True)
+        slot.record()
+        level = self.settings.level
+        if level == "node":
+            make_bridge(slot)
+        self._processes = Processes(slot, slot.folder / "logs")
+        self._control_plane = ControlPlane(slot, self.settings, self._processes, Authority(slot.folder / "pki"))
+        self._control_plane.kubeconfig("admin", "admin", "system:masters")
+        self._control_plane.start()
+        if level == "node":
+            start_dns(slot, self._control_plane, self._processes)
+            for index in range(self.settings.nodes):
+                self.nodes[f"n{index + 1}"] = Node(slot, self.settings, self._control_plane, index)
+            for node in self.nodes.values():
+                node.start()
+            route_services(slot)
+        if level != "api":
+            wait_until("the default service account", self._default_account, START_TIMEOUT, check=self.check)
+        for name in self.nodes:
+            what = f"node {name} to be Ready"
+            wait_until(what, functools.partial(self._node_ready, name), START_TIMEOUT, check=self.check)
+            self.advertise_gpus(name, self.settings.gpus)
+
+    def _default_account(self) -> bool:
+        return bool(
+            self.get("serviceaccounts", "--namespace=default", "--field-selector=metadata.name=default")["items"]
+        )
+
+    def _node_ready(self, name: str) -> bool:
+        found = self.get("nodes", f"--field-selector=metadata.name={name}")["items"]
+        conditions = found[0]["status"].get("conditions", []) if found else []
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _keep_logs(self, slot: Slot) -> None:
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        parent = Path(os.environ.get("RLHF_CLUSTER_LOGS", Path(tempfile.gettempdir()) / "rlhf-cluster-logs"))
+        kept = parent / f"{stamp}-slot{slot.number}"
+        with contextlib.suppress(ClusterError, subprocess.TimeoutExpired, FileNotFoundError):
+            for what in ("events", "pods", "nodes"):
+                path = slot.folder / "logs" / f"{what}.yaml"
+                path.write_text(self.kubectl("get", what, "--all-namespaces", "--output=yaml", timeout=STOP_GRACE))
+        for source in sorted({slot.folder / "logs", *slot.folder.glob("n*/log")}):
+            target = kept if source.parent == slot.folder else kept / source.parent.name
+            shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
+        print(f"cluster logs kept in {kept}", file=sys.stderr, flush=True)
+
+
+def _take_slot() -> Slot:
+    root = slots_root()
+    for number in range(SLOTS):
+        slot = try_lock(root, number)
+        if slot is None:
+            continue
+        if not slot.folder.exists() and ports_free(slot.addresses):
+            slot.folder.mkdir(mode=0o700)
+            return slot
+        if slot.folder.exists():  # its owner died after our sweep; the next sweep takes care of it
+            slot.leave()
+        else:
+            slot.release()
+    raise ClusterError(f"all {SLOTS} slots in {root} are taken; stop a cluster or wait")

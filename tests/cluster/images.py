@@ -1,0 +1,128 @@
+"""Container images made on this machine, without a registry.
+
+Owns their cache, keyed by the content of what they are made of, beside the binaries. Archives are docker archives:
+layers lie uncompressed in them, which imports fastest. The rule: buildah works in a storage of its own that is deleted
+afterwards; the machine's storage is never touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .toolchain import ToolchainError, cache_folder
+
+SOURCES = Path(__file__).parent / "containerfiles"
+
+PAUSE = "localhost/rlhf-cluster/pause:1"
+PYTHON = "localhost/rlhf-cluster/python:1"
+
+DEBIAN = "bookworm"
+# libgomp1 and libstdc++6: what torch, numba and grpc wheels link to, so that a mounted virtual environment runs.
+PYTHON_PACKAGES = ("python3", "ca-certificates", "libgomp1", "libstdc++6")
+# Not needed to run anything; without them the image imports in half the time.
+PYTHON_DROPPED = (
+    "usr/share/doc",
+    "usr/share/locale",
+    "usr/share/man",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/cache/debconf",
+    "var/log",
+)
+
+
+def pause() -> Path:
+    """The archive of the pause image."""
+
+    def make(work: Path, archive: Path) -> None:
+        _run(["gcc", "-static", "-Os", "-s", "-o", str(work / "pause"), str(SOURCES / "pause.c")])
+        build(SOURCES / "pause.Containerfile", work, PAUSE, archive)
+
+    return _cached("pause", [SOURCES / "pause.c", SOURCES / "pause.Containerfile"], "", make)
+
+
+def python() -> Path:
+    """The archive of a Debian image with Python 3, non-root by default; a minute the first time."""
+
+    def make(work: Path, archive: Path) -> None:
+        root = work / "root"
+        packages = f"--include={','.join(PYTHON_PACKAGES)}"
+        _run(["debootstrap", "--variant=minbase", packages, DEBIAN, str(root)])
+        for name in PYTHON_DROPPED:
+            shutil.rmtree(root / name, ignore_errors=True)
+        _run(
+            [
+                "tar",
+                "--create",
+                "--numeric-owner",
+                f"--file={work / 'root.tar'}",
+                f"--directory={root}",
+                "--exclude=./dev/*",
+                ".",
+            ]
+        )
+        shutil.rmtree(root)
+        build(SOURCES / "python.Containerfile", work, PYTHON, archive)
+
+    return _cached("python", [SOURCES / "python.Containerfile"], f"{DEBIAN} {PYTHON_PACKAGES} {PYTHON_DROPPED}", make)
+
+
+def build(
+    containerfile: Path,
+    context: Path,
+    name: str,
+    archive: Path,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    bases: Sequence[Path] = (),
+) -> Path:
+    """Build `containerfile` on `context` and write it as `name` to the docker archive `archive`.
+
+    `arguments` are build arguments. `bases` are archives whose images FROM may name.
+    Raises ToolchainError with buildah's output.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlhf-buildah-") as storage:
+        buildah = ["buildah", "--storage-driver=vfs", f"--root={storage}/root", f"--runroot={storage}/run"]
+        for base in bases:
+            _run([*buildah, "pull", "--quiet", f"docker-archive:{base}"])
+        given = [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
+        options = ["--isolation=chroot", "--pull-never", f"--tag={name}", f"--file={containerfile}", *given]
+        _run(["nice", *buildah, "bud", *options, str(context)])
+        archive.unlink(missing_ok=True)  # a docker archive cannot be overwritten
+        _run([*buildah, "push", "--quiet", name, f"docker-archive:{archive}:{name}"])
+    return archive
+
+
+def _cached(name: str, sources: Sequence[Path], more: str, make: Callable[[Path, Path], None]) -> Path:
+    key = hashlib.sha256(more.encode())
+    for source in sources:
+        key.update(source.read_bytes())
+    folder = cache_folder().parent / "images"
+    archive = folder / f"{name}-{key.hexdigest()[:16]}.tar"
+    if archive.exists():
+        return archive
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            print(f"building image {name} (once; cached in {folder})", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(prefix="rlhf-image-", dir=folder) as work:
+                partial = Path(work) / "image.tar"
+                make(Path(work), partial)
+                partial.rename(archive)
+    return archive
+
+
+def _run(command: list[str]) -> None:
+    if not shutil.which(command[0]):
+        raise ToolchainError(f"{command[0]} is missing; tests/cluster/install.sh installs what the cluster needs")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ToolchainError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-4000:]}")

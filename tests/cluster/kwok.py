@@ -1,0 +1,51 @@
+"""Fake nodes for scale: kwok answers for them, so that pods bound to them become Running without a container.
+
+Owns kwok's command line and the shape of a fake node. The rule: every fake node is tainted, so that nothing lands there
+without a toleration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .control_plane import ControlPlane
+from .processes import Processes
+from .slots import Slot
+from .toolchain import binary
+
+KWOK_PORT = 3  # port of the slot, by index
+TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+TOLERATION = {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}
+ANNOTATION = "kwok.x-k8s.io/node"
+
+
+def start(slot: Slot, control_plane: ControlPlane, processes: Processes, extra: Sequence[str]) -> None:
+    """Start kwok; it manages nodes that carry the annotation and leaves all others alone."""
+    kubeconfig = control_plane.kubeconfig("kwok", "kwok", "system:masters")
+    argv = [
+        f"--kubeconfig={kubeconfig}",
+        f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+        f"--server-address=127.0.0.1:{slot.addresses.port(KWOK_PORT)}",
+        "--node-lease-duration-seconds=40",
+        "--disable-qps-limits",
+        *extra,
+    ]
+    processes.start("kwok", [binary("kwok"), *argv])
+
+
+def node(index: int, *, gpus: int) -> dict[str, Any]:
+    """The object of fake node `index`."""
+    amounts = {"cpu": "64", "memory": "512Gi", "pods": "256"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    name = f"kwok-{index}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {ANNOTATION: "fake", "node.alpha.kubernetes.io/ttl": "0"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"},
+        },
+        "spec": {"taints": [TAINT]},
+        "status": {"allocatable": amounts, "capacity": amounts},
+    }

@@ -1,0 +1,72 @@
+"""What a user may choose about a cluster.
+
+Owns names, defaults and their checks; nothing here touches the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from .slots import NODES_PER_SLOT
+
+Level = Literal["api", "control-plane", "node"]
+COMPONENTS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kwok",
+    "kubelet",
+    "kube-proxy",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Choices for one cluster.
+
+    Raises ValueError naming the field, and PermissionError when `level` needs root and there is none.
+    """
+
+    level: Level = "node"
+    """api: etcd and API server. control-plane: controllers and scheduler too. node: real nodes that run pods (root)."""
+    nodes: int = 1
+    """Real nodes n1, n2, ...; each is a set of namespaces on this machine."""
+    gpus: int = 8
+    """nvidia.com/gpu advertised by each real node."""
+    feature_gates: Mapping[str, bool] = field(default_factory=dict)
+    """Given to API server, controllers, scheduler and kubelet."""
+    runtime_config: Sequence[str] = ()
+    """API groups to serve beside the defaults, for instance scheduling.k8s.io/v1alpha2=true."""
+    component_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further command-line arguments by component; a later flag wins over ours."""
+    images: Sequence[Path] = ()
+    """Image archives (OCI or docker) to import into every node."""
+
+    def __post_init__(self) -> None:
+        if self.level not in get_args(Level):
+            raise ValueError(f"level: {self.level!r}: must be one of {', '.join(get_args(Level))}")
+        if not 1 <= self.nodes <= NODES_PER_SLOT:
+            raise ValueError(f"nodes: {self.nodes}: must be 1 to {NODES_PER_SLOT}")
+        if self.gpus < 0:
+            raise ValueError(f"gpus: {self.gpus}: must be at least 0")
+        unknown = set(self.component_args) - set(COMPONENTS)
+        if unknown:
+            raise ValueError(f"component_args: {sorted(unknown)}: must be among {', '.join(COMPONENTS)}")
+        if self.level == "node" and os.geteuid() != 0:
+            raise PermissionError(
+                "level 'node' makes namespaces, mounts and links and needs root; level 'control-plane' does not"
+            )
+
+    def gates(self) -> list[str]:
+        """The feature-gate flag, or nothing."""
+        pairs = ",".join(f"{name}={str(on).lower()}" for name, on in self.feature_gates.items())
+        return [f"--feature-gates={pairs}"] if pairs else []
+
+    def extra(self, component: str) -> list[str]:
+        """Further arguments of `component`."""
+        return list(self.component_args.get(component, ()))

