@@ -2,7 +2,7 @@
 
 Owns one table. Rule that makes it free of deadlock even when every transfer blocks both of its ranks: there is one
 global sequence of events, in which a transfer is a single event of two ranks, and each row is the part of that sequence
-that names its rank. The first event not yet done is then at the head of every row that holds it, so some rank can always
+that names its rank. The first event not yet done is then at the head of every row that holds it: some rank can always
 go on. For the same reason both sides of a pair post their transfers in the same order, which NCCL asks for.
 
 The sequence is the event simulation of 1F1B with a backward twice as long as a forward; times only order events and are
