@@ -243,8 +243,8 @@ def chimera(instance: Instance) -> Timeline | None:
     """Chimera, one model after another: two copies of each model in opposite directions, half of the micro-batches
     each.
 
-    None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as stages
-    are joined without a barrier ("direct concatenation"). Holds every model's weights twice. Source: Li and Hoefler 2021.
+    None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as there are
+    stages are joined without a barrier ("direct concatenation"). Holds all weights twice. Source: Li and Hoefler 2021.
     """
     if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
         return None
