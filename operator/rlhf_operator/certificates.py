@@ -1,0 +1,159 @@
+"""Certificates of one job: its own authority, and one certificate that all its processes present (ECDSA P-256).
+
+Rule: a job trusts its own authority only, so a process of another job is refused; peers are verified by
+`channels.SERVER_NAME`, not by pod names, which change. The authority's key leaves this module only in `Authority`: its
+holder must never mount it into a pod (user code runs there); `Certificates` is what pods get. Must never read a clock.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rlhf_api.channels import SERVER_NAME
+
+LIFETIME: Final = timedelta(days=365)
+"""Of a certificate: longer than any training run we know of, so that a running job rarely rotates."""
+AUTHORITY_LIFETIME: Final = timedelta(days=3650)
+"""Of the authority: it must outlive every certificate it issues."""
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""Certificates are valid from a little before now: nodes' clocks differ."""
+ROTATE_BEFORE: Final = 1 / 3
+"""Rotated when this share of the lifetime is left: weeks of failed attempts before anybody notices."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What a process of the job is given, as PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+    @property
+    def expires(self) -> datetime:
+        """When the certificate ends, in UTC."""
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+
+    def data(self) -> dict[str, bytes]:
+        """File name -> content, as `channels` reads them and as the job's Secret holds them."""
+        return {"ca.crt": self.authority, "tls.crt": self.certificate, "tls.key": self.key}
+
+    def write(self, folder: Path) -> None:
+        """Writes the three files (0600) into `folder` (0700), each atomically: a reader never sees half a key."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for name, content in self.data().items():
+            partial = folder / f".{name}.tmp"
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+            partial.replace(folder / name)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The job's own certificate authority, as PEM, private key included."""
+
+    certificate: bytes
+    key: bytes
+
+    def issue(self, names: Sequence[str], now: datetime, lifetime: timedelta = LIFETIME) -> Certificates:
+        """A server and client certificate for SERVER_NAME, `names` (DNS names or IP addresses)."""
+        authority = x509.load_pem_x509_certificate(self.certificate)
+        authority_key = serialization.load_pem_private_key(self.key, password=None)
+        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        lifetime = min(lifetime, authority.not_valid_after_utc - now)
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = (
+            _builder(SERVER_NAME, authority.subject, key.public_key(), now, lifetime)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(usage, critical=False)
+            .add_extension(x509.SubjectAlternativeName([_name(n) for n in (SERVER_NAME, *names)]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+            )
+            .sign(authority_key, hashes.SHA256())
+        )
+        return Certificates(self.certificate, certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+
+
+def new_authority(job: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME) -> Authority:
+    """A fresh authority for one job; it can sign certificates of processes and nothing below."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _common_name(f"{job} authority"[:64])
+    certificate = (
+        _builder(f"{job} authority"[:64], subject, key.public_key(), now, lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+
+
+def rotate(authority: Authority, current: Certificates, names: Sequence[str], now: datetime) -> Certificates:
+    """`current` while it is good; a new certificate of the same authority when a third of its life is left.
+
+    The authority stays, so processes with the old and the new certificate go on trusting each other.
+    """
+    certificate = x509.load_pem_x509_certificate(current.certificate)
+    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    if current.authority == authority.certificate and current.expires - now > lifetime * ROTATE_BEFORE:
+        return current
+    return authority.issue(names, now)
+
+
+def _name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    name: str, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, now: datetime, lifetime: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_common_name(name))
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + lifetime)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -1,0 +1,42 @@
+"""What a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
+
+Rule: the ConfigMap holds no secret, the Secret holds no authority key.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_operator.manifests import identity
+
+JOB_KEY: Final = "job.json"
+"""Key of the ConfigMap, hence file name, of the resolved job."""
+
+
+def configuration(job: RLHFJob) -> dict[str, Any]:
+    """The resolved job as JSON, nulls included: a null that turns something off must not come back as its default.
+
+    Status is left out: it changes, the configuration of a running job does not.
+    """
+    document = job.model_dump(mode="json", by_alias=True, exclude={"status"})
+    kept = ("name", "namespace", "uid", "labels", "annotations")
+    document["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": identity.metadata(job, identity.configuration_name(job), identity.labels(job)),
+        "data": {JOB_KEY: json.dumps(document, indent=2)},
+    }
+
+
+def secret(job: RLHFJob, certificates: Mapping[str, bytes]) -> dict[str, Any]:
+    """The certificates of the job's processes; `certificates` is `Certificates.data()`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": identity.metadata(job, identity.certificates_name(job), identity.labels(job)),
+        "data": {name: base64.b64encode(content).decode() for name, content in sorted(certificates.items())},
+    }

@@ -1,0 +1,96 @@
+"""Names, labels, owner and addresses of a job's objects.
+
+Rule: every object of a job is found by labels alone; a name is derived from the job's name and never parsed back.
+"""
+
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+
+APPLICATION: Final = "rlhf-operator"
+"""app.kubernetes.io/name and managed-by of everything we make."""
+
+
+def namespace(job: RLHFJob) -> str:
+    """The job's namespace; `default` when the manifest names none, as kubectl has it."""
+    return str(job.metadata.get("namespace") or "default")
+
+
+def pod_name(job: RLHFJob, group: Group, index: int) -> str:
+    """`<job>-coordinator`, or `<job>-<group>-<index>`."""
+    if group is Group.COORDINATOR:
+        return f"{job.name}-{group}"
+    return f"{job.name}-{names.worker_name(group, index)}"
+
+
+def pod_host(job: RLHFJob, group: Group, index: int = 0) -> str:
+    """Host name under which the other pods of the job reach this one (headless Service, hence one record a pod)."""
+    return f"{pod_name(job, group, index)}.{service_name(job)}.{namespace(job)}.svc"
+
+
+def service_name(job: RLHFJob) -> str:
+    """The headless Service over all pods of the job; pods are its host names."""
+    return job.name
+
+
+def coordinator_service_name(job: RLHFJob) -> str:
+    """The Service by which the operator and users reach the coordinator."""
+    return f"{job.name}-{Group.COORDINATOR}"
+
+
+def certificates_name(job: RLHFJob) -> str:
+    """The Secret with ca.crt, tls.crt, tls.key."""
+    return f"{job.name}-certificates"
+
+
+def configuration_name(job: RLHFJob) -> str:
+    """The ConfigMap with the resolved job."""
+    return f"{job.name}-job"
+
+
+def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
+    """Labels that find the job's pods, or those of one group."""
+    found = {names.LABEL_JOB_NAME: job.name}
+    if group is not None:
+        found[names.LABEL_GROUP] = group.value
+    return found
+
+
+def labels(
+    job: RLHFJob, group: Group | None = None, index: int | None = None, epoch: int | None = None
+) -> dict[str, str]:
+    """Labels of an object of the job; pods also carry their group, index and epoch."""
+    found = {
+        "app.kubernetes.io/name": APPLICATION,
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/managed-by": APPLICATION,
+        **selector(job, group),
+    }
+    if uid := job.metadata.get("uid"):
+        found[names.LABEL_JOB_UID] = str(uid)
+    if group is not None:
+        found["app.kubernetes.io/component"] = group.value
+    if index is not None:
+        found[names.LABEL_INDEX] = str(index)
+    if epoch is not None:
+        found[names.LABEL_EPOCH] = str(epoch)
+    return found
+
+
+def metadata(job: RLHFJob, name: str, found: dict[str, str]) -> dict[str, Any]:
+    """Object metadata; owned by the RLHFJob once the API server has given it a uid, so deletion takes all along."""
+    meta: dict[str, Any] = {"name": name, "namespace": namespace(job), "labels": found}
+    if uid := job.metadata.get("uid"):
+        meta["ownerReferences"] = [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": job.name,
+                "uid": str(uid),
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return meta

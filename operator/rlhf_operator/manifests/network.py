@@ -1,0 +1,73 @@
+"""How a job's pods are reached: headless Services, and a NetworkPolicy that lets in nobody else.
+
+Rule: pods of one job talk freely (training ranks pick rendezvous ports themselves); from outside, the operator reaches
+the coordinator, and anybody the metrics port. Egress stays open: reward endpoints and model hubs are the user's.
+"""
+
+from typing import Any
+
+from rlhf_api import names
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.manifests import identity
+
+
+def services(job: RLHFJob) -> list[dict[str, Any]]:
+    """One Service that gives every pod a host name, and one for the coordinator alone."""
+    metrics = {"name": "metrics", "port": names.METRICS_PORT, "targetPort": names.METRICS_PORT, "protocol": "TCP"}
+    worker = {"name": "grpc", "port": names.WORKER_PORT, "targetPort": names.WORKER_PORT, "protocol": "TCP"}
+    coordinator = {
+        "name": "grpc",
+        "port": names.COORDINATOR_PORT,
+        "targetPort": names.COORDINATOR_PORT,
+        "protocol": "TCP",
+    }
+    return [
+        _headless(job, identity.service_name(job), identity.labels(job), identity.selector(job), [worker, metrics]),
+        _headless(
+            job,
+            identity.coordinator_service_name(job),
+            identity.labels(job, Group.COORDINATOR),
+            identity.selector(job, Group.COORDINATOR),
+            [coordinator, metrics],
+        ),
+    ]
+
+
+def _headless(
+    job: RLHFJob, name: str, labels: dict[str, str], selector: dict[str, str], ports: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": identity.metadata(job, name, labels),
+        "spec": {
+            "clusterIP": "None",
+            # A worker must find the coordinator, and a rank its peers, before any of them counts as ready.
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": ports,
+        },
+    }
+
+
+def network_policy(job: RLHFJob) -> dict[str, Any]:
+    """Ingress of the job's pods."""
+    operator = {"app.kubernetes.io/name": identity.APPLICATION, "app.kubernetes.io/component": "operator"}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": identity.metadata(job, job.name, identity.labels(job)),
+        "spec": {
+            "podSelector": {"matchLabels": identity.selector(job)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": identity.selector(job)}}]},
+                {
+                    "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": operator}}],
+                    "ports": [{"port": names.COORDINATOR_PORT, "protocol": "TCP"}],
+                },
+                {"ports": [{"port": names.METRICS_PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }

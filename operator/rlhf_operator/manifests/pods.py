@@ -1,0 +1,165 @@
+"""Pods of a job before the user's template is merged in: command, environment contract, ports, mounts, security.
+
+Rule: what is written here is what the process relies on, so a template may add to it but not change it. The same pods
+run as processes on one machine (`rlhf_operator.local.translate`), which rewrites addresses and paths, nothing else.
+"""
+
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.groups import GroupFields
+from rlhf_api.names import Env, Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.configuration import JOB_KEY
+
+CONTAINER: Final = "worker"
+"""Name of our container in every pod; a template's container of this name is merged with it."""
+CERTIFICATES_PATH: Final = "/etc/rlhf/certificates"
+JOB_PATH: Final = "/etc/rlhf/job"
+RUN_PATH: Final = "/var/lib/rlhf"
+"""Run folder of the coordinator in a job without checkpoints: it survives the container, not the pod."""
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+USER_ID: Final = 10001
+"""Unprivileged user and group; a template may name another one that is not root."""
+COORDINATOR_GRACE_SECONDS: Final = 300
+"""On SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
+WORKER_GRACE_SECONDS: Final = 30
+"""A worker has nothing to save: its samples are with the coordinator."""
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+POD_SECURITY: Final = {
+    "runAsNonRoot": True,
+    "runAsUser": USER_ID,
+    "runAsGroup": USER_ID,
+    "fsGroup": USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
+    """The coordinator. Its run folder is beside the checkpoints, so that a pod on another node finds the journal."""
+    checkpoints = job.spec.checkpoints
+    run_dir = f"{checkpoints.path.rstrip('/')}/run" if checkpoints else RUN_PATH
+    env = {
+        Env.JOB_FILE: f"{JOB_PATH}/{JOB_KEY}",
+        Env.RUN_DIR: run_dir,
+        Env.LISTEN: f"0.0.0.0:{names.COORDINATOR_PORT}",
+        Env.GROUP: Group.COORDINATOR.value,
+        Env.INDEX: "0",
+        Env.CERTIFICATES: CERTIFICATES_PATH,
+        Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
+    }
+    container = _container(
+        image, "rlhf_operator.coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi"
+    )
+    container["volumeMounts"].append({"name": "job", "mountPath": JOB_PATH, "readOnly": True})
+    container["readinessProbe"] = {"tcpSocket": {"port": names.COORDINATOR_PORT}, "periodSeconds": 5}
+    volumes = [{"name": "job", "configMap": {"name": identity.configuration_name(job)}}]
+    if checkpoints is None:
+        container["volumeMounts"].append({"name": "run", "mountPath": RUN_PATH})
+        volumes.append({"name": "run", "emptyDir": {}})
+    return _pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS)
+
+
+def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, image: str) -> dict[str, Any]:
+    """One worker of a group; a training rank is a worker."""
+    env = {
+        Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
+        Env.LISTEN: f"0.0.0.0:{names.WORKER_PORT}",
+        Env.ADVERTISE: f"{identity.pod_host(job, group, index)}:{names.WORKER_PORT}",
+        Env.GROUP: group.value,
+        Env.INDEX: str(index),
+        Env.CERTIFICATES: CERTIFICATES_PATH,
+        Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
+        # A pod sees only its own devices, so the first is always the one.
+        Env.DEVICE: "cuda:0" if fields.gpus_per_replica else "cpu",
+        Env.THREADS: str(fields.cpu_threads),
+        Env.START_TIMEOUT: str(job.spec.run_policy.start_timeout_seconds),
+    }
+    if group is Group.TRAINING:
+        env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)
+    container = _container(
+        image,
+        "rlhf_workers",
+        env,
+        names.WORKER_PORT,
+        threads=fields.cpu_threads,
+        gpus=fields.gpus_per_replica,
+        memory="1Gi",
+    )
+    return _pod(job, group, index, container, [], WORKER_GRACE_SECONDS)
+
+
+def _container(
+    image: str, module: str, env: dict[Env, str], port: int, *, threads: int, gpus: int, memory: str
+) -> dict[str, Any]:
+    variables = {
+        **{variable.value: value for variable, value in env.items()},
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        Env.LOG_FORMAT.value: "json",
+        # The root file system is read-only; libraries keep their caches under HOME.
+        "HOME": "/tmp",  # noqa: S108 an emptyDir of the pod
+    }
+    resources: dict[str, Any] = {"requests": {"cpu": str(threads), "memory": memory}}
+    if gpus:
+        resources["requests"][GPU_RESOURCE] = str(gpus)
+        resources["limits"] = {GPU_RESOURCE: str(gpus)}
+    return {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["python", "-m", module],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "ports": [
+            {"name": "grpc", "containerPort": port, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": names.METRICS_PORT, "protocol": "TCP"},
+        ],
+        "resources": resources,
+        "securityContext": CONTAINER_SECURITY,
+        # The last log line says why a process ended; it becomes the pod's status message.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "certificates", "mountPath": CERTIFICATES_PATH, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 an emptyDir of the pod
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 an emptyDir of the pod
+        ],
+    }
+
+
+def _pod(
+    job: RLHFJob, group: Group, index: int, container: dict[str, Any], volumes: list[dict[str, Any]], grace: int
+) -> dict[str, Any]:
+    name = identity.pod_name(job, group, index)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "hostname": name,
+            "subdomain": identity.service_name(job),
+            "restartPolicy": "OnFailure",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": grace,
+            "securityContext": POD_SECURITY,
+            "containers": [container],
+            "volumes": [
+                # 0440 with fsGroup: the key is read by the job's group and by nobody else.
+                {
+                    "name": "certificates",
+                    "secret": {"secretName": identity.certificates_name(job), "defaultMode": 0o440},
+                },
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                *volumes,
+            ],
+        },
+    }

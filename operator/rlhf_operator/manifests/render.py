@@ -1,0 +1,96 @@
+"""All objects of one job, in the order in which they are applied: what pods need comes before pods.
+
+Rule: groups that the algorithm's dataflow graph does not need do not exist. Pure and total: the same job, certificates,
+images and epochs give the same objects, byte for byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.groups import GroupFields
+from rlhf_api.names import Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.configuration import configuration, secret
+from rlhf_operator.manifests.network import network_policy, services
+from rlhf_operator.manifests.pods import coordinator_pod, worker_pod
+from rlhf_operator.manifests.template import merge_pod
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Container images; a template's image for container `worker` wins for worker pods."""
+
+    operator: str = "ghcr.io/rlhf-operator/operator:latest"
+    worker: str = "ghcr.io/rlhf-operator/worker:latest"
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects of a job."""
+
+    supporting: list[Json]
+    """ConfigMap, Secret, Services, NetworkPolicy."""
+    pods: list[Json] = field(default_factory=list)
+    """Coordinator first, then generation, inference, training."""
+
+    @property
+    def all(self) -> list[Json]:
+        """In the order in which they are applied."""
+        return [*self.supporting, *self.pods]
+
+
+def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
+    """(group, number of workers, fields) of the groups that the algorithm's graph needs."""
+    spec = job.spec
+    counts: list[tuple[Group, int, GroupFields]] = [
+        (Group.GENERATION, spec.generation.replicas, spec.generation),
+        (Group.INFERENCE, spec.inference.replicas, spec.inference),
+        (Group.TRAINING, spec.training.ranks, spec.training),
+    ]
+    graph = graph_of(spec)
+    return [entry for entry in counts if graph.tasks_of(entry[0])]
+
+
+def render(
+    job: RLHFJob,
+    certificates: Mapping[str, bytes],
+    images: Images | None = None,
+    epochs: Mapping[Group, int] | None = None,
+) -> Objects:
+    """The objects of a resolved job; `epochs` counts the restarts of each group. Raises TemplateError."""
+    images, epochs = images or Images(), epochs or {}
+    pods = [_coordinator(job, images.operator, epochs.get(Group.COORDINATOR, 0))]
+    for group, count, fields in workers(job):
+        for index in range(count):
+            ours = worker_pod(job, group, index, fields, images.worker)
+            labels = identity.labels(job, group, index, epochs.get(group, 0))
+            pods.append(_finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template")))
+    supporting = [configuration(job), secret(job, certificates), *services(job), network_policy(job)]
+    return Objects(supporting, pods)
+
+
+def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
+    """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what training pods mount.
+
+    Of the training template it takes volumes, our container's mounts, pull secrets and the pod's security context.
+    """
+    template = job.spec.training.template
+    spec = template.get("spec") or {}
+    shared = {key: spec[key] for key in ("volumes", "imagePullSecrets", "securityContext") if key in spec}
+    for container in spec.get("containers") or []:
+        if container.get("name") == "worker" and container.get("volumeMounts"):
+            shared["containers"] = [{"name": "worker", "volumeMounts": container["volumeMounts"]}]
+    labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
+    return _finished(job, merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template"))
+
+
+def _finished(job: RLHFJob, pod: Json) -> Json:
+    meta = identity.metadata(job, pod["metadata"]["name"], pod["metadata"]["labels"])
+    if annotations := pod["metadata"].get("annotations"):
+        meta["annotations"] = annotations
+    return {**pod, "metadata": meta}

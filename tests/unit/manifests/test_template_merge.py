@@ -1,0 +1,212 @@
+"""What a user's pod template may add to our pods, and what it may not take away."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import LABEL_GROUP, Env
+from rlhf_operator.manifests import Images, TemplateError, render
+
+MANIFEST = """
+apiVersion: rlhf.dev/v1alpha1
+kind: RLHFJob
+metadata: {name: merged}
+spec:
+  algorithm: {grpo: {}}
+  models: {actor: {path: /models/policy}, reward: {function: {module: rewards}}}
+  prompts: {path: /models/prompts.jsonl}
+"""
+
+
+def job_with(template: dict[str, Any], group: str = "generation") -> RLHFJob:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"][group] = {"template": template}
+    return RLHFJob.model_validate(document)
+
+
+def pods(job: RLHFJob) -> dict[str, dict[str, Any]]:
+    return {pod["metadata"]["name"]: pod for pod in render(job, {}, Images()).pods}
+
+
+def generation(template: dict[str, Any]) -> dict[str, Any]:
+    return pods(job_with(template))["merged-generation-0"]
+
+
+def worker(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "worker", **fields}]}}
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"spec": fields}
+
+
+def test_an_empty_template_changes_nothing() -> None:
+    assert generation({}) == generation({"metadata": {}, "spec": {}}) == generation({"spec": {"containers": []}})
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        (spec(hostNetwork=True), "spec.hostNetwork"),
+        (spec(hostPID=True), "spec.hostPID"),
+        (spec(hostIPC=True), "spec.hostIPC"),
+        (spec(automountServiceAccountToken=True), "spec.automountServiceAccountToken"),
+        (spec(restartPolicy="Never"), "spec.restartPolicy"),
+        (spec(subdomain="other"), "spec.subdomain"),
+        (spec(securityContext={"runAsNonRoot": False}), "spec.securityContext.runAsNonRoot"),
+        (spec(securityContext={"runAsUser": 0}), "spec.securityContext.runAsUser"),
+        (spec(securityContext={"seccompProfile": {"type": "Unconfined"}}), "spec.securityContext.seccompProfile.type"),
+        (spec(securityContext={"sysctls": []}), "spec.securityContext.sysctls"),
+        (spec(volumes=[{"name": "models", "hostPath": {"path": "/models"}}]), "spec.volumes[0].hostPath"),
+        (spec(volumes=[{"name": "certificates", "emptyDir": {}}]), "spec.volumes[0].name"),
+        (
+            spec(volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
+            "spec.volumes[0].projected",
+        ),
+        (worker(securityContext={"privileged": True}), "spec.containers[0].securityContext.privileged"),
+        (
+            worker(securityContext={"allowPrivilegeEscalation": True}),
+            "spec.containers[0].securityContext.allowPrivilegeEscalation",
+        ),
+        (
+            worker(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+            "spec.containers[0].securityContext.capabilities.add",
+        ),
+        (
+            worker(securityContext={"readOnlyRootFilesystem": False}),
+            "spec.containers[0].securityContext.readOnlyRootFilesystem",
+        ),
+        (worker(command=["sh"]), "spec.containers[0].command"),
+        (worker(args=["-x"]), "spec.containers[0].args"),
+        (worker(env=[{"name": "RLHF_COORDINATOR", "value": "evil:1"}]), "spec.containers[0].env[0].name"),
+        (worker(env=[{"name": "OMP_NUM_THREADS", "value": "9"}]), "spec.containers[0].env[0].name"),
+        (worker(ports=[{"containerPort": 1, "hostPort": 1}]), "spec.containers[0].ports[0].hostPort"),
+        (
+            worker(volumeMounts=[{"name": "mine", "mountPath": "/etc/rlhf/certificates"}]),
+            "spec.containers[0].volumeMounts[0].mountPath",
+        ),
+        (spec(containers=[{"image": "x"}]), "spec.containers[0].name"),
+        (spec(initContainers=[{"name": "worker"}]), "spec.initContainers[0].name"),
+        (
+            spec(initContainers=[{"name": "setup", "securityContext": {"privileged": True}}]),
+            "spec.initContainers[0].securityContext.privileged",
+        ),
+        ({"metadata": {"labels": {"rlhf.dev/group": "training"}}}, "metadata.labels"),
+        ({"metadata": {"labels": {"app.kubernetes.io/name": "mine"}}}, "metadata.labels"),
+        ({"kind": "PodTemplate"}, "kind"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_template_that_weakens_a_guarantee_is_refused_by_name(template: dict[str, Any], field: str) -> None:
+    with pytest.raises(TemplateError) as refused:
+        generation(template)
+    assert refused.value.field == f"spec.generation.template.{field}"
+    assert str(refused.value).startswith(refused.value.field)
+
+
+def test_everything_else_is_the_users() -> None:
+    pod = generation(
+        {
+            "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+            "spec": {
+                "nodeSelector": {"zone": "x"},
+                "schedulerName": "volcano",
+                "terminationGracePeriodSeconds": 5,
+                "securityContext": {"runAsUser": 2000, "supplementalGroups": [7]},
+                "containers": [
+                    {
+                        "name": "worker",
+                        "image": "mine:1",
+                        "env": [{"name": "HOME", "value": "/home/me"}, {"name": "HF_TOKEN", "value": "t"}],
+                        "resources": {"requests": {"memory": "9Gi"}, "limits": {"example.org/nic": "1"}},
+                        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                    },
+                    {"name": "sidecar", "image": "side:1", "securityContext": {"capabilities": {"drop": ["NET_RAW"]}}},
+                ],
+                "volumes": [
+                    {"name": "data", "persistentVolumeClaim": {"claimName": "d"}},
+                    {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+                ],
+            },
+        }
+    )
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"][LABEL_GROUP] == "generation"
+    assert pod["metadata"]["annotations"] == {"note": "b"}
+    body = pod["spec"]
+    assert (body["nodeSelector"], body["schedulerName"], body["terminationGracePeriodSeconds"]) == (
+        {"zone": "x"},
+        "volcano",
+        5,
+    )
+    assert body["securityContext"]["runAsUser"] == 2000
+    assert body["securityContext"]["runAsNonRoot"] is True
+    ours, sidecar = body["containers"]
+    assert (ours["name"], ours["image"]) == ("worker", "mine:1")
+    env = {variable["name"]: variable["value"] for variable in ours["env"]}
+    assert (env["HOME"], env["HF_TOKEN"], env[Env.GROUP]) == ("/home/me", "t", "generation")
+    assert ours["resources"] == {"requests": {"cpu": "1", "memory": "9Gi"}, "limits": {"example.org/nic": "1"}}
+    assert {mount["mountPath"] for mount in ours["volumeMounts"]} == {
+        "/etc/rlhf/certificates",
+        "/tmp",
+        "/dev/shm",
+        "/data",
+    }
+    assert sidecar["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}} in body["volumes"]
+
+
+def test_every_container_of_every_pod_is_restricted() -> None:
+    template = spec(initContainers=[{"name": "setup", "image": "x"}], containers=[{"name": "sidecar", "image": "x"}])
+    for pod in pods(job_with(template, "training")).values():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_coordinator_mounts_what_training_pods_mount_but_not_their_sidecars() -> None:
+    template = {
+        "spec": {
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}],
+            "containers": [
+                {"name": "worker", "image": "train:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+                {"name": "sidecar", "image": "x"},
+            ],
+        }
+    }
+    pod = pods(job_with(template, "training"))["merged-coordinator"]
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == Images().operator
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
+
+
+def test_groups_of_the_graph_and_their_names() -> None:
+    assert list(pods(job_with({}))) == [
+        "merged-coordinator",
+        "merged-generation-0",
+        "merged-inference-0",
+        "merged-training-0",
+    ]
+
+
+def test_rendering_leaves_the_job_alone_and_is_repeatable() -> None:
+    job = job_with(worker(image="mine:1"))
+    before = job.model_dump_json()
+    assert render(job, {}).all == render(job, {}).all
+    assert job.model_dump_json() == before
+
+
+def test_null_switches_survive_the_configuration() -> None:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"]["training"] = {"optimizer": {"maxGradientNorm": None}}
+    job = RLHFJob.model_validate(document)
+    (configuration,) = [o for o in render(job, {}).supporting if o["kind"] == "ConfigMap"]
+    again = RLHFJob.model_validate_json(configuration["data"]["job.json"])
+    assert again.spec == job.spec
+    assert again.spec.training.optimizer.max_gradient_norm is None

@@ -1,0 +1,65 @@
+"""A job's certificates: what they are good for, who may read them, when they are replaced."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from rlhf_api.channels import SERVER_NAME
+from rlhf_operator.certificates import LIFETIME, new_authority, rotate
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def test_a_certificate_serves_and_dials_under_the_jobs_name_and_the_given_ones() -> None:
+    issued = new_authority("job", NOW).issue(["a.example", "127.0.0.1"], NOW)
+    certificate = x509.load_pem_x509_certificate(issued.certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [SERVER_NAME, "a.example"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert {use._name for use in usage} == {"serverAuth", "clientAuth"}
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert key.curve.name == "secp256r1"
+    assert issued.expires == NOW + LIFETIME
+
+
+def test_only_the_own_authority_signed_it() -> None:
+    own, other = new_authority("job", NOW), new_authority("job", NOW)
+    certificate = x509.load_pem_x509_certificate(own.issue([], NOW).certificate)
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(own.certificate))
+    with pytest.raises(InvalidSignature):
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(other.certificate))
+
+
+def test_the_key_is_readable_by_its_owner_only_and_never_the_authoritys(tmp_path: Path) -> None:
+    authority = new_authority("job", NOW)
+    folder = tmp_path / "certificates"
+    authority.issue([], NOW).write(folder)
+    authority.issue([], NOW).write(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "ca.crt": 0o600,
+        "tls.crt": 0o600,
+        "tls.key": 0o600,
+    }
+    assert all(authority.key not in path.read_bytes() for path in folder.iterdir())
+
+
+def test_rotation_waits_for_the_last_third_and_keeps_the_authority() -> None:
+    authority = new_authority("job", NOW)
+    issued = authority.issue([], NOW)
+    assert rotate(authority, issued, [], NOW + LIFETIME * 0.6) is issued
+    rotated = rotate(authority, issued, [], NOW + LIFETIME * 0.7)
+    assert rotated.expires > issued.expires
+    assert rotated.authority == issued.authority
+    assert rotate(new_authority("job", NOW), issued, [], NOW) is not issued
+
+
+def test_a_certificate_never_outlives_its_authority() -> None:
+    authority = new_authority("job", NOW, timedelta(days=10))
+    assert authority.issue([], NOW).expires == NOW + timedelta(days=10)
