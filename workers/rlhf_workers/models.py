@@ -1,0 +1,290 @@
+"""Loading Hugging Face folders: policy, value model, reward model, tokenizer; and replacing a loaded model's weights.
+
+Rule: a model is loaded whole or not at all. Every tensor the architecture has must be in the folder with its exact
+shape; a missing, truncated or misshapen file is a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names
+the manifest field, the path and what is wrong. Must never run code from a folder, and never read pickled weights.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.role import WorkError
+
+log = logging.getLogger(__name__)
+
+Attention = Literal["eager", "sdpa"]
+"""eager is attention written out (needed where results must be reproducible); sdpa is the fused kernel."""
+
+HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+ALIGNMENT: Final = 64
+"""Bytes; a cache line. Weights mapped from a file may start anywhere, and kernels may sum in another order there."""
+NAMED: Final = 4
+"""Tensors named in an error message before it says how many more there are."""
+
+transformers.utils.logging.disable_progress_bar()
+
+
+class ValueModel(nn.Module):
+    """A causal language model's backbone with a scalar head; parameter names equal those of the folder.
+
+    The backbone sits under its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1,
+    no bias), so `named_parameters` are the names training publishes.
+    """
+
+    def __init__(self, backbone: transformers.PreTrainedModel, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.config = backbone.config
+        self.add_module(prefix, backbone)
+        text = backbone.config.get_text_config()
+        self.value_head = nn.Linear(text.hidden_size, 1, bias=False, dtype=backbone.dtype, device=backbone.device)
+        nn.init.zeros_(self.value_head.weight)
+
+    @property
+    def backbone(self) -> transformers.PreTrainedModel:
+        """Embeddings, layers and final norm."""
+        return self.get_submodule(self.prefix)  # type: ignore[return-value]
+
+    def forward(self, input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Values [batch, tokens] float32 of [batch, tokens] ids: V of the state after each token."""
+        hidden = self.backbone(input_ids=input_ids, use_cache=False, **arguments).last_hidden_state
+        values: torch.Tensor = self.value_head(hidden)
+        return values.squeeze(-1).float()
+
+
+def model_folder(path: str, field: str) -> Path:
+    """The local folder of a model: `path` itself, or the snapshot of a hub id (safetensors and json only)."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise _missing(field, path, "it is a file; a Hugging Face folder with config.json and safetensors is needed")
+    if not HUB_ID.match(path):
+        raise _missing(field, path, "there is no such folder")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]))
+    except Exception as error:
+        raise _missing(
+            field, path, f"it is neither a folder here nor a hub id that can be fetched: {_first_line(error)}"
+        ) from error
+
+
+def load_causal_lm(
+    path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
+) -> transformers.PreTrainedModel:
+    """A causal language model in eval mode on `device`; `attention` falls back to eager where sdpa is not supported."""
+    folder = _checked_folder(path, field)
+    return _load(transformers.AutoModelForCausalLM, folder, path, field, dtype, device, attention)
+
+
+def load_backbone_with_value_head(
+    path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
+) -> ValueModel:
+    """A value model: the backbone of a causal language model, and `value_head.weight` (zeros when the folder has none).
+
+    A language modelling head in the folder is left out.
+    """
+    folder = _checked_folder(path, field)
+    backbone = _load(transformers.AutoModel, folder, path, field, dtype, device, attention, ignore=("lm_head.",))
+    model = ValueModel(backbone, backbone.base_model_prefix or "model")
+    head = _find_tensor(folder, "value_head.weight")
+    if head is not None:
+        if head.shape != model.value_head.weight.shape:
+            wanted, found = list(model.value_head.weight.shape), list(head.shape)
+            raise _corrupt(field, path, f"value_head.weight has shape {found}, the model needs {wanted}")
+        with torch.no_grad():
+            model.value_head.weight.copy_(head)
+    return model.eval().requires_grad_(False)
+
+
+def load_sequence_classifier(
+    path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
+) -> transformers.PreTrainedModel:
+    """A reward model: sequence classification with exactly one output."""
+    folder = _checked_folder(path, field)
+    model = _load(transformers.AutoModelForSequenceClassification, folder, path, field, dtype, device, attention)
+    if model.config.num_labels != 1:
+        raise WorkError(
+            "ModelUnsupported",
+            f"{field}: {path} has {model.config.num_labels} outputs (num_labels in config.json); a reward model has 1",
+            field=field,
+            exit_code=ExitCode.BAD_MODEL,
+        )
+    return model
+
+
+def load_tokenizer(path: str, field: str) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer in a model folder."""
+    folder = model_folder(path, field)
+    _read_json(folder / "config.json", path, field)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+        raise _missing(field, path, "it holds no tokenizer (tokenizer.json)")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise _corrupt(field, path, f"its tokenizer does not load: {_first_line(error)}") from error
+    return tokenizer
+
+
+def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str) -> int:
+    """Copies a complete set of named weights into `model`, all or nothing; returns the bytes copied.
+
+    Names and shapes are checked before the first copy; of tied weights one name is enough, and when two are given they
+    must be equal. `what` (such as "actor version 7") opens the error message: WorkError WeightsMismatch.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False))
+    targets |= {name: buffer for name, buffer in model.named_buffers() if name in tensors}
+    by_storage: dict[int, list[str]] = {}
+    for name, target in targets.items():
+        by_storage.setdefault(id(target), []).append(name)
+    wrong = [f"{name} is not a parameter of the model" for name in tensors if name not in targets]
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for names in by_storage.values():
+        given = [name for name in names if name in tensors]
+        target = targets[names[0]]
+        if not given:
+            wrong.append(f"{names[0]} is missing")
+            continue
+        for name in given:
+            if tensors[name].shape != target.shape:
+                wrong.append(f"{name} has shape {list(tensors[name].shape)}, the model needs {list(target.shape)}")
+            elif name != given[0] and not torch.equal(tensors[name], tensors[given[0]]):
+                wrong.append(f"{name} differs from {given[0]}, to which the model ties it")
+        copies.append((target, tensors[given[0]]))
+    if wrong:
+        raise WorkError("WeightsMismatch", f"{what}: {_some(wrong)}", exit_code=ExitCode.BAD_MODEL)
+    with torch.no_grad():
+        for target, source in copies:
+            target.copy_(source)
+    return sum(source.numel() * source.element_size() for _, source in copies)
+
+
+def _load(
+    kind: Any,
+    folder: Path,
+    path: str,
+    field: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: Attention,
+    ignore: Iterable[str] = (),
+) -> transformers.PreTrainedModel:
+    """One model class from a checked folder; the loader's own report of missing and misshapen tensors is the judge."""
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # reported by us, with the field, instead of raised
+    }
+    loader = logging.getLogger("transformers.modeling_utils")
+    level = loader.level
+    loader.setLevel(logging.ERROR)
+    try:
+        try:
+            model, info = kind.from_pretrained(folder, attn_implementation=attention, **arguments)
+        except ValueError as error:
+            if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+                raise
+            model, info = kind.from_pretrained(folder, attn_implementation="eager", **arguments)
+    except Exception as error:
+        raise _corrupt(field, path, _first_line(error)) from error
+    finally:
+        loader.setLevel(level)
+    wrong = [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    wrong += [
+        f"{name} has shape {list(found)}, config.json needs {list(wanted)}"
+        for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    wrong += [str(message) for message in info.get("error_msgs", ())]
+    if wrong:
+        raise _corrupt(field, path, _some(wrong))
+    for name in sorted(info["unexpected_keys"]):
+        if name != "value_head.weight" and not name.startswith(tuple(ignore) or ("\0",)):
+            log.warning("%s: %s holds %s, which the model does not have; it is ignored", field, path, name)
+    model = model.to(device).eval().requires_grad_(False)
+    _align(model)
+    return model  # type: ignore[no-any-return]
+
+
+def _align(model: nn.Module) -> None:
+    """Moves parameters that start off a cache line into memory of their own; ties are kept."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+            parameter.data = parameter.data.clone()
+
+
+def _checked_folder(path: str, field: str) -> Path:
+    """The folder, after config.json and the header of every safetensors file were read."""
+    folder = model_folder(path, field)
+    config = _read_json(folder / "config.json", path, field)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise _corrupt(field, path, "config.json names no model_type")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(index, path, field)
+        weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
+        if not isinstance(weight_map, dict):
+            raise _corrupt(field, path, f"{index.name} has no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        file = folder / name
+        if not file.is_file():
+            raise _missing(field, path, f"it holds no {name}")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                opened.keys()
+        except (SafetensorError, OSError) as error:
+            raise _corrupt(field, path, f"{name} is truncated or damaged: {_first_line(error)}") from error
+    return folder
+
+
+def _find_tensor(folder: Path, name: str) -> torch.Tensor | None:
+    """One tensor by name from whichever safetensors file of a checked folder holds it."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            if name in opened.keys():  # noqa: SIM118  safe_open is no mapping
+                return opened.get_tensor(name)
+    return None
+
+
+def _read_json(file: Path, path: str, field: str) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _missing(field, path, f"it holds no {file.name}") from None
+    except (OSError, ValueError) as error:
+        raise _corrupt(field, path, f"{file.name} is not JSON: {_first_line(error)}") from error
+
+
+def _missing(field: str, path: str, why: str) -> WorkError:
+    return WorkError("ModelMissing", f"{field}: {path}: {why}", field=field, exit_code=ExitCode.BAD_MODEL)
+
+
+def _corrupt(field: str, path: str, why: str) -> WorkError:
+    return WorkError("ModelCorrupt", f"{field}: {path}: {why}", field=field, exit_code=ExitCode.BAD_MODEL)
+
+
+def _some(wrong: list[str]) -> str:
+    more = len(wrong) - NAMED
+    return "; ".join(wrong[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return " ".join(line.strip() for line in lines[:2]) if lines else type(error).__name__
