@@ -1,0 +1,56 @@
+"""Rewards per token, generalised advantage estimation, and whitening.
+
+Owns the path from a sample's one reward to its per-token advantages and returns. Everything is computed in float64 and
+returned as float32, over the whole batch at once, so every rank computes the same numbers.
+Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16;
+the KL term in the reward: Ouyang et al., "Training language models to follow instructions with human feedback" (2022).
+"""
+
+from typing import Final
+
+import torch
+
+VARIANCE_FLOOR: Final = 1e-8
+"""Added to the variance before its root; far below that of any batch worth training on."""
+
+
+def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
+    """Reward of each token [B, T]: minus coefficient x `kl` [B, T] everywhere, plus `rewards` [B] at the last token."""
+    result = -coefficient * kl.double() * mask
+    lengths = mask.sum(dim=1)
+    rows = torch.nonzero(lengths).squeeze(1)
+    result[rows, lengths[rows] - 1] += rewards.double()[rows]
+    return result
+
+
+def advantages_and_returns(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(advantages, returns), float32 [B, T], zero outside `mask`; responses start at position 0 and have no holes.
+
+    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token: a
+    response that was cut at its length limit ends there too. Returns are advantages + values.
+    """
+    value, reward = values.double() * mask, rewards.double() * mask
+    advantages = torch.zeros_like(value)
+    following = torch.zeros(len(value), dtype=torch.float64, device=value.device)
+    next_value = torch.zeros_like(following)
+    for t in reversed(range(value.shape[1])):
+        delta = reward[:, t] + gamma * next_value - value[:, t]
+        following = (delta + gamma * gae_lambda * following) * mask[:, t]
+        advantages[:, t] = following
+        next_value = value[:, t]
+    return advantages.float(), ((advantages + value) * mask).float()
+
+
+def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
+
+    Fewer than two tokens are only centred.
+    """
+    chosen = values.double()[mask]
+    if chosen.numel() == 0:
+        return torch.zeros_like(values, dtype=torch.float32)
+    mean = chosen.mean()
+    scale = torch.rsqrt(chosen.var(correction=0) + VARIANCE_FLOOR) if chosen.numel() > 1 else 1.0
+    return ((values.double() - mean) * scale * mask).float()

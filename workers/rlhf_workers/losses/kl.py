@@ -1,0 +1,37 @@
+"""Divergence from the reference model: per-token estimators and the controller of its weight.
+
+With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
+k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
+variance. Source: Schulman, "Approximating KL divergence" (2020); the controller: Ziegler et al., "Fine-Tuning Language
+Models from Human Preferences" (2019), section 2.2.
+"""
+
+from typing import Final
+
+import torch
+
+ERROR_LIMIT: Final = 0.2
+"""The relative error of one iteration is clipped to this before it moves the coefficient (Ziegler et al.)."""
+
+
+def k1(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """x - r, same shape; what is subtracted from rewards."""
+    return log_probabilities - reference
+
+
+def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """exp(r - x) - 1 - (r - x), same shape; differentiable, what is added to losses."""
+    difference = reference - log_probabilities
+    return torch.expm1(difference) - difference
+
+
+def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:
+    """Mean over responses of k1 summed over their tokens, in nats; responses without a masked-in token do not count."""
+    total = (k1(log_probabilities.double(), reference.double()) * mask).sum()
+    return float(total / mask.any(dim=1).sum().clamp(min=1))
+
+
+def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
+    """The next KL coefficient: proportional control towards `target` (nats a response) over `horizon` samples."""
+    error = min(max(kl / target - 1.0, -ERROR_LIMIT), ERROR_LIMIT)
+    return coefficient * (1.0 + error * samples / horizon)

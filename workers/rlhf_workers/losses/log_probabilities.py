@@ -1,0 +1,69 @@
+"""Log-probabilities of chosen tokens and entropies from logits, with backward, without a float32 copy of the logits.
+
+Memory: the logits as the head made them (bfloat16 on most devices) and their gradient in the same type are the only
+arrays of [n, V]; everything in float32 is a chunk of `CHUNK_BYTES`. PyTorch's own log_softmax would hold two to three
+float32 arrays of [n, V], which is what runs out of memory first with large vocabularies.
+"""
+
+from typing import Any, Final
+
+import torch
+
+CHUNK_BYTES: Final = 64 * 1024 * 1024
+"""Float32 working set of a chunk of rows; large enough to keep a device busy, small beside any model."""
+
+
+def selected_log_probabilities(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log p(token), entropy) of softmax(logits / temperature), both float32 [n].
+
+    `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) is read as 1: a greedy choice has no
+    distribution of its own. Both results are differentiable in `logits`.
+    """
+    result: tuple[torch.Tensor, torch.Tensor] = _Selected.apply(logits, tokens, temperature or 1.0)
+    return result
+
+
+def _rows(logits: torch.Tensor) -> int:
+    return max(1, CHUNK_BYTES // (4 * max(1, int(logits.shape[-1]))))
+
+
+class _Selected(torch.autograd.Function):  # type: ignore[misc]
+    """Forward keeps the logits and two numbers a row; backward recomputes the softmax chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+        count = len(tokens)
+        chosen, entropy, norm = (torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(3))
+        for start in range(0, count, _rows(logits)):
+            part = slice(start, start + _rows(logits))
+            scaled = logits[part].float() if temperature == 1.0 else logits[part].float() / temperature
+            norm[part] = torch.logsumexp(scaled, dim=-1)
+            chosen[part] = scaled.gather(1, tokens[part, None]).squeeze(1) - norm[part]
+            entropy[part] = norm[part] - (torch.exp(scaled - norm[part, None]) * scaled).sum(dim=-1)
+        ctx.save_for_backward(logits, tokens, norm, entropy)
+        ctx.set_materialize_grads(False)
+        ctx.temperature = temperature
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """d log p_k / d z_j = (1[j = k] - p_j) / T;  d H / d z_j = -p_j (log p_j + H) / T, with z the logits."""
+        logits, tokens, norm, entropy = ctx.saved_tensors
+        for_chosen, for_entropy = gradients
+        result = torch.empty_like(logits)
+        for start in range(0, len(tokens), _rows(logits)):
+            part = slice(start, start + _rows(logits))
+            scaled = logits[part].float() if ctx.temperature == 1.0 else logits[part].float() / ctx.temperature
+            log_p = scaled - norm[part, None]
+            probability = torch.exp(log_p)
+            gradient = torch.zeros_like(log_p)
+            if for_chosen is not None:
+                row = for_chosen[part, None] / ctx.temperature
+                gradient = (probability * -row).scatter_add_(1, tokens[part, None], row)
+            if for_entropy is not None:
+                slope = for_entropy[part, None] / ctx.temperature
+                gradient -= probability * (log_p + entropy[part, None]) * slope
+            result[part] = gradient
+        return result, None, None
