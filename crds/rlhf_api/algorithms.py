@@ -39,6 +39,11 @@ class Graph:
         return tuple(task for task in self.tasks if task.group == group)
 
     @property
+    def roles(self) -> frozenset[Role]:
+        """Model roles that some task of the graph uses."""
+        return frozenset(task.model for task in self.tasks)
+
+    @property
     def trained(self) -> tuple[Role, ...]:
         """Model roles with a training task, in training order."""
         return tuple(task.model for task in self.tasks_of(Group.TRAINING))
@@ -60,6 +65,15 @@ _TASKS: Final[dict[str, tuple[Task, ...]]] = {
     "ppo": (_GENERATE, _REFERENCE, _VALUES, _REWARD, _TRAIN_ACTOR, _TRAIN_CRITIC),
     "grpo": (_GENERATE, _REFERENCE, _REWARD, _TRAIN_ACTOR),
 }
+
+
+ALGORITHMS: Final = tuple(_TASKS)
+"""Every algorithm that has a graph; the members of `spec.algorithm`."""
+
+
+def full_graph(algorithm: str) -> Graph:
+    """The graph of an algorithm with every task it may have, whatever its numbers are."""
+    return Graph(algorithm, _TASKS[algorithm])
 
 
 def graph_of(spec: RLHFJobSpec) -> Graph:

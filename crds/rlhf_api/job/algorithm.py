@@ -3,11 +3,11 @@
 The shape of an algorithm (models, tasks, what waits for what) is data in `rlhf_api.algorithms`; here are its fields.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rlhf_api.job.base import ApiModel
+from rlhf_api.job.base import ApiModel, PositiveOrOff
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -19,7 +19,7 @@ class PolicyFields(ApiModel):
 
     kl_coefficient: NonNegative = 0.02
     """Weight of the KL divergence to the reference model; 0 trains without a reference."""
-    clip_range: Positive = 0.2
+    clip_range: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio of new to old probability is clipped to [1 - clipRange, 1 + clipRangeHigh]."""
     clip_range_high: Positive | None = None
     """Upper clip range; clipRange when unset."""
@@ -27,7 +27,7 @@ class PolicyFields(ApiModel):
     """Weight of the entropy bonus in the policy loss."""
     epochs: Annotated[int, Field(ge=1, le=64)] = 1
     """Passes over the samples of an iteration."""
-    mini_batch_size: Annotated[int, Field(ge=1)] = 64
+    mini_batch_size: Annotated[int, Field(ge=1, le=1048576)] = 64
     """Samples an optimizer step; must divide rollout.batchSize."""
 
 
@@ -38,10 +38,10 @@ class PPO(PolicyFields):
     """Where the KL term goes: subtracted from each token's reward, or added to the policy loss."""
     kl_target: Positive | None = None
     """Adapts klCoefficient towards this KL an iteration (proportional controller); unset keeps it fixed."""
-    kl_horizon: Annotated[int, Field(ge=1)] = 10000
+    kl_horizon: Annotated[int, Field(ge=1, le=2147483647)] = 10000
     """Samples over which the adaptive coefficient moves."""
-    value_clip_range: Positive | None = 0.2
-    """Values are clipped to old value +- this; null turns value clipping off."""
+    value_clip_range: PositiveOrOff = 0.2
+    """Values are clipped to old value +- this; 0 turns value clipping off."""
     gamma: Fraction = 1.0
     """Discount of future rewards, a token."""
     gae_lambda: Fraction = 0.95
@@ -53,7 +53,7 @@ class PPO(PolicyFields):
 class GRPO(PolicyFields):
     """Group relative policy optimisation: advantages from a group of responses to one prompt; no critic."""
 
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Annotated[int, Field(ge=2, le=65536)] = 8
     """Responses a prompt; must divide rollout.batchSize and algorithm.grpo.miniBatchSize."""
     advantage_scale: Literal["GroupStd", "None"] = "GroupStd"
     """Divide the group-centred reward by the group's standard deviation, or not."""
@@ -64,18 +64,12 @@ class GRPO(PolicyFields):
 class Algorithm(ApiModel):
     """Exactly one of the members."""
 
+    exactly_one: ClassVar = ("ppo", "grpo")
+
     ppo: PPO | None = None
     """Proximal policy optimisation, actor and critic."""
     grpo: GRPO | None = None
     """Group relative policy optimisation, no critic."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> "Algorithm":
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            known = ", ".join(type(self).model_fields)
-            raise ValueError(f"exactly one of {known} must be set, got {', '.join(given) or 'none'}")
-        return self
 
     @property
     def name(self) -> str:

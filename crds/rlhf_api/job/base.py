@@ -1,7 +1,16 @@
-"""Base of all manifest models: camelCase outside, snake_case inside, no unknown fields; docstrings are descriptions."""
+"""Base of all manifest models: camelCase outside, snake_case inside, no unknown fields; docstrings are descriptions.
 
-from pydantic import BaseModel, ConfigDict
+Types are strict, as the API server's are: "5" is no number, 1.0 is no whole number, NaN and infinity are no numbers.
+"""
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+Location = Annotated[str, Field(min_length=1, max_length=4096)]
+"""A file or folder; 4096 bytes is what Linux takes (PATH_MAX)."""
 
 
 class ApiModel(BaseModel):
@@ -12,6 +21,38 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
+        strict=True,
+        allow_inf_nan=False,
         use_attribute_docstrings=True,
         validate_default=True,
     )
+
+    exactly_one: ClassVar[tuple[str, ...]] = ()
+    """Members (Python names) of a union: exactly one must be set. The CRD's rule is generated from this."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in self.exactly_one if getattr(self, name) is not None]
+        if self.exactly_one and len(given) != 1:
+            # The text says it all for whoever builds a job in Python; manifests get the rule's own (rlhf_api.rules).
+            raise PydanticCustomError(
+                "exactly_one",
+                "exactly one of {members} must be set, got {given}",
+                {
+                    "members": ", ".join(to_camel(name) for name in self.exactly_one),
+                    "given": " and ".join(to_camel(name) for name in given) or "none",
+                },
+            )
+        return self
+
+
+def _zero_is_none(value: object) -> object:
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+PositiveOrOff = Annotated[
+    Annotated[float, Field(ge=0)] | None,
+    BeforeValidator(_zero_is_none),
+    PlainSerializer(lambda value: 0.0 if value is None else value, return_type=float),
+]
+"""A positive number, or off: 0 in a manifest (null brings the default back on the API server), None in Python."""

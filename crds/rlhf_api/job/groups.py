@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel
+from rlhf_api.job.base import ApiModel, PositiveOrOff
 
-Count = Annotated[int, Field(ge=1)]
 Mode = Literal["Off", "Auto"]
 
 
@@ -24,7 +23,7 @@ class GroupFields(ApiModel):
 class TensorParallelism(ApiModel):
     """How one generation replica is split."""
 
-    tensor: Count = 1
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Tensor parallel degree; a power of two that divides gpusPerReplica."""
 
 
@@ -59,7 +58,7 @@ class Inference(GroupFields):
     """Workers."""
     overlap: Literal["Off", "On"] = "On"
     """On scores each sample as it finishes, while others still decode; Off waits for the whole batch."""
-    batch_tokens: Annotated[int, Field(ge=1)] = 16384
+    batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
     """Tokens scored in one forward pass (ignored in a deterministic job, which scores sample by sample)."""
 
 
@@ -88,7 +87,7 @@ class Optimizer(ApiModel):
     """Peak learning rate of the critic; learningRate when unset."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
     """Shape after warm-up, over all optimizer steps of the job."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
     """Optimizer steps of linear warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """First moment decay."""
@@ -98,8 +97,8 @@ class Optimizer(ApiModel):
     """Term added to the denominator."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay of matrices (not of norms and biases)."""
-    max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Global gradient norm is clipped to this, over all stages; null turns clipping off."""
+    max_gradient_norm: PositiveOrOff = 1.0
+    """Global gradient norm is clipped to this, over all stages; 0 turns clipping off."""
 
 
 class Training(GroupFields):
@@ -111,7 +110,7 @@ class Training(GroupFields):
     """How models are split; ranks = pipeline x data."""
     schedule: Schedule = Field(default_factory=Schedule)
     """Pipeline schedule."""
-    micro_batch_size: Annotated[int, Field(ge=1)] = 8
+    micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
     """Samples a micro-batch; miniBatchSize must be a multiple of microBatchSize x parallelism.data."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""

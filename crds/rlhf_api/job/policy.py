@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel
+from rlhf_api.job.base import ApiModel, Location
 
 
 class InterStageFusion(ApiModel):
@@ -33,11 +33,11 @@ class Fusion(ApiModel):
 class Checkpoints(ApiModel):
     """Where and when the state of training is saved; a job resumes exactly from one."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Location
     """Folder, relative to the manifest; shared by the coordinator and the training workers."""
-    every: Annotated[int, Field(ge=1)] = 10
+    every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between checkpoints; the last iteration always makes one."""
-    keep: Annotated[int, Field(ge=1)] = 3
+    keep: Annotated[int, Field(ge=1, le=1000000)] = 3
     """Newest checkpoints kept."""
 
 
@@ -46,11 +46,11 @@ class RunPolicy(ApiModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts after failures (not disruptions) before the job fails."""
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2147483647)] | None = None
     """Time the job may run."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2147483647)] | None = None
     """Time after which a finished job is deleted."""
-    worker_timeout_seconds: Annotated[int, Field(ge=1)] = 30
+    worker_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
     """Silence after which a worker counts as lost."""
-    start_timeout_seconds: Annotated[int, Field(ge=1)] = 900
+    start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
     """Time workers may take to register and load their models."""

@@ -1,4 +1,4 @@
-"""RLHFJob: the manifest a user writes. Rules that cross fields are here, once, with the CRD's CEL text beside them."""
+"""RLHFJob: the manifest a user writes. Rules that cross fields are in `rlhf_api.rules`, with their CEL text."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from rlhf_api.job.groups import Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
+from rlhf_api.job.status import RLHFJobStatus
 
 
 class RLHFJobSpec(ApiModel):
@@ -17,10 +18,10 @@ class RLHFJobSpec(ApiModel):
 
     algorithm: Algorithm
     """Exactly one of ppo, grpo."""
-    iterations: Annotated[int, Field(ge=1)] = 100
+    iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
     """Iterations of generation, inference and training."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of every random number of the job."""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """Seed of every random number of the job; below 2^53, which every JSON reader keeps exact."""
     deterministic: bool = False
     """True: results do not depend on batching, placement, timing or faults (bitwise on CPU), at some cost in speed."""
     suspend: bool = False
@@ -56,7 +57,7 @@ class RLHFJob(ApiModel):
     """Kubernetes object metadata; name is required."""
     spec: RLHFJobSpec
     """What is to be trained."""
-    status: dict[str, Any] | None = None
+    status: RLHFJobStatus | None = None
     """Written by the operator."""
 
     @property

@@ -1,0 +1,109 @@
+"""Condition types and reasons of an RLHFJob, in one place: the words users script against.
+
+Rule: a type is a state, never a verb; every type is set on the first visit, as Unknown when nothing is known yet.
+A condition that is False with a wait behind it names the wait in its reason. Must never hold logic.
+The `Running` condition's reason doubles as the PHASE column of `kubectl get`, so it is always set to the most telling
+word of the job's life, whatever its status.
+"""
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """What is observed of a job."""
+
+    PLANNED = "Planned"
+    """The manifest is valid, resolved, and a plan is made for it."""
+    ADMITTED = "Admitted"
+    """The cluster's queue, where it has one, lets the job use its resources."""
+    RUNNING = "Running"
+    """Coordinator and all needed workers are ready and an iteration is under way."""
+    RESIZING = "Resizing"
+    """A group is being scaled; the job goes on meanwhile."""
+    SUSPENDED = "Suspended"
+    """spec.suspend is true and no worker runs."""
+    COMPLETE = "Complete"
+    """All iterations are trained. Final."""
+    FAILED = "Failed"
+    """The job gave up; the message says why. Final."""
+
+
+class RunningReason(StrEnum):
+    """Reasons of `Running`, shown as the phase."""
+
+    PENDING = "Pending"
+    """Seen, nothing decided yet."""
+    QUEUED = "Queued"
+    """Waits for admission."""
+    UNSCHEDULABLE = "Unschedulable"
+    """Pods exist that no node can take."""
+    STARTING = "Starting"
+    """Pods are coming up and load their models."""
+    RUNNING = "Running"
+    """Iterations are under way."""
+    RECOVERING = "Recovering"
+    """A process was lost; the job continues when it is back."""
+    CHECKPOINTING = "Checkpointing"
+    """The last checkpoint before a suspension is being made."""
+    SUSPENDED = "Suspended"
+    """Stopped by spec.suspend."""
+    COMPLETE = "Complete"
+    """All iterations are trained."""
+    FAILED = "Failed"
+    """The job gave up."""
+
+
+class PlannedReason(StrEnum):
+    """Reasons of `Planned`."""
+
+    PLANNED = "PlanMade"
+    INVALID = "InvalidManifest"
+    """A rule that the API server could not check is broken; the message names field, value and remedy."""
+    UNAVAILABLE = "NotAvailableInThisVersion"
+    """The manifest asks for a mode that this version cannot do (`rlhf_api.availability`)."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """The planner's memory estimate exceeds the devices."""
+
+
+class AdmittedReason(StrEnum):
+    """Reasons of `Admitted`."""
+
+    NO_QUEUE = "NoQueue"
+    """No queueing system is used; admitted at once."""
+    ADMITTED = "QuotaReserved"
+    WAITING = "WaitingForQuota"
+    EVICTED = "Evicted"
+    """Admission was taken back; the job checkpoints and waits again."""
+
+
+class ResizingReason(StrEnum):
+    """Reasons of `Resizing`."""
+
+    STABLE = "AtDesiredSize"
+    SCALING_UP = "ScalingUp"
+    SCALING_DOWN = "ScalingDown"
+    """Workers that leave hand back their samples first."""
+
+
+class SuspendedReason(StrEnum):
+    """Reasons of `Suspended`."""
+
+    NOT_SUSPENDED = "NotSuspended"
+    SUSPENDED = "SuspendRequested"
+    STOPPING = "Stopping"
+    """Suspension is asked for; a checkpoint is being made."""
+
+
+class FinishedReason(StrEnum):
+    """Reasons of `Complete` and `Failed`."""
+
+    NOT_FINISHED = "NotFinished"
+    COMPLETE = "AllIterationsTrained"
+    BACKOFF_LIMIT = "BackoffLimitExceeded"
+    DEADLINE = "DeadlineExceeded"
+    USER_CODE = "RewardFailed"
+    BAD_MODEL = "BadModel"
+    BAD_DATA = "BadPrompts"
+    STORAGE = "StorageFailed"
+    INVALID = "InvalidManifest"
+    ERROR = "WorkerError"

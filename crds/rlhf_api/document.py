@@ -1,0 +1,115 @@
+"""YAML text -> plain data with the line of every field, read as `kubectl` reads it.
+
+Rule: a text means here what it means to `kubectl apply`, so that a manifest that runs on one machine applies to a
+cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text, a key given twice is an error.
+Must never know what a field is for.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from rlhf_api.problems import ManifestError, Problem
+
+MAX_BYTES: Final = 1_048_576
+"""Largest manifest read; the API server's store takes 1.5 MB an object."""
+
+
+@dataclass
+class Document:
+    """One manifest as written."""
+
+    data: Any
+    lines: dict[str, int] = field(default_factory=dict)
+    """Field path -> line, from 1."""
+
+    def line_of(self, path: str) -> int | None:
+        """Line of a field, or of the nearest thing around it."""
+        while path:
+            if path in self.lines:
+                return self.lines[path]
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return None
+
+
+def read(text: str) -> Document:
+    """Parse one YAML document. Raises ManifestError for what is no YAML, no single document, or has a key twice."""
+    if len(text.encode()) > MAX_BYTES:
+        raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ManifestError(
+                [Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")]
+            )
+        document = Document(None)
+        problems: list[Problem] = []
+        _walk(node, "", document.lines, problems)
+        if problems:
+            raise ManifestError(problems)
+        document.data = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ManifestError([Problem("", None, f"not valid YAML: {what}", mark.line + 1 if mark else None)]) from error
+    except yaml.YAMLError as error:
+        raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
+    except RecursionError as error:
+        raise ManifestError([Problem("", None, "not valid YAML: nested too deeply, or into itself")]) from error
+    finally:
+        loader.dispose()
+    return document
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with the implicit types of the YAML library inside kubectl."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML reads it from the class
+
+
+def _implicit(tag: str, pattern: str, first: str) -> None:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
+
+
+_implicit(
+    "bool", r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"
+)
+_implicit("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
+_implicit("int", r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$", "-+0123456789")
+_implicit(
+    "float", r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$", "-+.0123456789"
+)
+_implicit("float", r"^\.(?:nan|NaN|NAN)$", ".")
+_implicit("merge", r"^<<$", "<")
+_Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+
+
+def _walk(node: yaml.Node, path: str, lines: dict[str, int], problems: list[Problem]) -> None:
+    """Record the line of every field below a node, and every key that is given twice or is no text."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines.setdefault(f"{path}[{index}]", item.start_mark.line + 1)
+            _walk(item, f"{path}[{index}]", lines, problems)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag == "tag:yaml.org,2002:merge":
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                _walk(merged, path, lines, problems)
+            continue
+        if key.tag != "tag:yaml.org,2002:str":
+            problems.append(Problem(path, str(key.value), "a field name must be text: write it in quotes", line))
+            continue
+        below = f"{path}.{key.value}" if path else key.value
+        if key.value in seen:
+            message = f"is given twice, first in line {seen[key.value]}: remove one of them"
+            problems.append(Problem(below, None, message, line))
+        seen[key.value] = line
+        lines.setdefault(below, line)
+        _walk(value, below, lines, problems)

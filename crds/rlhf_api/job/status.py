@@ -1,0 +1,179 @@
+"""`status` of an RLHFJob: what the operator observed. Small and slow-changing; fast numbers go to Prometheus.
+
+Rule: only the operator writes it, at most once in ten seconds for progress. Readers ignore fields they do not know,
+because a newer operator may have written them. Texts such as "37/100" exist because a printer column shows one value.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from rlhf_api.job.base import ApiModel
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
+"""RFC 3339, in UTC, such as 2026-08-22T10:00:00Z."""
+Text = Annotated[str, Field(max_length=1024)]
+Tally = Annotated[int, Field(ge=0)]
+
+
+class StatusModel(ApiModel):
+    """A part of the status."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
+    """One observation in the form of Kubernetes' metav1.Condition; types and reasons are in `rlhf_api.conditions`."""
+
+    type: Annotated[str, Field(max_length=316, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
+    """What is observed, such as Running."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
+    """Why, in one CamelCase word."""
+    message: Annotated[str, Field(max_length=32768)]
+    """Why, in words a user can act on."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    observed_generation: Tally | None = None
+    """metadata.generation this was observed for."""
+
+
+class GroupStatus(StatusModel):
+    """The pods of one group."""
+
+    name: Literal["coordinator", "generation", "inference", "training"]
+    """The group."""
+    desired: Tally
+    """Pods wanted."""
+    ready: Tally
+    """Pods registered with the coordinator and ready to work."""
+    failed: Tally = 0
+    """Pods that ended with a failure and are not yet replaced."""
+    restarts: Tally = 0
+    """Pods replaced since the job was created."""
+    epoch: Tally = 0
+    """Raised each time the whole group is restarted together."""
+
+
+class Scale(StatusModel):
+    """What the scale subresource reports of the generation group."""
+
+    replicas: Tally
+    """Generation pods that exist."""
+    selector: Annotated[str, Field(max_length=512)]
+    """Label selector of the generation pods, for autoscalers."""
+
+
+class Progress(StatusModel):
+    """How far the job is; refreshed at most every ten seconds."""
+
+    iteration: Tally
+    """Iterations trained."""
+    iterations: Tally
+    """Iterations wanted."""
+    summary: Annotated[str, Field(max_length=32)]
+    """Both, such as 37/100."""
+    stage: Annotated[str, Field(max_length=64)] | None = None
+    """What is going on now, such as Generating or Training."""
+    reward: float | None = None
+    """Mean reward of the last iteration."""
+    kl: float | None = None
+    """Mean KL divergence to the reference in the last iteration, nats a response."""
+    samples_per_second: Annotated[float, Field(ge=0)] | None = None
+    """Samples trained a second, over the last iteration."""
+    remaining_seconds: Tally | None = None
+    """Estimate of the time left."""
+    last_update_time: Time
+    """When these numbers were read from the coordinator."""
+
+
+class Plan(StatusModel):
+    """The decisions in force; each names what was chosen, as Auto may fall back to Off."""
+
+    inter_stage: Text
+    """Off, or the migration threshold and pool in words."""
+    intra_stage: Text
+    """Training schedule in force, such as serial-1f1b."""
+    speculation: Text
+    """Off, or the drafting method."""
+    predicted_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Predicted time of an iteration."""
+
+
+class MigrationPool(StatusModel):
+    """Generation workers that keep the long tail while the others score."""
+
+    replicas: Tally
+    """Workers in the pool now."""
+    generation_replicas: Tally
+    """Workers of the generation group."""
+    threshold: Tally
+    """Unfinished samples at which the tail moves; 0 when migration is off."""
+    summary: Annotated[str, Field(max_length=32)]
+    """Both counts, such as 1/4."""
+
+
+class CheckpointStatus(StatusModel):
+    """A finished checkpoint."""
+
+    path: Annotated[str, Field(max_length=4096)]
+    """Its folder."""
+    iteration: Tally
+    """Iterations trained when it was made."""
+    time: Time
+    """When it was finished."""
+
+
+class Restarts(StatusModel):
+    """Restart accounting; survives the operator."""
+
+    failures: Tally = 0
+    """Restarts that count towards runPolicy.backoffLimit."""
+    disruptions: Tally = 0
+    """Restarts after evictions, preemption or node loss, which do not count."""
+    last_reason: Text | None = None
+    """Why the last one happened."""
+    last_time: Time | None = None
+    """When the last one happened."""
+
+
+class RLHFJobStatus(StatusModel):
+    """What the operator observed."""
+
+    observed_generation: Tally | None = None
+    """metadata.generation this status was made for."""
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = Field(default_factory=list)
+    """Planned, Admitted, Running, Resizing, Suspended, Complete, Failed; all are set on the first visit."""
+    algorithm: Annotated[str, Field(max_length=64)] | None = None
+    """Which member of spec.algorithm is set."""
+    start_time: Time | None = None
+    """When the first pod was created."""
+    completion_time: Time | None = None
+    """When the job completed or failed."""
+    groups: Annotated[
+        list[GroupStatus],
+        Field(
+            max_length=8,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(default_factory=list)
+    """The pods of each group that the algorithm needs."""
+    scale: Scale | None = None
+    """What the scale subresource reports."""
+    progress: Progress | None = None
+    """How far the job is."""
+    plan: Plan | None = None
+    """The decisions in force."""
+    migration_pool: MigrationPool | None = None
+    """The pool of the long tail."""
+    last_checkpoint: CheckpointStatus | None = None
+    """The newest finished checkpoint."""
+    restarts: Restarts | None = None
+    """Restart accounting."""

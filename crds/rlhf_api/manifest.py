@@ -1,0 +1,203 @@
+"""Reading an RLHFJob manifest: YAML in, a checked job out, or everything that is wrong with it at once.
+
+Owns the order of checks: YAML, shape (models), rules that cross fields, what this version lacks. A manifest with a
+wrong field is still checked against every rule that does not read that field. `resolve` makes all defaults that depend
+on other fields or on the manifest's folder explicit. Only `load` and `resolve` look at files, and only at names.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import remedies
+from rlhf_api.algorithms import graph_of
+from rlhf_api.availability import UNAVAILABLE
+from rlhf_api.document import Document, read
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.models import Models, ModelSource
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueError, Values
+from rlhf_api.structure import job_schema, with_defaults, without_nulls
+
+__all__ = ["ManifestError", "Problem", "changes", "check", "dump", "load", "parse", "resolve"]
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""`owner/name` on a model hub; a folder of that name beside the manifest wins."""
+_ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+def load(path: Path) -> RLHFJob:
+    """The checked job of a manifest file. Raises ManifestError; its `source` is the path."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        problem = Problem("", str(path), f"cannot be read ({why}): give the path of an RLHFJob manifest in YAML")
+        raise ManifestError([problem], str(path)) from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "manifest") -> RLHFJob:
+    """The checked job of a manifest's text. Raises ManifestError with every problem, in the order of the file."""
+    try:
+        document = read(text)
+    except ManifestError as error:
+        raise ManifestError(error.problems, source) from error
+    document.data = without_nulls(document.data)
+    problems = _strangers(document)
+    if problems:
+        raise ManifestError(problems, source)
+    document.data.pop("status", None)  # written by the operator; the API server ignores it here too
+    job, problems = _shape(document)
+    problems += _crossing(document, problems)
+    if problems or job is None:
+        raise ManifestError(sorted(problems, key=lambda each: each.line or 0), source)
+    return job
+
+
+def check(job: RLHFJob) -> list[Problem]:
+    """What the rules say about a job that was not read from a manifest, or not by this version."""
+    return _crossing(Document(_plain(job)), [])
+
+
+def changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
+    """Fields of a live job that may not change and did; what the API server's transition rules say, for `--resume`."""
+    before, after = Values(_plain(old)), Values(_plain(new))
+    found = []
+    for path in IMMUTABLE:
+        was, now = _value(before, path), _value(after, path)
+        if was != now:
+            found.append(
+                Problem(path, now, f"{IMMUTABLE_MESSAGE} (it was {Problem(path, was, '').shown_value or 'unset'})")
+            )
+    return found
+
+
+def resolve(job: RLHFJob, base: Path) -> RLHFJob:
+    """The job with everything explicit: relative paths made absolute against `base`, the manifest's folder; the
+    reference and the critic start from the actor where the graph needs them and none is given; rates that follow
+    another written out; no status. Resolving twice changes nothing. Folders are not opened.
+    """
+    spec = job.spec
+    algorithm = spec.algorithm.fields
+    if algorithm.clip_range_high is None:
+        algorithm = algorithm.model_copy(update={"clip_range_high": algorithm.clip_range})
+    optimizer = spec.training.optimizer
+    if optimizer.critic_learning_rate is None:
+        optimizer = optimizer.model_copy(update={"critic_learning_rate": optimizer.learning_rate})
+    update: dict[str, Any] = {
+        "algorithm": spec.algorithm.model_copy(update={spec.algorithm.name: algorithm}),
+        "models": _resolved_models(job, base),
+        "prompts": spec.prompts.model_copy(update={"path": _file(spec.prompts.path, base)}),
+        "training": spec.training.model_copy(update={"optimizer": optimizer}),
+    }
+    if spec.checkpoints is not None:
+        update["checkpoints"] = spec.checkpoints.model_copy(update={"path": _file(spec.checkpoints.path, base)})
+    return job.model_copy(update={"spec": spec.model_copy(update=update), "status": None})
+
+
+def dump(job: RLHFJob) -> dict[str, Any]:
+    """A job as plain JSON-able data in the manifest's names; `RLHFJob.model_validate` takes it back unchanged."""
+    return _plain(job)
+
+
+def _resolved_models(job: RLHFJob, base: Path) -> Models:
+    models = job.spec.models
+    needed = graph_of(job.spec).roles
+    actor = _source(models.actor, base)
+    reward = models.reward
+    if reward.function is not None and reward.function.file is not None:
+        function = reward.function.model_copy(update={"file": _file(reward.function.file, base)})
+        reward = reward.model_copy(update={"function": function})
+    if reward.model is not None:
+        reward = reward.model_copy(update={"model": _source(reward.model, base)})
+
+    def role(name: str, given: ModelSource | None) -> ModelSource | None:
+        return _source(given, base) if given is not None else actor if name in needed else None
+
+    return models.model_copy(
+        update={
+            "actor": actor,
+            "critic": role("critic", models.critic),
+            "reference": role("reference", models.reference),
+            "reward": reward,
+        }
+    )
+
+
+def _source(source: ModelSource, base: Path) -> ModelSource:
+    path = source.path
+    if _HUB_ID.fullmatch(path) and not (base / path).exists():
+        return source
+    return source.model_copy(update={"path": _file(path, base)})
+
+
+def _file(path: str, base: Path) -> str:
+    if _ADDRESS.match(path):
+        return path
+    # Lexically, as a link may mean something else inside a pod.
+    return os.path.normpath(base.absolute() / path)
+
+
+def _strangers(document: Document) -> list[Problem]:
+    """A file that is something else altogether gets one plain answer rather than fifty unknown fields."""
+    if not isinstance(document.data, dict):
+        message = f"must be a mapping with {', '.join(job_schema()['properties'])}"
+        return [Problem("", document.data, message, 1)]
+    found = []
+    for name, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        value = document.data.get(name)
+        if value != right:
+            message = f"must be {right}" if value is not None else f"is required: write {name}: {right}"
+            found.append(Problem(name, value, message, document.line_of(name)))
+    return found
+
+
+def _shape(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
+    """Every field by itself; the job when nothing is wrong."""
+    problems = _name(document)
+    try:
+        return RLHFJob.model_validate(document.data, by_alias=True, by_name=False), problems
+    except ValidationError as error:
+        # Unions are rules too, checked with the others so that they are reported even beside another problem.
+        details = [each for each in error.errors(include_url=False) if each["type"] != "exactly_one"]
+        return None, problems + [remedies.problem_of(each, document) for each in details]
+
+
+def _name(document: Document) -> list[Problem]:
+    metadata = document.data.get("metadata")
+    if not isinstance(metadata, dict):
+        return []
+    name = metadata.get("name")
+    if isinstance(name, str) and name:
+        return []
+    message = "is required: a short name such as my-job-1" if name in (None, "") else "must be text: write it in quotes"
+    return [Problem("metadata.name", name, message, document.line_of("metadata.name"))]
+
+
+def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:
+    """What crosses fields, judged on the manifest with its defaults; rules over a field with a problem are void."""
+    values = Values(with_defaults(document.data, job_schema()), {each.field for each in problems})
+    said = [(rule.field, rule.broken(values)) for rule in RULES]
+    said += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]
+    return [
+        Problem(field, _value(values, field), message, document.line_of(field))
+        for field, message in said
+        if message is not None
+    ]
+
+
+def _value(values: Values, path: str) -> Any:
+    try:
+        return values[path]
+    except UnknownValueError:
+        return None
+
+
+def _plain(job: RLHFJob) -> dict[str, Any]:
+    data: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return data

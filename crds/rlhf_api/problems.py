@@ -1,0 +1,50 @@
+"""What is wrong with a manifest, in a form that people and programs can read. Data only; nothing here decides."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+SHOWN_VALUE: Final = 80
+"""Characters of a value that are shown; enough to recognise it in the file."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to put right."""
+
+    field: str
+    """Path in the manifest, such as `spec.rollout.batchSize`; empty for the file as a whole."""
+    value: Any
+    """What was given, as JSON has it; None when nothing was."""
+    message: str
+    """What would be right."""
+    line: int | None = None
+    """Line of the file, from 1, where the field or the nearest thing around it stands."""
+
+    @property
+    def shown_value(self) -> str:
+        """The value as it may stand in a message; empty when nothing was given."""
+        if self.value is None:
+            return ""
+        text = json.dumps(self.value, default=str, ensure_ascii=False)
+        return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + "..."
+
+    def __str__(self) -> str:
+        value = f" = {self.shown_value}" if self.shown_value else ""
+        place = f" (line {self.line})" if self.line is not None else ""
+        return f"{self.field or 'manifest'}{value}: {self.message}{place}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be accepted, with everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
+        self.problems: list[Problem] = list(problems)
+        self.source = source
+        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        super().__init__("\n".join([f"{source}: {count}", *(f"- {problem}" for problem in self.problems)]))

@@ -1,0 +1,116 @@
+"""Kinds of rules that occur more than once: CEL, Python check and words are made together from the same fields."""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from rlhf_api.job.base import ApiModel
+from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.structure import model_in
+
+
+def _cel(path: str) -> str:
+    return path.replace("spec.", "self.", 1)
+
+
+def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
+    """`field` must be a multiple of the product of `factors`; `of` is an optional parent without which it is void."""
+    product_cel = " * ".join(_cel(each) for each in factors)
+    names = " x ".join(factors)
+    value_cel = _cel(field)
+    guard = f"!has({_cel(of)}) || " if of else ""
+
+    def product(values: Values) -> int:
+        result = 1
+        for each in factors:
+            result *= values[each]
+        return result
+
+    def says(values: Values) -> str:
+        value, unit = values[field], product(values)
+        below = value // unit * unit
+        choice = f"{below} or {below + unit}" if below else f"{unit}"
+        return f"must be a multiple of {names} ({unit}): use {choice}"
+
+    unit = f"({product_cel})"
+    below = f"({value_cel} / {unit} * {unit})"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"{guard}{value_cel} % {unit} == 0",
+        holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
+        message=f"must be a multiple of {names}",
+        message_cel=(
+            f"'must be a multiple of {names} (' + string({product_cel}) + '): use '"
+            f" + ({below} > 0 ? string({below}) + ' or ' : '') + string({below} + {unit})"
+        ),
+        says=says,
+    )
+
+
+def _union(node: str, members: tuple[str, ...]) -> Rule:
+    """Exactly one of `members` is set at `node`."""
+    names = ", ".join(members)
+
+    def given(values: Values) -> list[str]:
+        assert values[node] is not None
+        return [member for member in members if values.has(f"{node}.{member}")]
+
+    def says(values: Values) -> str:
+        found = given(values)
+        remedy = (
+            f"got {' and '.join(found)}: remove all but one" if found else f"got none: add one, such as {members[0]}"
+        )
+        return f"exactly one of {names} must be set, {remedy}"
+
+    return Rule(
+        field=node,
+        node=node,
+        cel=f"[{', '.join(f'has(self.{member})' for member in members)}].filter(x, x).size() == 1",
+        holds=lambda values: len(given(values)) == 1,
+        message=f"exactly one of {names} must be set",
+        says=says,
+    )
+
+
+def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
+    """A rule for each union among the models, as they declare them."""
+    if issubclass(model, ApiModel) and model.exactly_one:
+        yield _union(path, tuple(model.model_fields[name].alias or name for name in model.exactly_one))
+    for field in model.model_fields.values():
+        inner = model_in(field.annotation)
+        if inner is not None:
+            yield from unions(inner, f"{path}.{field.alias}")
+
+
+def unused_role(algorithm: str, role: str) -> Rule:
+    return Rule(
+        field=f"spec.models.{role}",
+        node="spec",
+        cel=f"!has(self.algorithm.{algorithm}) || !has(self.models.{role})",
+        holds=lambda values: not values.has(f"spec.algorithm.{algorithm}") or not values.has(f"spec.models.{role}"),
+        message=f"must not be set with algorithm {algorithm}, which has no {role}: remove it",
+    )
+
+
+def nothing_to_fuse(algorithm: str) -> Rule:
+    return Rule(
+        field="spec.fusion.intraStage.mode",
+        node="spec",
+        cel=f"!has(self.algorithm.{algorithm}) || self.fusion.intraStage.mode in ['Off', 'Auto']",
+        holds=lambda values: (
+            not values.has(f"spec.algorithm.{algorithm}") or values["spec.fusion.intraStage.mode"] in ("Off", "Auto")
+        ),
+        message=f"must be Off or Auto with algorithm {algorithm}, which trains one model and so has nothing to fuse",
+    )
+
+
+def replicas(group: str) -> Rule:
+    field = f"spec.{group}.replicas"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"self.suspend || self.{group}.replicas >= 1",
+        holds=lambda values: values["spec.suspend"] or values[field] >= 1,
+        message="must be at least 1 in a job that is not suspended: use 1, or pause the job with spec.suspend: true",
+    )

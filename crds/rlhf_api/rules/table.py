@@ -1,0 +1,178 @@
+"""The table: every rule that crosses fields, and what may change in a live job."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.algorithms import ALGORITHMS, full_graph
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import Group, worker_name
+from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions, unused_role
+from rlhf_api.rules.rule import Rule
+
+MAX_WORKERS: Final = 4096
+"""Workers of one group; four digits in host names."""
+HOST_NAME: Final = 63
+"""Longest DNS label."""
+MAX_NAME: Final = HOST_NAME - len(f"-{worker_name(Group.GENERATION, MAX_WORKERS - 1)}")
+"""Longest job name; `<job>-generation-4095` is the longest host name made from it."""
+
+
+def _of_algorithms() -> Iterator[Rule]:
+    """What each algorithm's graph and batch sizes ask of the rest."""
+    for algorithm in ALGORITHMS:
+        path = f"spec.algorithm.{algorithm}"
+        mini_batch = f"{path}.miniBatchSize"
+        yield multiple("spec.rollout.batchSize", mini_batch, of=path)
+        yield multiple(mini_batch, "spec.training.microBatchSize", "spec.training.parallelism.data", of=path)
+        graph = full_graph(algorithm)
+        for role in ("critic", "reference"):
+            if role not in graph.roles:
+                yield unused_role(algorithm, role)
+        if len(graph.trained) < 2:
+            yield nothing_to_fuse(algorithm)
+
+
+_NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+def _is_host_name(name: str) -> bool:
+    letters = set("abcdefghijklmnopqrstuvwxyz")
+    return bool(name) and name[0] in letters and set(name) <= letters | set("0123456789-") and name[-1] != "-"
+
+
+_STATEMENTS: Final = (
+    Rule(
+        field="metadata.name",
+        node="",
+        cel=f"size(self.metadata.name) <= {MAX_NAME}",
+        holds=lambda values: len(values["metadata.name"]) <= MAX_NAME,
+        message=(
+            f"must be at most {MAX_NAME} characters, so that the longest host name made from it, "
+            f"<name>-{worker_name(Group.GENERATION, MAX_WORKERS - 1)}, stays within {HOST_NAME}"
+        ),
+    ),
+    Rule(
+        field="metadata.name",
+        node="",
+        cel=f"self.metadata.name.matches('{_NAME_FORM}')",
+        holds=lambda values: _is_host_name(values["metadata.name"]),
+        message="must be lower case letters, digits and '-', starting with a letter, not ending in '-', such as job-1",
+    ),
+    multiple("spec.rollout.batchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),
+    multiple("spec.algorithm.grpo.miniBatchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),
+    Rule(
+        field="spec.rollout.temperature",
+        node="spec",
+        cel="!has(self.algorithm.grpo) || self.rollout.temperature > 0.0",
+        holds=lambda values: not values.has("spec.algorithm.grpo") or values["spec.rollout.temperature"] > 0,
+        message="must be above 0 with algorithm grpo, or all responses of a group are the same: use 1.0",
+    ),
+    Rule(
+        field="spec.algorithm.ppo.klTarget",
+        node="spec",
+        cel=("!has(self.algorithm.ppo) || !has(self.algorithm.ppo.klTarget) || self.algorithm.ppo.klCoefficient > 0.0"),
+        holds=lambda values: (
+            not values.has("spec.algorithm.ppo.klTarget") or values["spec.algorithm.ppo.klCoefficient"] > 0
+        ),
+        message="needs spec.algorithm.ppo.klCoefficient above 0 to start from: set that, or remove klTarget",
+    ),
+    replicas("generation"),
+    replicas("inference"),
+    Rule(
+        field="spec.generation.parallelism.tensor",
+        node="spec",
+        cel="self.generation.parallelism.tensor in [1, 2, 4, 8, 16, 32, 64]",
+        holds=lambda values: values["spec.generation.parallelism.tensor"] in (1, 2, 4, 8, 16, 32, 64),
+        message="must be a power of two: use 1, 2, 4, 8, 16, 32 or 64",
+    ),
+    Rule(
+        field="spec.generation.parallelism.tensor",
+        node="spec",
+        cel="self.generation.engine != 'torch' || self.generation.parallelism.tensor == 1",
+        holds=lambda values: (
+            values["spec.generation.engine"] != "torch" or values["spec.generation.parallelism.tensor"] == 1
+        ),
+        message="must be 1 with engine torch, which holds the whole model on one device: use 1 and more replicas",
+    ),
+    Rule(
+        field="spec.generation.gpusPerReplica",
+        node="spec",
+        cel="self.generation.engine != 'torch' || self.generation.gpusPerReplica <= 1",
+        holds=lambda values: (
+            values["spec.generation.engine"] != "torch" or values["spec.generation.gpusPerReplica"] <= 1
+        ),
+        message="must be 0 or 1 with engine torch, whose worker uses one device: use 1 and more replicas",
+    ),
+    Rule(
+        field="spec.generation.gpusPerReplica",
+        node="spec",
+        cel=(
+            "self.generation.engine == 'torch' || (self.generation.gpusPerReplica > 0"
+            " && self.generation.gpusPerReplica % self.generation.parallelism.tensor == 0)"
+        ),
+        holds=lambda values: (
+            values["spec.generation.engine"] == "torch"
+            or (
+                values["spec.generation.gpusPerReplica"] > 0
+                and values["spec.generation.gpusPerReplica"] % values["spec.generation.parallelism.tensor"] == 0
+            )
+        ),
+        message="must be a multiple of spec.generation.parallelism.tensor, at least once: use the same number",
+    ),
+    Rule(
+        field="spec.training.gpusPerReplica",
+        node="spec",
+        cel="self.training.backend != 'torch' || self.training.gpusPerReplica <= 1",
+        holds=lambda values: values["spec.training.backend"] != "torch" or values["spec.training.gpusPerReplica"] <= 1,
+        message="must be 0 or 1 with backend torch, one process a GPU: use 1 and more spec.training.parallelism",
+    ),
+    Rule(
+        field="spec.training.parallelism",
+        node="spec",
+        cel=f"self.training.parallelism.pipeline * self.training.parallelism.data <= {MAX_WORKERS}",
+        holds=lambda values: (
+            values["spec.training.parallelism.pipeline"] * values["spec.training.parallelism.data"] <= MAX_WORKERS
+        ),
+        message=f"pipeline x data, the number of ranks, must be at most {MAX_WORKERS}: use fewer of either",
+    ),
+    Rule(
+        field="spec.training.schedule.mode",
+        node="spec",
+        cel="self.training.schedule.mode != 'OneFOneB' || self.fusion.intraStage.mode in ['Off', 'Auto']",
+        holds=lambda values: (
+            values["spec.training.schedule.mode"] != "OneFOneB"
+            or values["spec.fusion.intraStage.mode"] in ("Off", "Auto")
+        ),
+        message="must be Auto when spec.fusion.intraStage.mode asks for a fused schedule, as OneFOneB is serial",
+    ),
+)
+
+RULES: Final[tuple[Rule, ...]] = (*unions(RLHFJobSpec, "spec"), *_of_algorithms(), *_STATEMENTS)
+"""Every rule that crosses fields."""
+
+IMMUTABLE: Final[tuple[str, ...]] = (
+    "spec.algorithm",
+    "spec.seed",
+    "spec.deterministic",
+    "spec.models",
+    "spec.prompts",
+    "spec.rollout",
+    "spec.generation.engine",
+    "spec.generation.gpusPerReplica",
+    "spec.generation.cpuThreads",
+    "spec.generation.parallelism",
+    "spec.inference.gpusPerReplica",
+    "spec.inference.cpuThreads",
+    "spec.training.backend",
+    "spec.training.gpusPerReplica",
+    "spec.training.cpuThreads",
+    "spec.training.parallelism",
+    "spec.training.microBatchSize",
+    "spec.training.optimizer",
+    "spec.training.precision",
+    "spec.checkpoints.path",
+)
+"""Fields that decide what the weights become or where state lies. Replica counts, iterations, suspend, fusion,
+templates, checkpoint frequency and the run policy may change in a live job."""
+
+IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
