@@ -1,0 +1,60 @@
+"""`python -m rlhf_workers`: one worker process, told by its environment (`names.Env`) who it is and whom to dial.
+
+Rule: only what must come first is here: log format, thread count, exit code. The last log line says why it ended.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+
+log = logging.getLogger("rlhf_workers")
+
+
+def main() -> int:
+    """Exit code of the process (`names.ExitCode`)."""
+    started = time.monotonic()
+    from rlhf_api.names import ExitCode
+    from rlhf_workers.logs import configure_logs, flush_logs
+    from rlhf_workers.settings import SettingsError, read_settings
+
+    try:
+        settings = read_settings(os.environ)
+    except SettingsError as error:
+        configure_logs("worker", json_lines=False)
+        log.error("%s", error)
+        return ExitCode.USAGE
+    configure_logs(settings.worker, json_lines=settings.json_logs)
+    # Nothing is held yet; the agent installs its own handler once there is something to close.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.OK))
+    # Before torch is loaded: its thread pools are sized once.
+    os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+
+    import torch
+
+    from rlhf_workers.agent import run_agent
+    from rlhf_workers.peer_server import AddressInUseError
+
+    torch.set_num_threads(settings.threads)
+    log.info("pid %d, %d threads, up after %.1f s", os.getpid(), settings.threads, time.monotonic() - started)
+    try:
+        code = run_agent(settings)
+    except AddressInUseError as error:
+        log.error("%s", error)
+        code = ExitCode.ADDRESS_IN_USE
+    except SettingsError as error:
+        log.error("%s", error)
+        code = ExitCode.USAGE
+    except Exception as error:
+        log.error("the worker failed: %s", error, exc_info=error)
+        code = ExitCode.FAILED
+    flush_logs()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    # A compute thread that is still busy must not delay the end, nor run while the interpreter is torn down.
+    sys.stdout.flush()
+    os._exit(exit_code)

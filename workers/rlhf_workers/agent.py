@@ -1,0 +1,231 @@
+"""The worker's agent: dials the coordinator for ever, keeps one session, stands between gRPC and the compute thread.
+
+Rule: the asyncio loop (main thread) owns every stream; the compute thread owns every role; they meet in the outbox and
+in `Compute.submit`. Exit is obeyed at once, whatever the compute thread does. When a session breaks, samples are given
+back and the worker registers anew; a running Train goes on. The worker knows nothing of Kubernetes.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import uuid
+from concurrent.futures import Future
+from typing import Any, Final
+
+import torch
+from pydantic import ValidationError
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import aio_channel
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Env, ExitCode, Group
+from rlhf_workers.compute import Compute
+from rlhf_workers.device import device_memory, device_name, used_memory
+from rlhf_workers.logs import flush_logs
+from rlhf_workers.metrics import serve_metrics
+from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.peer_server import PeerServer, free_port, start_server
+from rlhf_workers.session import Session, SessionBrokenError
+from rlhf_workers.settings import Settings, split_address
+from rlhf_workers.weight_source import WeightSource
+
+log = logging.getLogger(__name__)
+
+BACKOFF_SECONDS: Final = (0.1, 1.0)
+"""First and longest pause between two dials: a restarted coordinator is met again within a second."""
+REPEAT_LOG_SECONDS: Final = 10.0
+"""How often a waiting worker says what it waits for."""
+GIVE_BACK_SECONDS: Final = 1.0
+"""A decode step is over by then; a compute thread that needs longer runs a command that goes on across sessions."""
+CLOSE_SECONDS: Final = 10.0
+"""Time roles get to free devices and sockets at SIGTERM, well under the kubelet's grace of 30 s."""
+ALARM_SECONDS: Final = 1.0
+"""Time the last words of a broken worker get to leave."""
+
+
+class Agent:
+    """One worker process."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._fatal: Future[pb.Failure] = Future()
+        self._outbox = SessionOutbox(settings.worker, self._wake_up)
+        self._device = torch.device(settings.device)
+        self._compute = Compute(self._device, self._outbox, settings.certificates, self._fatal.set_result)
+        self._incarnation = uuid.uuid4().hex
+        self._rendezvous = ""
+        self._advertise = ""
+        self._job: RLHFJob | None = None
+        self._held = _nothing_held()
+
+    async def run(self) -> ExitCode:
+        """Serves until SIGTERM (OK) or until told otherwise; raises what start-up cannot do."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        server = await start_server(
+            self._settings.listen, self._settings.certificates, WeightSource(lambda: self._compute.weight_provider)
+        )
+        if self._settings.metrics:
+            serve_metrics(self._settings.metrics, self._settings.worker, self._outbox, self._compute)
+        self._set_addresses(server)
+        dialing = asyncio.create_task(self._dial())
+        stopping = asyncio.create_task(self._stop.wait())
+        failing = asyncio.wrap_future(self._fatal)
+        ends: list[asyncio.Future[Any]] = [dialing, stopping, failing]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                await self._last_words(server, failing.result())
+            if dialing.done():
+                return dialing.result()
+        finally:
+            dialing.cancel()
+            await asyncio.gather(dialing, return_exceptions=True)
+            await server.stop()
+        log.info("asked to stop; closing")
+        if not await asyncio.to_thread(self._compute.close, CLOSE_SECONDS):
+            log.warning("the compute thread was still busy after %.0f s; ending without it", CLOSE_SECONDS)
+        return ExitCode.OK
+
+    def _wake_up(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _set_addresses(self, server: PeerServer) -> None:
+        settings = self._settings
+        host, port = split_address(Env.ADVERTISE, settings.advertise or settings.listen)
+        self._advertise = f"[{host}]:{port or server.port}" if ":" in host else f"{host}:{port or server.port}"
+        if settings.group == Group.TRAINING:
+            self._rendezvous = f"{settings.rendezvous_host}:{free_port(settings.rendezvous_host)}"
+        log.info("serves peers at %s; dials the coordinator at %s", self._advertise, settings.coordinator)
+
+    # ------------------------------------------------------------ sessions
+
+    async def _dial(self) -> ExitCode:
+        address, limit = self._settings.coordinator, self._settings.start_timeout
+        since = time.monotonic()
+        pause, said = BACKOFF_SECONDS[0], -REPEAT_LOG_SECONDS
+        while True:
+            welcomed, reason = await self._one_session()
+            if welcomed:
+                since, pause, said = time.monotonic(), BACKOFF_SECONDS[0], -REPEAT_LOG_SECONDS
+            waited = time.monotonic() - since
+            if waited - said >= REPEAT_LOG_SECONDS:
+                log.info("waiting for the coordinator at %s for %.0f s (%s)", address, waited, reason)
+                said = waited
+            if self._job is None and limit is not None and waited >= limit:
+                log.error("gave up: no welcome from a coordinator at %s within %.0f s: %s", address, limit, reason)
+                return ExitCode.FAILED
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, BACKOFF_SECONDS[1])
+
+    async def _one_session(self) -> tuple[bool, str]:
+        """(whether the coordinator welcomed this worker, why the session ended)."""
+        welcomed = False
+
+        def on_welcome(welcome: pb.Welcome) -> None:
+            nonlocal welcomed
+            welcomed = True
+            self._held = _nothing_held()
+            self._meet(welcome)
+
+        async with aio_channel(self._settings.coordinator, self._settings.certificates) as channel:
+            try:
+                session = Session(channel, self._outbox, self._wake, self._heartbeat)
+                await session.run(self._register(), on_welcome, self._command)
+            except SessionBrokenError as error:
+                reason = str(error)
+        if welcomed:
+            await self._give_back()
+        return welcomed, reason
+
+    def _meet(self, welcome: pb.Welcome) -> None:
+        log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
+        if self._job is not None:
+            return
+        try:
+            self._job = RLHFJob.model_validate_json(welcome.job)
+        except ValidationError as error:
+            self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
+            return
+        self._compute.start(self._job)
+
+    async def _give_back(self) -> None:
+        self._outbox.fence()
+        self._held = self._compute.reset()
+        waiting = asyncio.wrap_future(self._held)
+        await asyncio.wait({waiting}, timeout=GIVE_BACK_SECONDS)
+
+    def _register(self) -> pb.Register:
+        settings, snapshot = self._settings, self._compute.snapshot
+        command = self._outbox.running()
+        state = pb.WorkerState(
+            role="+".join(snapshot.roles),
+            versions=snapshot.versions,
+            group_epoch=snapshot.group_epoch,
+            busy=command != 0,
+            command_id=command,
+            last_train=self._outbox.last_train,
+        )
+        return pb.Register(
+            worker=settings.worker,
+            group=settings.group,
+            index=settings.index,
+            incarnation=self._incarnation,
+            address=self._advertise,
+            rendezvous=self._rendezvous,
+            device=settings.device,
+            device_name=device_name(self._device),
+            device_memory_bytes=device_memory(self._device),
+            pid=os.getpid(),
+            state=state,
+            held=self._held.result() if self._held.done() else [],
+        )
+
+    def _heartbeat(self) -> pb.Heartbeat:
+        return pb.Heartbeat(
+            active_samples=self._compute.snapshot.active,
+            queued_samples=self._compute.queued_samples(),
+            tokens=self._outbox.tokens,
+            busy_seconds=self._compute.busy_seconds(),
+            memory_bytes=used_memory(self._device),
+        )
+
+    # ------------------------------------------------------------ commands and ends
+
+    def _command(self, command: pb.Command) -> None:
+        if command.WhichOneof("command") == "exit":
+            self._exit(command.exit.code, command.exit.reason or "no reason given")
+        else:
+            self._compute.submit(command)
+
+    def _exit(self, code: int, reason: str) -> None:
+        level = logging.INFO if code in (ExitCode.OK, ExitCode.RESTART) else logging.ERROR
+        log.log(level, "exit %d: %s", code, reason)
+        flush_logs()
+        os._exit(code)
+
+    async def _last_words(self, server: PeerServer, failure: pb.Failure) -> None:
+        await server.set_serving(False)
+        self._outbox.alarm(failure)
+        await asyncio.sleep(ALARM_SECONDS)
+        self._exit(failure.exit_code or ExitCode.FAILED, f"{failure.reason}: {failure.message}")
+
+
+def _nothing_held() -> "Future[list[pb.SampleProgress]]":
+    future: Future[list[pb.SampleProgress]] = Future()
+    future.set_result([])
+    return future
+
+
+def run_agent(settings: Settings) -> ExitCode:
+    """Runs the worker until it is done; see `Agent.run`."""
+
+    async def main() -> ExitCode:
+        return await Agent(settings, asyncio.get_running_loop()).run()
+
+    return asyncio.run(main())

@@ -1,0 +1,223 @@
+"""The one compute thread of a worker: it holds the roles, obeys commands in order, and steps the roles in turn.
+
+Rule: every method of every role is called from this thread and no other; other threads submit commands, read the frozen
+`Snapshot`, or ask for the samples back (`reset`). Must never touch gRPC. When the process dies here, everything it held
+is in the coordinator's ledger and journal; nothing on disk is half-written by this module.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_workers.failures import failure_of
+from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.role import Role, WeightProvider, WorkError
+from rlhf_workers.roles import BUILDERS, build_role
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.005
+"""Between two steps that found nothing while samples are held: results of reward calls arrive from other threads."""
+
+Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], Role]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the worker is, as of the last finished piece of work."""
+
+    roles: tuple[str, ...] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
+    group_epoch: int = 0
+    active: int = 0
+
+
+@dataclass(frozen=True)
+class _Reset:
+    held: "Future[list[pb.SampleProgress]]"
+
+
+class Compute:
+    """Runs roles on one daemon thread."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        outbox: SessionOutbox,
+        certificates: Path | None,
+        on_fatal: Callable[[pb.Failure], None],
+        build: Build = build_role,
+    ) -> None:
+        """`on_fatal` is called from the compute thread when a role broke outside any command: the process must end."""
+        self.snapshot = Snapshot()
+        self.weight_provider: WeightProvider | None = None
+        self._device = device
+        self._outbox = outbox
+        self._certificates = certificates
+        self._on_fatal = on_fatal
+        self._build = build
+        self._job: RLHFJob | None = None
+        self._roles: dict[str, Role] = {}
+        self._group_epoch = 0
+        self._changed = threading.Condition()
+        self._queue: deque[pb.Command | _Reset] = deque()
+        self._closing = False
+        self._busy = 0.0
+        self._since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+
+    # ------------------------------------------------------------ for other threads
+
+    def start(self, job: RLHFJob) -> None:
+        """Starts the thread, once the job is known."""
+        self._job = job
+        self._thread.start()
+
+    def submit(self, command: pb.Command) -> None:
+        """Queues a command; they are obeyed in the order they come."""
+        with self._changed:
+            self._queue.append(command)
+            self._changed.notify()
+
+    def reset(self) -> "Future[list[pb.SampleProgress]]":
+        """Forgets queued commands and gives back every held sample with its tokens, as soon as the thread is free."""
+        reset = _Reset(Future())
+        with self._changed:
+            for item in self._queue:
+                if isinstance(item, _Reset):
+                    item.held.set_result([])
+            self._queue = deque([reset])
+            self._changed.notify()
+        return reset.held
+
+    def queued_samples(self) -> int:
+        """Samples in commands that wait to be obeyed."""
+        with self._changed:
+            commands = [item for item in self._queue if isinstance(item, pb.Command)]
+        return sum(len(command.generate.samples) + len(command.score.samples) for command in commands)
+
+    def busy_seconds(self) -> float:
+        """Compute time since the process started, the work in progress included."""
+        since = self._since
+        return self._busy + (time.monotonic() - since if since is not None else 0.0)
+
+    def close(self, timeout: float) -> bool:
+        """Ends the thread and closes the roles; False when it was still busy after `timeout` seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        worked = False
+        while True:
+            item = self._next(worked)
+            if self._closing:
+                break
+            self._since = time.monotonic()
+            worked = self._obey(item) if item is not None else self._step()
+            if worked:
+                self._busy += time.monotonic() - self._since
+            self._since = None
+            self._observe()
+        for role in self._roles.values():
+            role.close()
+
+    def _next(self, worked: bool) -> "pb.Command | _Reset | None":
+        """The next command or reset; None to step the roles."""
+        with self._changed:
+            while not self._queue and not self._closing:
+                if worked:
+                    return None
+                waiting = self.snapshot.active or self._outbox.unanswered()
+                if not self._changed.wait(POLL_SECONDS if waiting else None):
+                    return None
+            return self._queue.popleft() if self._queue else None
+
+    def _obey(self, item: "pb.Command | _Reset") -> bool:
+        if isinstance(item, _Reset):
+            held = [sample for role in self._roles.values() for sample in role.give_back()]
+            self._outbox.reopen()
+            item.held.set_result(held)
+            return True
+        name = str(item.WhichOneof("command"))
+        if not self._outbox.begin(item.id):
+            return True
+        try:
+            if name in BUILDERS:
+                self._become(name, item)
+            else:
+                self._role_for(name, item).handle(item, self._outbox)
+        except Exception as error:
+            self._log(error, f"command {name} failed")
+            self._outbox.done(pb.CommandDone(command_id=item.id, failure=failure_of(error, name)))
+        return True
+
+    def _become(self, name: str, command: pb.Command) -> None:
+        assert self._job is not None
+        kind = name.removeprefix("become_")
+        former = self._roles.pop(kind, None)
+        if former is not None:
+            former.close()
+            if self.weight_provider is former:
+                self.weight_provider = None
+        started, start_ns = time.monotonic(), time.time_ns()
+        role = self._build(self._job, command, self._device, self._certificates)
+        self._roles[role.name] = role
+        if hasattr(role, "tensors"):
+            self.weight_provider = role
+        if name == "become_training":
+            self._group_epoch = command.become_training.group_epoch
+        self._observe()
+        log.info("holds role %s after %.1f s", role.name, time.monotonic() - started)
+        self._outbox.span(f"become-{kind}", start_ns, time.time_ns(), 0)
+        self._outbox.done(pb.CommandDone(command_id=command.id))
+
+    def _role_for(self, name: str, command: pb.Command) -> Role:
+        able = [role for role in self._roles.values() if name in role.handles]
+        if name == "load_weights" and len(able) > 1:
+            able = [role for role in able if command.load_weights.model in role.versions()]
+        if not able:
+            held = ", ".join(self._roles) or "no role"
+            raise WorkError("WrongRole", f"command {name} came to a worker that holds {held}", retryable=True)
+        return able[0]
+
+    def _step(self) -> bool:
+        worked = False
+        for role in list(self._roles.values()):
+            try:
+                worked = role.step(self._outbox) or worked
+            except Exception as error:
+                self._log(error, f"role {role.name} failed")
+                failure = failure_of(error, role.name)
+                running = self._outbox.unanswered()
+                for command in running:
+                    self._outbox.done(pb.CommandDone(command_id=command, failure=failure))
+                if not running:
+                    self._closing = True
+                    self._on_fatal(failure)
+        return worked
+
+    def _observe(self) -> None:
+        versions = {model: version for role in self._roles.values() for model, version in role.versions().items()}
+        active = sum(role.active() for role in self._roles.values())
+        self.snapshot = Snapshot(tuple(self._roles), versions, self._group_epoch, active)
+
+    @staticmethod
+    def _log(error: Exception, what: str) -> None:
+        expected = isinstance(error, WorkError)
+        log.error("%s: %s", what, error, exc_info=None if expected else error)

@@ -1,0 +1,39 @@
+"""What the worker says of its device: name, memory it has, memory it uses.
+
+Rule: reads counters only; must never change a device's state.
+"""
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    """Product name of the GPU, or the machine type of the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+@cache
+def device_memory(device: torch.device) -> int:
+    """Bytes of the device in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
+
+
+def used_memory(device: torch.device) -> int:
+    """Bytes this process holds: reserved by the allocator of a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device)) if torch.cuda.is_initialized() else 0
+    return PAGE_BYTES * int(Path("/proc/self/statm").read_text().split()[1])

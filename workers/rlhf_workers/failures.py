@@ -1,0 +1,53 @@
+"""Exceptions of a role as `pb.Failure`: a reason, a field to change, a message with the line that raised.
+
+Rule: every exception becomes a failure that says where it came from; none is swallowed. Must never guess a field that
+does not help.
+"""
+
+import traceback
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_workers.role import WorkError
+
+MEMORY_FIELDS: Final = {
+    "generation": "spec.generation.maxBatchSize",
+    "generate": "spec.generation.maxBatchSize",
+    "inference": "spec.inference.batchTokens",
+    "score": "spec.inference.batchTokens",
+    "training": "spec.training.microBatchSize",
+    "train": "spec.training.microBatchSize",
+    "become_generation": "spec.generation.gpusPerReplica",
+    "become_inference": "spec.inference.gpusPerReplica",
+    "become_training": "spec.training.gpusPerReplica",
+}
+"""Command or role -> the field that most directly changes its memory."""
+
+
+def failure_of(error: Exception, work: str) -> pb.Failure:
+    """`work` is the command or role in whose hands it happened."""
+    if isinstance(error, WorkError):
+        return error.failure
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        field = MEMORY_FIELDS.get(work, "")
+        advice = f"; {'raise' if field.endswith('gpusPerReplica') else 'lower'} {field}" if field else ""
+        message = f"{work}: {_first_line(error) or 'out of memory'}{advice}"
+        return pb.Failure(reason="OutOfMemory", field=field, message=message, exit_code=ExitCode.FAILED)
+    return pb.Failure(
+        reason="Internal", message=f"{work}: {describe(error)}", retryable=True, exit_code=ExitCode.FAILED
+    )
+
+
+def describe(error: BaseException) -> str:
+    """`file.py:12 in function: ValueError: text` of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
+    return where + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else ""

@@ -1,0 +1,142 @@
+"""The worker's way out: what roles report waits here until the session's writer sends it.
+
+Rule: a message belongs to the session it was made in. When a session breaks, `fence` drops what is unsent and what
+still comes, until the compute thread has given its samples back and calls `reopen`; only the answer of the one command
+that goes on (a Train, a load) survives, and is told to the coordinator as `WorkerState.command_id`.
+Thread-safe; never blocks the compute thread. Must never resend: the next Register says what the worker is.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from rlhf_api import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class SessionOutbox:
+    """Messages of the current session, in the order they were made (`role.Outbox`)."""
+
+    def __init__(self, worker: str, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, whenever something new waits."""
+        self._worker = worker
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._messages: deque[pb.WorkerMessage] = deque()
+        self._running: dict[int, bool] = {}  # command id -> answered (but not yet sent)
+        self._fenced = False
+        self._tokens = 0
+        self._last_train: pb.TrainResult | None = None
+
+    # ------------------------------------------------------------ for roles
+
+    def progress(self, message: pb.SampleProgress) -> None:
+        """Tokens decoded since the last progress of this sample."""
+        self._put(pb.WorkerMessage(progress=message))
+
+    def finished(self, message: pb.FinishedSample) -> None:
+        """A response is complete."""
+        self._put(pb.WorkerMessage(finished=message))
+
+    def scored(self, message: pb.ScoredSample) -> None:
+        """One task is done (or failed, or abstained) on one sample."""
+        self._put(pb.WorkerMessage(scored=message))
+
+    def done(self, message: pb.CommandDone) -> None:
+        """Answers a command; a second answer, or one of a session long gone, is dropped."""
+        with self._lock:
+            if message.WhichOneof("result") == "train" and not message.HasField("failure"):
+                self._last_train = message.train
+            if self._running.get(message.command_id, True):
+                log.info("the answer of command %d is dropped: nobody waits for it any more", message.command_id)
+                return
+            self._running[message.command_id] = True
+            self._messages.append(pb.WorkerMessage(done=message))
+        self._wake()
+
+    def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
+        """Something that took time, for the timeline."""
+        span = pb.Span(worker=self._worker, name=name, start_ns=start_ns, end_ns=end_ns, iteration=iteration)
+        span.attributes.update(attributes)
+        self._put(pb.WorkerMessage(span=span))
+
+    def count(self, tokens: int) -> None:
+        """Adds to the tokens of the heartbeat."""
+        with self._lock:
+            self._tokens += tokens
+
+    # ------------------------------------------------------------ for the compute thread
+
+    def begin(self, command_id: int) -> bool:
+        """A command will be worked on and answered once; False: its session broke meanwhile, forget it."""
+        with self._lock:
+            if self._fenced:
+                return False
+            self._running[command_id] = False
+            return True
+
+    def unanswered(self) -> list[int]:
+        """Commands begun and not answered, oldest first."""
+        with self._lock:
+            return [command for command, answered in self._running.items() if not answered]
+
+    def reopen(self) -> None:
+        """Samples were given back: from here on messages belong to the new session."""
+        with self._lock:
+            self._fenced = False
+
+    def alarm(self, failure: pb.Failure) -> None:
+        """The worker itself failed and is about to end: CommandDone without a command."""
+        with self._lock:
+            self._messages.append(pb.WorkerMessage(done=pb.CommandDone(failure=failure)))
+        self._wake()
+
+    # ------------------------------------------------------------ for the session
+
+    def peek(self) -> pb.WorkerMessage | None:
+        """The oldest unsent message; `sent` removes it."""
+        with self._lock:
+            return self._messages[0] if self._messages else None
+
+    def sent(self, message: pb.WorkerMessage) -> None:
+        """The message left; a sent answer ends its command."""
+        with self._lock:
+            if self._messages and self._messages[0] is message:
+                self._messages.popleft()
+            if message.WhichOneof("message") == "done":
+                self._running.pop(message.done.command_id, None)
+
+    def fence(self) -> None:
+        """The session broke. Keeps one command at most: the oldest whose answer has not left."""
+        with self._lock:
+            self._fenced = True
+            kept = next(iter(self._running), None)
+            self._running = {} if kept is None else {kept: self._running[kept]}
+            answers = (message for message in self._messages if message.WhichOneof("message") == "done")
+            self._messages = deque(message for message in answers if message.done.command_id == kept)
+
+    def running(self) -> int:
+        """Id of the oldest command whose answer has not left, 0 when there is none."""
+        with self._lock:
+            return next(iter(self._running), 0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens counted since the process started."""
+        with self._lock:
+            return self._tokens
+
+    @property
+    def last_train(self) -> pb.TrainResult | None:
+        """Of the last Train that succeeded in this process."""
+        with self._lock:
+            return self._last_train
+
+    def _put(self, message: pb.WorkerMessage) -> None:
+        with self._lock:
+            if self._fenced:
+                return
+            self._messages.append(message)
+        self._wake()

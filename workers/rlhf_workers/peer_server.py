@@ -1,0 +1,94 @@
+"""The worker's own gRPC server: WeightSource for its peers, health and reflection for whoever probes it.
+
+Rule: with certificates only processes of the same job get in. A port that is taken is an error at once: the server
+never shares a port with another process.
+"""
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rlhf_api import control_pb2, control_pb2_grpc
+from rlhf_api.channels import OPTIONS, server_credentials
+from rlhf_api.names import Env
+from rlhf_workers.settings import SettingsError, split_address
+
+WEIGHT_SOURCE: Final = control_pb2.DESCRIPTOR.services_by_name["WeightSource"].full_name
+
+
+class AddressInUseError(OSError):
+    """Another process listens where this one should."""
+
+
+class PeerServer:
+    """A started server; `port` is where it listens."""
+
+    def __init__(self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, port: int) -> None:
+        self.port = port
+        self._server = server
+        self._health = health_servicer
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health probes are told."""
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", WEIGHT_SOURCE):
+            await self._health.set(service, state)
+
+    async def stop(self) -> None:
+        """Ends the server; calls in flight get half a second."""
+        await self._server.stop(0.5)
+
+
+async def start_server(
+    listen: str, certificates: Path | None, weight_source: control_pb2_grpc.WeightSourceServicer
+) -> PeerServer:
+    """Binds and starts. AddressInUseError or SettingsError when the address cannot be bound."""
+    try:
+        credentials = None if certificates is None else server_credentials(certificates)
+    except ValueError as error:
+        raise SettingsError(f"{Env.CERTIFICATES}: {error}") from error
+    server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+    control_pb2_grpc.add_WeightSourceServicer_to_server(weight_source, server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = (WEIGHT_SOURCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    try:
+        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise why_not_bound(Env.LISTEN, listen) from error
+    await server.start()
+    peer_server = PeerServer(server, health_servicer, port)
+    await peer_server.set_serving(True)
+    return peer_server
+
+
+def why_not_bound(variable: str, address: str) -> Exception:
+    """AddressInUseError when the address is taken, SettingsError when it is not this machine's or not allowed."""
+    host, port = split_address(variable, address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as probe:
+            probe.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return AddressInUseError(f"{variable}={address}: the address is in use by another process")
+        return SettingsError(f"{variable}={address}: cannot be bound: {os.strerror(error.errno or 0)}: {error}")
+    return AddressInUseError(f"{variable}={address}: the address was in use by another process a moment ago")
+
+
+def free_port(host: str) -> int:
+    """A port of this machine that is free now, for a TCPStore that rank 0 opens soon after."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:  # a service's name, not an address of this machine's own
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])

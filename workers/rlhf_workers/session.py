@@ -1,0 +1,118 @@
+"""One life of the Session call: Register out, Welcome in, then commands in, messages and heartbeats out.
+
+Rule: a session ends at the first sign of trouble, and says why; the agent opens another. Must never act on a command
+itself, and never hold state that outlives the session.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import grpc
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_workers.outbox import SessionOutbox
+
+WELCOME_SECONDS: Final = 30.0
+"""From Register to Welcome; the coordinator answers in milliseconds unless it hangs."""
+
+BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+
+
+class SessionBrokenError(Exception):
+    """Why the session ended, for the log."""
+
+
+class Session:
+    """Runs one Session call on an open channel."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        outbox: SessionOutbox,
+        wake: asyncio.Event,
+        heartbeat: Callable[[], pb.Heartbeat],
+    ) -> None:
+        """`wake` is set whenever the outbox has something new."""
+        self._stub = CoordinatorStub(channel)
+        self._outbox = outbox
+        self._wake = wake
+        self._heartbeat = heartbeat
+
+    async def run(
+        self,
+        register: pb.Register,
+        on_welcome: Callable[[pb.Welcome], None],
+        on_command: Callable[[pb.Command], None],
+    ) -> NoReturn:
+        """Until the call breaks: always ends with SessionBrokenError (or what the callbacks raise)."""
+        call = self._stub.Session()
+        try:
+            await call.write(pb.WorkerMessage(register=register))
+            welcome = await self._welcome(call)
+            on_welcome(welcome)
+            tasks = [
+                asyncio.create_task(self._read(call, on_command)),
+                asyncio.create_task(self._write(call, welcome.heartbeat_seconds or 1.0)),
+            ]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            # The reader knows the status of the call; a writer that fails first only knows that it is over.
+            raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
+        except BROKEN as error:
+            raise SessionBrokenError(await _reason(call, error)) from error
+        finally:
+            call.cancel()
+
+    async def _welcome(self, call: grpc.aio.StreamStreamCall) -> pb.Welcome:
+        try:
+            message = await asyncio.wait_for(call.read(), WELCOME_SECONDS)
+        except TimeoutError:
+            raise SessionBrokenError(f"no welcome within {WELCOME_SECONDS:.0f} s of registering") from None
+        if message is grpc.aio.EOF:
+            raise SessionBrokenError(await _reason(call, None))
+        if message.WhichOneof("message") != "welcome":
+            raise SessionBrokenError("the coordinator's first message was not a welcome")
+        return message.welcome
+
+    async def _read(self, call: grpc.aio.StreamStreamCall, on_command: Callable[[pb.Command], None]) -> None:
+        while True:
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                raise SessionBrokenError(await _reason(call, None))
+            if message.WhichOneof("message") == "command":
+                on_command(message.command)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall, period: float) -> None:
+        now = asyncio.get_running_loop().time
+        next_beat = now()
+        while True:
+            if now() >= next_beat:
+                await call.write(pb.WorkerMessage(heartbeat=self._heartbeat()))
+                next_beat = now() + period
+            message = self._outbox.peek()
+            if message is not None:
+                await call.write(message)
+                self._outbox.sent(message)
+                continue
+            self._wake.clear()
+            if self._outbox.peek() is None:
+                try:
+                    await asyncio.wait_for(self._wake.wait(), max(next_beat - now(), 0.0))
+                except TimeoutError:
+                    continue
+
+
+async def _reason(call: grpc.aio.StreamStreamCall, error: BaseException | None) -> str:
+    if not call.done():
+        return f"the call broke: {error}"
+    code = await call.code()
+    details = await call.details()
+    if code == grpc.StatusCode.OK:
+        return "the coordinator ended the call"
+    return f"{code.name.lower().replace('_', ' ')}: {details}"

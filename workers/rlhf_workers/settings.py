@@ -1,0 +1,106 @@
+"""What a worker process is told by its environment (`names.Env`), read once and checked.
+
+Rule: nothing else in the process reads the environment; a missing or malformed variable is an error that names it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_api.names import Env, Group, worker_name
+
+WORKER_GROUPS = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
+
+
+class SettingsError(ValueError):
+    """An environment variable is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One worker's place in the job."""
+
+    coordinator: str
+    """host:port to dial."""
+    group: Group
+    index: int
+    listen: str
+    """host:port its own gRPC server binds; port 0 takes a free one."""
+    advertise: str
+    """host:port under which peers reach it; empty or port 0: as bound."""
+    rendezvous: str
+    """Host under which training peers reach this one."""
+    certificates: Path | None
+    metrics: str
+    """host:port of the Prometheus endpoint, empty for none."""
+    device: str
+    threads: int
+    start_timeout: float | None
+    """Seconds to wait for the first welcome; None waits forever."""
+    json_logs: bool
+
+    @property
+    def worker(self) -> str:
+        """Its name in logs and messages."""
+        return worker_name(self.group, self.index)
+
+    @property
+    def rendezvous_host(self) -> str:
+        """Where a TCPStore of this worker can be reached."""
+        return self.rendezvous or split_address(Env.ADVERTISE, self.advertise or self.listen)[0]
+
+
+def split_address(variable: str, value: str) -> tuple[str, int]:
+    """(host, port) of `host:port`; IPv6 hosts in brackets."""
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"{variable}={value!r}: needs host:port, such as 10.0.0.7:7710")
+    return host.strip("[]"), int(port)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Settings of this process; SettingsError names the variable, its value and what would be right."""
+    group = _required(environ, Env.GROUP)
+    if group not in WORKER_GROUPS:
+        raise SettingsError(f"{Env.GROUP}={group!r}: must be one of {', '.join(WORKER_GROUPS)}")
+    listen = environ.get(Env.LISTEN) or "127.0.0.1:0"
+    addresses = {Env.COORDINATOR: _required(environ, Env.COORDINATOR), Env.LISTEN: listen}
+    addresses |= {name: environ[name] for name in (Env.ADVERTISE, Env.METRICS) if environ.get(name)}
+    for name, address in addresses.items():
+        split_address(name, address)
+    folder = environ.get(Env.CERTIFICATES)
+    timeout = environ.get(Env.START_TIMEOUT)
+    return Settings(
+        coordinator=addresses[Env.COORDINATOR],
+        group=Group(group),
+        index=_number(Env.INDEX, _required(environ, Env.INDEX), 0),
+        listen=listen,
+        advertise=environ.get(Env.ADVERTISE, ""),
+        rendezvous=environ.get(Env.RENDEZVOUS, ""),
+        certificates=Path(folder) if folder else None,
+        metrics=environ.get(Env.METRICS, ""),
+        device=_device(environ.get(Env.DEVICE) or "cpu"),
+        threads=_number(Env.THREADS, environ.get(Env.THREADS) or "1", 1),
+        start_timeout=float(_number(Env.START_TIMEOUT, timeout, 1)) if timeout else None,
+        json_logs=environ.get(Env.LOG_FORMAT) == "json",
+    )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise SettingsError(f"{name} is not set; a worker needs {Env.COORDINATOR}, {Env.GROUP} and {Env.INDEX}")
+    return value
+
+
+def _number(name: str, value: str, least: int) -> int:
+    if not value.isdigit() or int(value) < least:
+        raise SettingsError(f"{name}={value!r}: must be a whole number of at least {least}")
+    return int(value)
+
+
+def _device(value: str) -> str:
+    kind, _, number = value.partition(":")
+    if value == "cpu" or (kind == "cuda" and (number.isdigit() or value == "cuda")):
+        return "cuda:0" if value == "cuda" else value
+    raise SettingsError(f"{Env.DEVICE}={value!r}: must be cpu or cuda:N")

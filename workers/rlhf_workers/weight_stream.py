@@ -1,0 +1,135 @@
+"""One peer's WeightSource as a client reads it: manifest first, then chunks, each tensor checked against its checksum.
+
+Rule: `read` gives everything the manifest announced, or raises WorkError naming the peer. Memory is allocated only as
+the manifest says, so a peer cannot make the worker hold more than it announced.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import channel
+from rlhf_api.control_pb2_grpc import WeightSourceStub
+from rlhf_workers.role import WorkError
+from rlhf_workers.weight_source import DTYPES, raw_bytes
+
+
+class RefusedError(WorkError):
+    """The peer does not hold what was asked: no use in asking it again."""
+
+
+class WeightStream:
+    """Reads one source; `close` and `cut_off_if_idle` may be called from another thread."""
+
+    def __init__(self, model: str, version: int, address: str, certificates: Path | None) -> None:
+        self.address = address
+        self.closed = False
+        self._request = pb.WeightRequest(model=model, version=version)
+        self._certificates = certificates
+        self._lock = threading.Lock()
+        self._call: grpc.Call | None = None
+        self._heard = 0.0
+        self._idle = 0.0
+
+    def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
+        """All tensors of this source. One attempt; a retryable WorkError may be tried again."""
+        self._idle = 0.0
+        with channel(self.address, self._certificates) as peer:
+            stub = WeightSourceStub(peer)
+            try:
+                manifest = stub.Describe(self._request, timeout=describe_seconds)
+                tensors = self._allocate(manifest)
+                self._begin(stub.Fetch(self._request))
+                self._receive(manifest, tensors)
+            except grpc.RpcError as error:
+                raise self._failure(error, describe_seconds) from error
+            finally:
+                self._begin(None)
+        return tensors
+
+    def close(self) -> None:
+        """Ends the reading for good."""
+        with self._lock:
+            self.closed = True
+            if self._call is not None:
+                self._call.cancel()
+
+    def cut_off_if_idle(self, seconds: float) -> None:
+        """Cancels a Fetch that has brought nothing for so long."""
+        with self._lock:
+            silence = time.monotonic() - self._heard
+            if self._call is not None and silence > seconds:
+                self._idle = silence
+                self._call.cancel()
+
+    # ------------------------------------------------------------ parts of read
+
+    def _begin(self, call: grpc.Call | None) -> None:
+        with self._lock:
+            self._call, self._heard = call, time.monotonic()
+            if self.closed and call is not None:
+                call.cancel()
+
+    def _allocate(self, manifest: pb.WeightManifest) -> dict[str, torch.Tensor]:
+        if manifest.version != self._request.version:
+            raise self._error("WeightsUnavailable", f"it describes version {manifest.version}")
+        tensors: dict[str, torch.Tensor] = {}
+        for entry in manifest.tensors:
+            if entry.name in tensors:
+                raise self._error("WeightsConflict", f"its manifest names {entry.name} twice", retryable=False)
+            if entry.dtype not in DTYPES or any(side < 0 for side in entry.shape):
+                what = f"{entry.name} is {entry.dtype} {list(entry.shape)}, which does not travel"
+                raise self._error("WeightsCorrupt", what, retryable=False)
+            tensors[entry.name] = torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype])
+        return tensors
+
+    def _receive(self, manifest: pb.WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
+        memory = {name: raw_bytes(tensor) for name, tensor in tensors.items()}
+        filled = dict.fromkeys(tensors, 0)
+        checksums = dict.fromkeys(tensors, 0)
+        for chunk in self._chunks():
+            end = chunk.offset + len(chunk.data)
+            if chunk.name not in memory or chunk.offset != filled[chunk.name] or end > len(memory[chunk.name]):
+                raise self._error("WeightsCorrupt", f"unexpected bytes {chunk.offset} to {end} of {chunk.name!r}")
+            memory[chunk.name][chunk.offset : end] = chunk.data
+            filled[chunk.name] = end
+            checksums[chunk.name] = zlib.crc32(chunk.data, checksums[chunk.name])
+        for entry in manifest.tensors:
+            size = len(memory[entry.name])
+            if filled[entry.name] != size:
+                what = f"the stream ended after {filled[entry.name]} of {size} bytes of {entry.name}"
+                raise self._error("WeightsCorrupt", what)
+            if checksums[entry.name] != entry.crc32:
+                what = f"checksum of {entry.name} is {checksums[entry.name]:08x}, announced {entry.crc32:08x}"
+                raise self._error("WeightsCorrupt", what)
+
+    def _chunks(self) -> Iterator[pb.WeightChunk]:
+        call = self._call
+        assert call is not None
+        for chunk in call:  # type: ignore[attr-defined]  # a stream of chunks
+            self._heard = time.monotonic()
+            yield chunk
+
+    # ------------------------------------------------------------ failures
+
+    def _failure(self, error: grpc.RpcError, describe_seconds: float) -> WorkError:
+        code, details = error.code(), error.details()  # type: ignore[attr-defined]  # every raised one has them
+        if code == grpc.StatusCode.FAILED_PRECONDITION:
+            return RefusedError("WeightsUnavailable", self._message(details), retryable=True)
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return self._error("WeightsUnavailable", f"no manifest within {describe_seconds:g} s")
+        if self._idle:
+            return self._error("WeightsUnavailable", f"no chunk for {self._idle:.1f} s")
+        return self._error("WeightsUnavailable", f"{code.name.lower().replace('_', ' ')}: {details}")
+
+    def _error(self, reason: str, what: str, *, retryable: bool = True) -> WorkError:
+        return WorkError(reason, self._message(what), retryable=retryable)
+
+    def _message(self, what: str) -> str:
+        return f"weights of {self._request.model} version {self._request.version} from {self.address}: {what}"
