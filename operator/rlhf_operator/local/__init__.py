@@ -1,0 +1,1 @@
+"""The same manifests as a cluster gets, run as processes on this machine."""

@@ -1,0 +1,11 @@
+"""What a local run refuses, in one sentence for the user, with the exit code it ends with."""
+
+from rlhf_api.names import ExitCode
+
+
+class RunError(Exception):
+    """Nothing was started, or the run could not go on; the message names the field or value and the remedy."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

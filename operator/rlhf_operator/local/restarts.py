@@ -1,0 +1,95 @@
+"""What happens when a process of a local run ends: the decision, as a pure function.
+
+Rule: a process that ends non-zero comes back, as a kubelet would bring it back; how often is limited for the whole job
+by runPolicy.backoffLimit, never reset, as Kubernetes counts. RESTART is a request and is not counted. Some exit codes
+of the coordinator are verdicts about the job: no restart can change them. Owns no process, no clock.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api.names import ExitCode, Group
+
+FIRST_DELAY_SECONDS: Final = 0.2
+"""Enough for ports and devices to be released; a lost rank must not hold up its group for longer."""
+LAST_DELAY_SECONDS: Final = 10.0
+"""A process that keeps failing is tried often enough to see the cause go away."""
+HEALTHY_SECONDS: Final = 120.0
+"""A process that ran this long was well: its next failure starts again at the first delay."""
+VERDICTS: Final = frozenset(
+    {
+        ExitCode.USAGE,
+        ExitCode.USER_CODE,
+        ExitCode.BAD_MODEL,
+        ExitCode.BAD_DATA,
+        ExitCode.STORAGE,
+        ExitCode.ADDRESS_IN_USE,
+        ExitCode.INTERRUPTED,
+    }
+)
+"""Exit codes with which the coordinator ends the job."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process ended."""
+
+    group: Group
+    code: int
+    """Exit code; negative: the signal that ended it."""
+    seconds: float
+    """How long it ran."""
+    streak: int
+    """Ends in a row before this one without a healthy time between."""
+    counted: int
+    """Counted restarts of the whole job so far."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start it again."""
+
+    delay: float
+    streak: int
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The process had nothing more to do; the job goes on."""
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """The job is over."""
+
+    code: int
+    reason: str
+
+
+def decide(ended: Ended, backoff_limit: int, *, stopping: bool = False) -> Restart | Finished | EndJob:
+    """`stopping`: the user asked the job to stop, so the coordinator's end is the job's, whatever its code."""
+    coordinator = ended.group is Group.COORDINATOR
+    if ended.code == ExitCode.OK:
+        return EndJob(ExitCode.OK, "the coordinator finished") if coordinator else Finished()
+    if coordinator and (stopping or ended.code in VERDICTS):
+        code = ended.code if ended.code > 0 else int(ExitCode.FAILED)
+        return EndJob(code, f"the coordinator ended with {describe(ended.code)}")
+    streak = 0 if ended.seconds >= HEALTHY_SECONDS else ended.streak
+    delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(streak, 30), LAST_DELAY_SECONDS)
+    if ended.code == ExitCode.RESTART:
+        return Restart(delay, streak + 1, counted=False)
+    if ended.counted >= backoff_limit:
+        return EndJob(
+            ExitCode.FAILED,
+            f"{ended.group} ended with {describe(ended.code)} and all {backoff_limit} restarts of "
+            "spec.runPolicy.backoffLimit are used",
+        )
+    return Restart(delay, streak + 1, counted=True)
+
+
+def describe(code: int) -> str:
+    """`exit code 1`, `signal 9 (out of memory, or killed)`: how a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"signal {-code}" + (" (killed, or out of memory)" if code == -9 else "")
