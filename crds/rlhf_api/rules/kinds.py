@@ -33,17 +33,17 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         return f"must be a multiple of {names} ({unit}): use {choice}"
 
     unit = f"({product_cel})"
-    below = f"({value_cel} / {unit} * {unit})"
+    below = f"{value_cel} / {unit} * {unit}"
+    # One call of format each: the API server cannot bound the cost of strings that are added up.
+    nearest = f"'must be a multiple of {names} (%d): use %d or %d'.format([{unit}, {below}, {below} + {unit}])"
+    smallest = f"'must be a multiple of {names} (%d): use %d'.format([{unit}, {unit}])"
     return Rule(
         field=field,
         node="spec",
         cel=f"{guard}{value_cel} % {unit} == 0",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
-        message_cel=(
-            f"'must be a multiple of {names} (' + string({product_cel}) + '): use '"
-            f" + ({below} > 0 ? string({below}) + ' or ' : '') + string({below} + {unit})"
-        ),
+        message_cel=f"{below} > 0 ? {nearest} : {smallest}",
         says=says,
     )
 
