@@ -1,0 +1,94 @@
+"""Dispatch: which queued sample goes to which generation worker, which scoring task to which inference worker.
+
+Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
+late work is still spread evenly. A failed task goes to another worker than the one it failed on, if there is one.
+Rule: pure; only workers with the current weights get anything.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rlhf_api.names import Group
+from rlhf_operator.coordinator import weights
+from rlhf_operator.coordinator.decisions import Decision, Generate, Score
+from rlhf_operator.coordinator.fleet import Worker
+from rlhf_operator.coordinator.sample import Sample
+from rlhf_operator.coordinator.world import Plan, World
+
+PREFETCH_SHARE: Final = 8
+"""A worker holds 1/8 more samples than it decodes at once: a finished row is refilled within the same step."""
+
+SCORES_IN_FLIGHT: Final = 64
+"""Samples a worker may be scoring: enough for slow rewards to overlap, few enough to share among late joiners."""
+
+SCORE_CHUNK: Final = 16
+"""Samples in one Score command; the worker starts on the first ones while more arrive."""
+
+
+def decide(plan: Plan, world: World, now: float) -> list[Decision]:
+    """Hands out what can be handed out now."""
+    if world.trained or world.stop is not None:
+        return []
+    return [*_generate(plan, world), *_score(plan, world, now)]
+
+
+def _ready(plan: Plan, world: World, group: Group) -> list[Worker]:
+    return [worker for worker in world.fleet.of(group) if weights.current(plan, world, worker)]
+
+
+def _generate(plan: Plan, world: World) -> list[Decision]:
+    batch = plan.spec.generation.max_batch_size
+    capacity = batch + max(1, batch // PREFETCH_SHARE)
+    workers = _ready(plan, world, Group.GENERATION)
+    loads = [(world.ledger.decoding_on(worker.name), order) for order, worker in enumerate(workers)]
+    heapq.heapify(loads)
+    room = sum(max(0, capacity - load) for load, _ in loads)
+    given: dict[int, list[int]] = {}
+    for index in world.ledger.queued(room):
+        load, order = heapq.heappop(loads)
+        given.setdefault(order, []).append(index)
+        # A full worker never comes first again: the room above counts only what is left in the others.
+        heapq.heappush(loads, (load + 1, order))
+    return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
+
+
+def _score(plan: Plan, world: World, now: float) -> list[Decision]:
+    ledger = world.ledger
+    if plan.spec.inference.overlap == "Off" and not ledger.all_generated:
+        return []
+    workers = _ready(plan, world, Group.INFERENCE)
+    per_sample = max(1, len(plan.tasks))
+    load = {worker.name: ledger.scoring_on(worker.name) for worker in workers}
+    limit = SCORES_IN_FLIGHT * per_sample
+    given: dict[str, dict[int, list[str]]] = {}
+    for index in _while_room(ledger.unscored(), load, limit):
+        sample = ledger.samples[index]
+        if now < sample.not_before:
+            continue
+        for worker, tasks in _places(plan, sample, load).items():
+            given.setdefault(worker, {})[index] = tasks
+            load[worker] += len(tasks)
+    return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
+
+
+def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Iterable[int]:
+    for index in samples:
+        if not load or min(load.values()) >= limit:
+            return
+        yield index
+
+
+def _places(plan: Plan, sample: Sample, load: dict[str, int]) -> dict[str, list[str]]:
+    """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones."""
+    places: dict[str, list[str]] = {}
+    for task in (task.name for task in plan.tasks if task.name in sample.open_tasks):
+        others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)
+        places.setdefault(min(others, key=lambda worker: (load[worker], worker)), []).append(task)
+    return places
+
+
+def _chunks(samples: dict[int, list[str]]) -> Iterable[tuple[tuple[int, tuple[str, ...]], ...]]:
+    items: Sequence[tuple[int, tuple[str, ...]]] = [(index, tuple(tasks)) for index, tasks in samples.items()]
+    for start in range(0, len(items), SCORE_CHUNK):
+        yield tuple(items[start : start + SCORE_CHUNK])

@@ -1,0 +1,25 @@
+"""A failure that ends the job, with all a user needs: reason, field, message, exit code.
+
+Rule: what a user can act on is raised as a JobError where it is noticed, and printed once, on the last line.
+"""
+
+from pathlib import Path
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+
+
+class JobError(Exception):
+    """Carries the `pb.Failure` of the job's status."""
+
+    def __init__(self, reason: str, message: str, *, field: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.failure = pb.Failure(reason=reason, field=field, message=message, exit_code=int(exit_code))
+
+
+def storage_error(what: str, path: Path, error: OSError, field: str) -> JobError:
+    """A folder that cannot be written: exit code 23, naming the path and the system's reason."""
+    message = f"{what} cannot be written at {path}: {error.strerror or error}"
+    return JobError(
+        "StorageFull" if error.errno == 28 else "StorageFailed", message, field=field, exit_code=ExitCode.STORAGE
+    )

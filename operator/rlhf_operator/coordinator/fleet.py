@@ -1,0 +1,247 @@
+"""The workers of a job: who is wanted, who is there, what each is and does, and when one counts as lost.
+
+A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a moment
+of grace to come back), or lost. A new process under a worker's name (another incarnation) is a restart: whatever the
+old one held is gone at once. A second *live* process under one name is refused: workers were started wrongly.
+Rule: pure; the time comes in. Must never decide what a worker should do: that is `iteration.decide`.
+When the process dies nothing of this is kept: workers register again and say what they still are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import ExitCode, Group, worker_name
+
+GRACE_SECONDS: Final = 2.0
+"""A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
+
+DUPLICATE_SILENCE_SECONDS: Final = 3.0
+"""A session silent for this long may be half dead: a new incarnation takes its name over instead of being refused."""
+
+
+class Work(StrEnum):
+    """What a command asks for, as far as deciding needs to know."""
+
+    BECOME = "become"
+    LOAD = "load"
+    GENERATE = "generate"
+    SCORE = "score"
+    TRAIN = "train"
+    CHECKPOINT = "checkpoint"
+    WITHDRAW = "withdraw"
+    UNKNOWN = "unknown"
+    """A command of an earlier coordinator that still runs."""
+
+
+SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.CHECKPOINT, Work.UNKNOWN})
+"""A worker with one of these pending is busy: it gets no other command but Exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A command that is not answered yet."""
+
+    work: Work
+    sent: float
+    detail: str
+    """End of the sentence "waiting for generation-1 to ..."."""
+    version: int = 0
+    """Weight version after it."""
+    model: str = ""
+    """Load: the model role."""
+    from_ranks: bool = False
+    """It reads weights from training ranks, which therefore must not train."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One wanted worker."""
+
+    name: str
+    group: Group
+    index: int
+    session: int = 0
+    """0: not connected."""
+    seen: bool = False
+    """It registered with this coordinator at some time."""
+    lost: bool = False
+    leaving: bool = False
+    """It was told to exit."""
+    incarnation: str = ""
+    address: str = ""
+    rendezvous: str = ""
+    device: str = ""
+    role: str = ""
+    versions: dict[str, int] = field(default_factory=dict)
+    group_epoch: int = 0
+    trained: pb.TrainResult | None = None
+    """Result of its last finished Train."""
+    train_failure: pb.Failure | None = None
+    """It could not join its group or train: the group has to start anew."""
+    failed_at: float = 0.0
+    pending: dict[int, Pending] = field(default_factory=dict)
+    failures: int = 0
+    """Retryable command failures in a row."""
+    not_before: float = 0.0
+    """No new slow command before this time."""
+    since: float = 0.0
+    """When it entered its present state: connected, broken, lost, or missing."""
+    heard: float = 0.0
+    moved: float = 0.0
+    """When its counters last changed, or work was last given to it."""
+    restarts: int = 0
+    heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
+    rates: tuple[float, float] = (0.0, 0.0)
+    """(tokens per second, share of time busy) between the last two heartbeats."""
+
+    @property
+    def connected(self) -> bool:
+        """A session is open and it is not on its way out."""
+        return self.session != 0 and not self.leaving
+
+    @property
+    def slow(self) -> Pending | None:
+        """The slow command it is busy with."""
+        return next((item for item in self.pending.values() if item.work in SLOW_WORK), None)
+
+    @property
+    def idle(self) -> bool:
+        """It can be given a slow command now."""
+        return self.connected and self.slow is None
+
+    @property
+    def asks_restart(self) -> bool:
+        """Its failure says that it only needs its group to come back (a peer was lost)."""
+        return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
+
+    def holds(self, model: str, version: int) -> bool:
+        """It has exactly these weights and is not loading others."""
+        return self.connected and self.versions.get(model) == version and self.slow is None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A registration was accepted."""
+
+    worker: Worker
+    restarted: bool
+    """Another process than before: it has nothing of what the old one held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A registration was refused, and why."""
+
+    reason: str
+    known: bool
+    """The name is wanted, but somebody else has it."""
+
+
+class Fleet:
+    """All wanted workers by name."""
+
+    def __init__(self, spec: RLHFJobSpec, now: float) -> None:
+        self.timeout = float(spec.run_policy.worker_timeout_seconds)
+        self.workers: dict[str, Worker] = {}
+        for group, count in wanted(spec).items():
+            for index in range(count):
+                name = worker_name(group, index)
+                self.workers[name] = Worker(name, group, index, since=now)
+
+    def of(self, group: Group) -> list[Worker]:
+        """Workers of a group by index."""
+        return [worker for worker in self.workers.values() if worker.group is group]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.workers.values())
+
+    def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
+        """Opens a session; the caller takes back what an earlier process or session of the name held."""
+        worker = self.workers.get(message.worker)
+        if worker is None or (message.group, message.index) != (worker.group.value, worker.index):
+            names = ", ".join(self.workers)
+            return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}", known=False)
+        same = worker.incarnation == message.incarnation
+        if not message.incarnation:
+            return Refused(f"worker {message.worker} registered without an incarnation", known=False)
+        if worker.session and not same and not worker.leaving and now - worker.heard < DUPLICATE_SILENCE_SECONDS:
+            return Refused(f"worker {message.worker} is already connected from another live process", known=True)
+        restarted = worker.seen and not same
+        worker.restarts += restarted
+        self._open(worker, message, session, now, keep=worker.trained if same else None)
+        return Joined(worker, restarted)
+
+    def _open(
+        self, worker: Worker, message: pb.Register, session: int, now: float, keep: pb.TrainResult | None
+    ) -> None:
+        state = message.state
+        worker.session, worker.seen, worker.lost, worker.leaving = session, True, False, False
+        worker.incarnation, worker.address = message.incarnation, message.address
+        worker.rendezvous, worker.device = message.rendezvous, message.device
+        worker.role, worker.versions, worker.group_epoch = state.role, dict(state.versions), state.group_epoch
+        worker.trained = state.last_train if state.HasField("last_train") else keep
+        worker.train_failure = None
+        worker.pending = {}
+        if state.busy:
+            detail = "finish the command of its last session"
+            loads = worker.group is not Group.TRAINING
+            worker.pending[state.command_id] = Pending(Work.UNKNOWN, now, detail, from_ranks=loads)
+        worker.since = worker.heard = worker.moved = now
+        worker.heartbeat, worker.rates = pb.Heartbeat(), (0.0, 0.0)
+
+    def closed(self, name: str, session: int, now: float) -> bool:
+        """A session ended; False when the worker has a newer one already."""
+        worker = self.workers[name]
+        if worker.session != session:
+            return False
+        worker.session, worker.since = 0, now
+        return True
+
+    def beat(self, name: str, heartbeat: pb.Heartbeat, now: float) -> None:
+        """A heartbeat arrived: rates follow from the difference to the one before."""
+        worker = self.workers[name]
+        before, seconds = worker.heartbeat, now - worker.heard
+        if (before.tokens, before.busy_seconds) != (heartbeat.tokens, heartbeat.busy_seconds):
+            worker.moved = now
+        if seconds > 0 and before.ByteSize():
+            busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
+            worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))
+        worker.heartbeat, worker.heard = heartbeat, now
+
+    def expire(self, now: float) -> list[Worker]:
+        """Marks as lost who was silent or broken for too long, and returns them; their sessions are over."""
+        gone = [worker for worker in self if worker.seen and not worker.lost and self._is_gone(worker, now)]
+        for worker in gone:
+            forget(worker)
+            worker.lost, worker.since = True, now
+        return gone
+
+    def _is_gone(self, worker: Worker, now: float) -> bool:
+        if worker.session:
+            return now - worker.heard > self.timeout
+        return worker.leaving or now - worker.since > GRACE_SECONDS
+
+
+def forget(worker: Worker) -> None:
+    """The process is gone, and with it all it was."""
+    worker.session = 0
+    worker.role, worker.versions, worker.group_epoch = "", {}, 0
+    worker.pending, worker.trained, worker.train_failure = {}, None, None
+    worker.leaving = False
+    worker.rates = (0.0, 0.0)
+
+
+def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
+    """Workers of each group; a group that no task of the graph runs in does not exist."""
+    counts = {
+        Group.GENERATION: spec.generation.replicas,
+        Group.INFERENCE: spec.inference.replicas,
+        Group.TRAINING: spec.training.ranks,
+    }
+    graph = graph_of(spec)
+    return {group: count for group, count in counts.items() if graph.tasks_of(group)}

@@ -1,0 +1,122 @@
+"""The training group: when ranks form one, when it is broken, what each trains on next, what version it holds.
+
+All is derived from what ranks say of themselves, so it works the same after a rank, the group or the coordinator came
+back. A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the
+job's version; a new batch is the same rule: a rank at version v trains on batch v when that batch is complete.
+A lost rank takes the group with it: the others sit in collectives that never end, so they restart as new processes.
+Rule: pure. Must never let ranks train while a worker reads weights from them.
+"""
+
+from typing import Final
+
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.decisions import CommitBatch, Decision, Finish, Form, RestartGroup, Train
+from rlhf_operator.coordinator.fleet import Work, Worker
+from rlhf_operator.coordinator.world import Plan, World
+
+SUSPECT_SECONDS: Final = 4.0
+"""When a rank dies the others fail too, and may say so before the dead one's session counts as lost: wait this long for
+that explanation before a failure of training is taken at its word."""
+
+ROLE: Final = "training"
+
+
+def ranks(world: World) -> list[Worker]:
+    """All training workers by rank."""
+    return world.fleet.of(Group.TRAINING)
+
+
+def formed(world: World) -> bool:
+    """All ranks are training under one group epoch and none has failed."""
+    group = ranks(world)
+    same = len({rank.group_epoch for rank in group}) == 1
+    return same and all(rank.connected and rank.role == ROLE and rank.train_failure is None for rank in group)
+
+
+def version(plan: Plan, world: World) -> int | None:
+    """The version that every rank holds, idle; None while they train, restart, or differ."""
+    if not formed(world):
+        return None
+    held = {rank.versions.get(plan.lead) if rank.slow is None else None for rank in ranks(world)}
+    return held.pop() if len(held) == 1 else None
+
+
+def train_under_way(plan: Plan, world: World) -> bool:
+    """Some rank trains on the current batch, or has."""
+    return not world.trained and any(
+        rank.versions.get(plan.lead) == world.iteration + 1
+        or (rank.slow is not None and rank.slow.work in (Work.TRAIN, Work.UNKNOWN) and _at(plan, rank, world.iteration))
+        for rank in ranks(world)
+    )
+
+
+def _at(plan: Plan, rank: Worker, wanted: int) -> bool:
+    return rank.role == ROLE and rank.versions.get(plan.lead) == wanted
+
+
+def decide(plan: Plan, world: World, now: float) -> list[Decision]:
+    """Forms, restarts, or sets the group to work."""
+    group = ranks(world)
+    if not group:
+        return []
+    members = [rank for rank in group if _is_member(rank)]
+    reason = _broken(plan, world, members, now)
+    if reason is not None:
+        return _restart(plan, world, members, *reason)
+    if not members and all(rank.idle and now >= rank.not_before for rank in group) and world.stop is None:
+        return [Form(world.group_epoch + 1)]
+    return _train(plan, world) if formed(world) else []
+
+
+def _is_member(rank: Worker) -> bool:
+    forming = rank.slow is not None and rank.slow.work in (Work.BECOME, Work.UNKNOWN)
+    return rank.role == ROLE or forming or rank.train_failure is not None
+
+
+def _broken(plan: Plan, world: World, members: list[Worker], now: float) -> tuple[str, bool] | None:
+    """(why, counted as a failure) when the group cannot go on."""
+    if not members:
+        return None
+    gone = [rank for rank in ranks(world) if rank.lost or (rank.session and not _is_member(rank))]
+    if gone:
+        return f"{gone[0].name} was lost", False
+    if len({rank.group_epoch for rank in members}) > 1:
+        return "its ranks belong to different groups", False
+    ahead = world.version if world.trained or not world.ledger.all_scored else world.version + 1
+    for rank in members:
+        if rank.versions.get(plan.lead, 0) > ahead:
+            return f"{rank.name} holds a version the journal does not know", False
+    for rank in members:
+        failure = rank.train_failure
+        if failure is not None and (now - rank.failed_at > SUSPECT_SECONDS or rank.asks_restart):
+            return f"{rank.name}: {failure.message}", not rank.asks_restart
+    return None
+
+
+def _restart(plan: Plan, world: World, members: list[Worker], reason: str, counted: bool) -> list[Decision]:
+    here = tuple(rank.name for rank in members if rank.connected)
+    if not here:
+        return []
+    failure = next((rank.train_failure for rank in members if rank.train_failure is not None), None)
+    if counted and failure is not None:
+        limit = plan.spec.run_policy.backoff_limit
+        if not failure.retryable or world.group_failures >= limit:
+            return [Finish("Failed", failure)]
+    return [RestartGroup(here, reason, counted)]
+
+
+def _train(plan: Plan, world: World) -> list[Decision]:
+    group = ranks(world)
+    if any(item.from_ranks for worker in world.fleet for item in worker.pending.values()):
+        return []
+    if any(item.work is Work.CHECKPOINT for rank in group for item in rank.pending.values()):
+        return []
+    target = world.version
+    if not world.trained and world.ledger.all_scored and (world.stop is None or train_under_way(plan, world)):
+        target += 1
+    if world.stop is not None and not train_under_way(plan, world):
+        return []
+    ready = [rank for rank in group if rank.idle and rank.versions.get(plan.lead, 0) < target]
+    decisions: list[Decision] = [Train(rank.name, rank.versions.get(plan.lead, 0)) for rank in ready]
+    new = any(rank.versions.get(plan.lead, 0) == world.iteration for rank in ready)
+    return [CommitBatch(), *decisions] if new and not world.trained else decisions

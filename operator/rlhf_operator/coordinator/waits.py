@@ -1,0 +1,63 @@
+"""What the job waits for: one list that the status shows as sentences and the time-outs are checked against.
+
+Rule: pure. Every wait names the worker and what it is to do, and since when.
+"""
+
+from dataclasses import dataclass
+
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.fleet import Worker
+from rlhf_operator.coordinator.world import Plan, World
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One thing the job waits for."""
+
+    worker: str
+    sentence: str
+    """`generation-1 to load actor version 3`."""
+    since: float
+    """The last sign of life in the matter."""
+    stuck: bool
+    """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
+    fatal: bool
+    """Nobody can stand in for an absent worker."""
+
+
+def waits(plan: Plan, world: World) -> list[Wait]:
+    """All waits, by worker."""
+    found: list[Wait] = []
+    for worker in world.fleet:
+        if worker.leaving:
+            found.append(Wait(worker.name, f"{worker.name} to restart", worker.since, False, True))
+        elif not worker.session:
+            found += _absent(world, worker)
+        else:
+            found += _working(world, worker)
+    return found
+
+
+def sentences(plan: Plan, world: World, now: float) -> list[str]:
+    """`generation-1 to load actor version 3 (12 s)`, longest wait first."""
+    ordered = sorted(waits(plan, world), key=lambda wait: wait.since)
+    return [f"{wait.sentence} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+
+
+def _absent(world: World, worker: Worker) -> list[Wait]:
+    others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
+    fatal = worker.group is Group.TRAINING or not others
+    verb = "come back" if worker.seen else "register"
+    return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
+
+
+def _working(world: World, worker: Worker) -> list[Wait]:
+    slow = worker.slow
+    if slow is not None:
+        since = max(slow.sent, worker.moved)
+        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)]
+    decoding, scoring = world.ledger.decoding_on(worker.name), world.ledger.scoring_on(worker.name)
+    work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
+    if not work:
+        return []
+    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False)]

@@ -1,0 +1,102 @@
+"""Roles and weights: which worker must become what, and load which version, from where.
+
+Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
+together hold every parameter. A worker that came back is stale until it holds the current version: it gets no samples.
+Rule: pure. No load starts from ranks while a complete batch waits for them, and none while they train.
+"""
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_operator.coordinator import training_group
+from rlhf_operator.coordinator.decisions import Become, Decision
+from rlhf_operator.coordinator.fleet import Worker
+from rlhf_operator.coordinator.world import Plan, World
+
+ACTOR = "actor"
+
+
+def sources(plan: Plan, world: World, model: str, version: int) -> list[pb.WeightLocation] | None:
+    """Where a version of a model is; None when nobody can serve it now."""
+    if version == 0:
+        return [pb.WeightLocation(folder=plan.folder(model))]
+    stages = training_group.ranks(world)[: plan.spec.training.parallelism.pipeline]
+    waiting = world.ledger.all_scored and not world.trained
+    if waiting or not training_group.formed(world) or not all(rank.holds(model, version) for rank in stages):
+        return None
+    return [pb.WeightLocation(address=rank.address) for rank in stages]
+
+
+def decide(plan: Plan, world: World, now: float) -> list[Decision]:
+    """Commands for every idle worker whose role or weights are not what the job needs now."""
+    if world.stop is not None or (world.trained and plan.last(world.iteration)):
+        return []
+    decisions: list[Decision] = []
+    for worker in world.fleet.of(Group.GENERATION):
+        if worker.idle and now >= worker.not_before:
+            decisions += _generation(plan, world, worker)
+    for worker in world.fleet.of(Group.INFERENCE):
+        if worker.idle and now >= worker.not_before:
+            decisions += _inference(plan, world, worker)
+    return decisions
+
+
+def current(plan: Plan, world: World, worker: Worker) -> bool:
+    """It has its role and every weight at the job's version."""
+    models = (ACTOR,) if worker.group is Group.GENERATION else plan.scored_models
+    return worker.idle and worker.role == worker.group.value and all(worker.holds(m, world.version) for m in models)
+
+
+def published(plan: Plan, world: World) -> bool:
+    """Every worker that can take part in the next iteration holds its version, and there is one in each group.
+
+    A worker that is away or only just starting is not waited for: it gets the weights when it is there.
+    """
+    for group, models in ((Group.GENERATION, (ACTOR,)), (Group.INFERENCE, plan.scored_models)):
+        workers = world.fleet.of(group)
+        here = [worker for worker in workers if worker.connected and worker.role == group.value]
+        if workers and models and not (here and all(current(plan, world, worker) for worker in here)):
+            return False
+    return True
+
+
+def _generation(plan: Plan, world: World, worker: Worker) -> list[Decision]:
+    if worker.versions.get(ACTOR) == world.version and worker.role == Group.GENERATION:
+        return []
+    load = _load(plan, world, ACTOR)
+    if load is None:
+        return []
+    if worker.role == Group.GENERATION:
+        return [_load_decision(worker, load)]
+    command = pb.Command(become_generation=pb.BecomeGeneration(weights=load))
+    return [Become(worker.name, command, _detail(load), load.version, from_ranks=_from_ranks([load]))]
+
+
+def _inference(plan: Plan, world: World, worker: Worker) -> list[Decision]:
+    loads = [_load(plan, world, m) for m in plan.scored_models if worker.versions.get(m) != world.version]
+    if any(load is None for load in loads):
+        return []
+    ready = [load for load in loads if load is not None]
+    if worker.role == Group.INFERENCE:
+        return [_load_decision(worker, ready[0])] if ready else []
+    tasks = [task.name for task in plan.tasks]
+    command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, weights=ready))
+    detail = f"load its models for {', '.join(tasks)}"
+    return [Become(worker.name, command, detail, world.version, from_ranks=_from_ranks(ready))]
+
+
+def _load(plan: Plan, world: World, model: str) -> pb.LoadWeights | None:
+    found = sources(plan, world, model, world.version)
+    return None if found is None else pb.LoadWeights(model=model, version=world.version, sources=found)
+
+
+def _load_decision(worker: Worker, load: pb.LoadWeights) -> Become:
+    command = pb.Command(load_weights=load)
+    return Become(worker.name, command, _detail(load), load.version, load.model, _from_ranks([load]))
+
+
+def _detail(load: pb.LoadWeights) -> str:
+    return f"load {load.model} version {load.version}"
+
+
+def _from_ranks(loads: list[pb.LoadWeights]) -> bool:
+    return any(source.address for load in loads for source in load.sources)

@@ -1,0 +1,111 @@
+"""What decisions are made from: the job's constants and everything observed of it at one moment.
+
+Rule: decisions read this and never change it; `effects` and `intake` change it and never decide.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Graph, Task, graph_of
+from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.fleet import Fleet
+from rlhf_operator.coordinator.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What does not change while a job runs."""
+
+    job: RLHFJob
+    graph: Graph
+    schedule: str
+    """schedule.ScheduleTable as JSON."""
+
+    @property
+    def spec(self) -> RLHFJobSpec:
+        """The manifest."""
+        return self.job.spec
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Scoring tasks."""
+        return self.graph.tasks_of(Group.INFERENCE)
+
+    @property
+    def scored_models(self) -> tuple[str, ...]:
+        """Models that inference workers hold and training changes: they need every new version."""
+        return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
+
+    @property
+    def lead(self) -> str:
+        """The model whose version stands for the version of a training rank."""
+        return self.graph.trained[0]
+
+    def last(self, iteration: int) -> bool:
+        """No iteration follows this one."""
+        return iteration + 1 >= self.spec.iterations
+
+    def folder(self, model: str) -> str:
+        """Where version 0 of a model role is."""
+        source = getattr(self.spec.models, model)
+        return str(source.path) if source is not None else self.spec.models.actor.path
+
+
+def plan_of(job: RLHFJob, schedule: str) -> Plan:
+    """The plan of a resolved job."""
+    return Plan(job, graph_of(job.spec), schedule)
+
+
+@dataclass
+class CheckpointState:
+    """The newest checkpoint and the one in the making."""
+
+    newest: int = 0
+    """Version of the newest complete one; 0: none."""
+    folder: str = ""
+    """Of the newest complete one."""
+    stage: Literal["idle", "saving", "finalizing"] = "idle"
+    tries: int = 0
+    """Failed in a row."""
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """Somebody asked the job to stop."""
+
+    checkpoint: bool
+    reason: str
+
+
+@dataclass
+class World:
+    """Everything observed."""
+
+    fleet: Fleet
+    ledger: Ledger
+    trained: bool = False
+    """The journal says that the ledger's iteration was trained on."""
+    checkpoint: CheckpointState = field(default_factory=CheckpointState)
+    group_epoch: int = 0
+    """Highest ever seen."""
+    group_failures: int = 0
+    """Restarts of the training group in a row that no lost rank explains."""
+    stop: StopOrder | None = None
+    failure: pb.Failure | None = None
+    """Something that ends the job."""
+    deadline: float | None = None
+    ever_ready: bool = False
+    """Samples were handed out by this coordinator, or training was seen."""
+
+    @property
+    def iteration(self) -> int:
+        """The one in progress."""
+        return self.ledger.iteration
+
+    @property
+    def version(self) -> int:
+        """Weight version the job has reached."""
+        return self.iteration + self.trained
