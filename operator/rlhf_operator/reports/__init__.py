@@ -1,0 +1,1 @@
+"""What a run leaves behind for people: metrics, events, a timeline, pictures, a summary."""

@@ -1,0 +1,62 @@
+"""TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
+
+Rule: a restart writes a new file that begins with a START record at its first step, by which TensorBoard forgets what
+older files say of that step and later ones. TensorBoard's package is imported at the first record: it takes a while.
+"""
+
+import math
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+FOLDER: Final = "tensorboard"
+
+
+class EventsFile:
+    """One event file of this process."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._folder = folder
+        self._first_step = first_step
+        self._writer: RecordWriter | None = None
+
+    def scalars(self, step: int, time_ns: int, values: Mapping[str, float]) -> None:
+        """Finite values under their names. Raises OSError."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in sorted(values.items())
+            if math.isfinite(value)
+        ]
+        self._write(Event(wall_time=time_ns / 1e9, step=step, summary=Summary(value=found)))
+
+    def _write(self, event: "Event") -> None:
+        if self._writer is None:
+            self._writer = self._open(event.wall_time)
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+    def _open(self, wall_time: float) -> "RecordWriter":
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(wall_time):010d}.{socket.gethostname()}.{os.getpid()}.{self._first_step}"
+        writer = RecordWriter((self._folder / name).open("ab"))
+        writer.write(Event(wall_time=wall_time, file_version="brain.Event:2").SerializeToString())
+        start = SessionLog(status=SessionLog.START)
+        writer.write(Event(wall_time=wall_time, step=self._first_step, session_log=start).SerializeToString())
+        return writer
+
+    def close(self) -> None:
+        """Nothing may be written afterwards."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,66 @@
+"""metrics.jsonl: one JSON object an iteration, in order, each iteration once.
+
+Rule: a line is appended and flushed in one write. A process that dies leaves at most one torn line, which the next one
+drops, together with lines of iterations that will be done again. Numbers that JSON lacks (NaN, infinity) become null.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "metrics.jsonl"
+
+Line = dict[str, Any]
+
+
+def read_metrics(path: Path) -> list[Line]:
+    """Whole lines of the file, in order; a torn last line is left out. Empty when there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and "iteration" in entry:
+            lines.append(entry)
+    return lines
+
+
+class MetricsFile:
+    """The file, open for appending."""
+
+    def __init__(self, path: Path, next_iteration: int) -> None:
+        """Keeps lines before `next_iteration` only. Raises OSError."""
+        kept = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
+        partial = path.with_suffix(".tmp")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        self._last = max((line["iteration"] for line in kept), default=-1)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> bool:
+        """One line; False when the iteration is there already (a restarted coordinator gives its last one again).
+
+        Raises OSError (disk full).
+        """
+        if iteration <= self._last:
+            return False
+        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"iteration": iteration, "time_ns": time_ns, **numbers}) + "\n")
+        self._file.flush()
+        self._last = iteration
+        return True
+
+    def close(self) -> None:
+        """Nothing may be appended afterwards."""
+        self._file.close()

@@ -1,0 +1,135 @@
+"""timeline.json: what every worker did when, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
+
+The array form of the format, one event a line, whose closing bracket may be missing while a run goes on. Groups are
+processes of the trace, workers their threads, so every worker has one row.
+Rule: appending only; a restarted coordinator cuts a torn last line and goes on. Past MAX_BYTES the file becomes
+timeline-previous.json and a new one begins, so that a run of weeks cannot fill the disk.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.names import Group
+
+FILE: Final = "timeline.json"
+PREVIOUS: Final = "timeline-previous.json"
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""About what Perfetto opens in a browser without trouble."""
+_OPENING: Final = b"[\n"
+_CLOSING: Final = b'{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"end"}}\n]\n'
+_GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    """A span as read back."""
+
+    worker: str
+    name: str
+    start: float
+    """Seconds since the Unix epoch."""
+    seconds: float
+    iteration: int
+
+
+class TimelineFile:
+    """The file, open for appending; `flush` decides when a reader sees what was written."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._named: set[str] = set()
+        _mend(path)
+        self._file = path.open("ab")
+
+    def span(
+        self, worker: str, name: str, start_ns: int, end_ns: int, iteration: int, attributes: Mapping[str, str]
+    ) -> None:
+        """Something that took time."""
+        self._write(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": name.partition("/")[0],
+                **self._row(worker),
+                "ts": start_ns / 1000,
+                "dur": max(0, end_ns - start_ns) / 1000,
+                "args": {"iteration": iteration, **attributes},
+            }
+        )
+
+    def instant(self, time_ns: int, name: str, attributes: Mapping[str, Any]) -> None:
+        """Something that happened, drawn across all rows."""
+        coordinator = self._row(Group.COORDINATOR.value)
+        event = {"ph": "i", "s": "g", "name": name, **coordinator, "ts": time_ns / 1000, "args": dict(attributes)}
+        self._write(event)
+
+    def flush(self) -> None:
+        """Makes what was written visible; begins a new file when this one is full."""
+        self._file.flush()
+        if self._file.tell() > self._max_bytes:
+            self.close()
+            self._path.replace(self._path.with_name(PREVIOUS))
+            self._named.clear()
+            _mend(self._path)
+            self._file = self._path.open("ab")
+
+    def close(self) -> None:
+        """Completes the file: from now on it is plain JSON."""
+        self._file.write(_CLOSING)
+        self._file.close()
+
+    def _row(self, worker: str) -> dict[str, int]:
+        group, _, index = worker.rpartition("-") if "-" in worker else (worker, "", "0")
+        row = {"pid": _GROUPS.get(group, len(_GROUPS)), "tid": int(index) if index.isdigit() else 0}
+        if worker not in self._named:
+            self._named.add(worker)
+            for kind, label in (("process_name", group), ("thread_name", worker)):
+                self._write({"ph": "M", "name": kind, **row, "args": {"name": label}})
+            self._write({"ph": "M", "name": "process_sort_index", **row, "args": {"sort_index": row["pid"]}})
+        return row
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")).encode() + b",\n")
+
+
+def _mend(path: Path) -> None:
+    """Makes a file that events can be appended to: without closing bracket and without a torn line."""
+    if not path.exists() or path.stat().st_size < len(_OPENING):
+        path.write_bytes(_OPENING)
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 65536))
+        tail = file.read()
+        if tail.endswith(_CLOSING):
+            file.truncate(size - len(_CLOSING))
+        else:
+            file.truncate(size - (len(tail) - tail.rfind(b"\n") - 1))
+
+
+def read_spans(path: Path) -> Iterator[TimelineSpan]:
+    """Spans of a timeline file, complete or not, in the order written; workers by their row names."""
+    rows: dict[tuple[int, int], str] = {}
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                event = json.loads(line.rstrip(b",\n"))
+            except json.JSONDecodeError:
+                continue
+            if not isinstance(event, dict):
+                continue
+            if event.get("name") == "thread_name":
+                rows[event["pid"], event["tid"]] = event["args"]["name"]
+            elif event.get("ph") == "X":
+                yield TimelineSpan(
+                    worker=rows.get((event["pid"], event["tid"]), f"{event['pid']}-{event['tid']}"),
+                    name=event["name"],
+                    start=event["ts"] / 1e6,
+                    seconds=event["dur"] / 1e6,
+                    iteration=int(event["args"].get("iteration", 0)),
+                )
