@@ -53,7 +53,8 @@ class ValueModel(nn.Module):
     @property
     def backbone(self) -> transformers.PreTrainedModel:
         """Embeddings, layers and final norm."""
-        return self.get_submodule(self.prefix)  # type: ignore[return-value]
+        backbone: transformers.PreTrainedModel = self.get_submodule(self.prefix)
+        return backbone
 
     def forward(self, input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
         """Values [batch, tokens] float32 of [batch, tokens] ids: V of the state after each token."""
@@ -106,7 +107,8 @@ def load_backbone_with_value_head(
             raise _corrupt(field, path, f"value_head.weight has shape {found}, the model needs {wanted}")
         with torch.no_grad():
             model.value_head.weight.copy_(head)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def load_sequence_classifier(
@@ -190,9 +192,8 @@ def _load(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # reported by us, with the field, instead of raised
     }
-    loader = logging.getLogger("transformers.modeling_utils")
-    level = loader.level
-    loader.setLevel(logging.ERROR)
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # its load report is turned into our error or warning below
     try:
         try:
             model, info = kind.from_pretrained(folder, attn_implementation=attention, **arguments)
@@ -203,7 +204,7 @@ def _load(
     except Exception as error:
         raise _corrupt(field, path, _first_line(error)) from error
     finally:
-        loader.setLevel(level)
+        transformers.utils.logging.set_verbosity(verbosity)
     wrong = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     wrong += [
         f"{name} has shape {list(found)}, config.json needs {list(wanted)}"
@@ -215,9 +216,9 @@ def _load(
     for name in sorted(info["unexpected_keys"]):
         if name != "value_head.weight" and not name.startswith(tuple(ignore) or ("\0",)):
             log.warning("%s: %s holds %s, which the model does not have; it is ignored", field, path, name)
-    model = model.to(device).eval().requires_grad_(False)
-    _align(model)
-    return model  # type: ignore[no-any-return]
+    loaded: transformers.PreTrainedModel = model.to(device).eval().requires_grad_(False)
+    _align(loaded)
+    return loaded
 
 
 def _align(model: nn.Module) -> None:

@@ -1,0 +1,125 @@
+"""Runs a transformers causal language model for the engine: a prefill of prompts, a decode pass over rows of a pool.
+
+Rule: the engine says which position every token has and what it may see; the model gets explicit position ids and
+prepared 4D masks (the dict form where layers differ), which transformers passes through untouched. A model that does
+not follow them is found by `verify` when the engine is built, not by wrong tokens later. Must never depend on the
+cache's own idea of length.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool, PromptCache
+from rlhf_workers.role import WorkError
+
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+VERIFY_TOKENS: Final = 24
+"""Length of the sequence `verify` compares; longer than no window matters little, the masks are ours."""
+VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
+"""Largest difference of logits, relative to the largest logit; half-precision types get HALF_TOLERANCE."""
+HALF_TOLERANCE: Final = 0.1
+
+
+class CausalForward:
+    """One model, driven by explicit positions and masks."""
+
+    def __init__(self, model: Any, field: str) -> None:
+        """`field` is the manifest path named when the model is of a kind the engine cannot drive."""
+        self.model = model
+        self.device: torch.device = model.device
+        config = model.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self._field = field
+        self._kinds = _layer_kinds(config, field)
+        self._window = int(config.sliding_window) if SLIDING in self._kinds else 0
+        self._hidden = torch.finfo(model.dtype).min
+
+    @torch.inference_mode()
+    def prefill(self, tokens: torch.Tensor) -> PromptCache:
+        """Keys and values of [prompts, tokens] ids from position 0, right-padded with any token."""
+        length = tokens.shape[1]
+        positions = torch.arange(length, device=self.device)
+        cache = PromptCache()
+        self.model(
+            input_ids=tokens,
+            position_ids=positions[None].expand_as(tokens),
+            attention_mask=self._mask(positions[None], length),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return cache
+
+    @torch.inference_mode()
+    def decode(
+        self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        """Logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of `pool`.
+
+        Keys 0 .. length-1 are read, so every position must be below `length`.
+        """
+        pool.point(first, positions, length)
+        logits: torch.Tensor = self.model(
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=self._mask(positions[:, None], length),
+            past_key_values=pool,
+            use_cache=True,
+        ).logits
+        return logits[:, -1]
+
+    @torch.inference_mode()
+    def verify(self) -> None:
+        """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass."""
+        generator = np.random.Generator(np.random.Philox(key=0))
+        ids = torch.from_numpy(generator.integers(0, self.vocabulary, VERIFY_TOKENS)).to(self.device)
+        wanted = self.model(input_ids=ids[None], use_cache=False).logits[0].float()
+        half = VERIFY_TOKENS // 2
+        pool = KvPool(TILE_ROWS, VERIFY_TOKENS)
+        row = torch.zeros(1, dtype=torch.int64, device=self.device)
+        pool.write_prompts(self.prefill(ids[None, :half]), row, row)
+        found = [
+            self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
+            for at in range(half, VERIFY_TOKENS)
+        ]
+        off = float((torch.stack(found) - wanted[half:]).abs().max())
+        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(wanted.abs().max()))
+        if not off <= allowed:
+            why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
+            raise _unsupported(self.model.config, self._field, why)
+
+    def _mask(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Additive masks [n, 1, queries, length]: key k is seen from position p when p - window < k <= p."""
+        keys = torch.arange(length, device=self.device)
+        behind = positions[:, None, :, None] - keys
+        shape = (positions.shape[0], 1, positions.shape[1], length)
+        masks = {}
+        for kind in self._kinds:
+            hidden = behind < 0 if kind == FULL else (behind < 0) | (behind >= self._window)
+            mask = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
+            masks[kind] = mask.masked_fill_(hidden, self._hidden)
+        return masks if len(masks) > 1 else masks[self._kinds[0]]
+
+
+def _layer_kinds(config: Any, field: str) -> tuple[str, ...]:
+    """Kinds of attention the model's layers have."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        return (SLIDING,) if sliding else (FULL,)
+    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    if unknown:
+        raise _unsupported(
+            config, field, f"it has layers of kind {', '.join(unknown)}; the torch engine knows {FULL} and {SLIDING}"
+        )
+    return tuple(sorted(set(kinds)))
+
+
+def _unsupported(config: Any, field: str, why: str) -> WorkError:
+    message = f"{field}: the torch engine cannot decode with this {config.model_type} model: {why}"
+    return WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)

@@ -1,0 +1,118 @@
+"""Key-value memory of the torch engine: pools of rows with one position each, and what a prefill leaves behind.
+
+Rule: both are transformers `Cache`s whose `update` does no more than the engine has set up for this forward pass. A row
+of a pool belongs to one sample; its keys beyond the sample's position are stale and every attention mask hides them.
+Storage is made zeroed at the first write of a layer (its head counts and sizes come from the model itself), grows by
+doubling, and is never larger than rows x capacity was asked for. Must never hold what the mask could let through.
+"""
+
+from typing import Any, Final
+
+import torch
+from transformers.cache_utils import Cache
+
+TILE_ROWS: Final = 16
+"""Pools hold a multiple of this many rows: the least number of rows for which matrix kernels treat each row alike."""
+
+
+class PromptCache(Cache):  # type: ignore[misc]
+    """Keys and values of one prefill from position 0, layer by layer: [prompts, heads, tokens, size]."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keeps the states of a layer."""
+        self.states[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing comes before a prefill."""
+        return 0
+
+
+class KvPool(Cache):  # type: ignore[misc]
+    """Rows of keys and values: a layer's storage is [rows, heads, capacity, size]."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.rows = rows
+        self.capacity = capacity
+        self.storage: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._first = 0
+        self._width = 0
+        self._length = 0
+        self._positions = torch.empty(0, dtype=torch.int64)
+        self._indices: dict[int, torch.Tensor] = {}
+
+    def point(self, first: int, positions: torch.Tensor, length: int) -> None:
+        """Sets up a decode pass: rows first .. first+n-1 write at `positions` [n] and read keys 0 .. length-1."""
+        self._first, self._width, self._length = first, positions.shape[0], length
+        self._positions = positions
+        self._indices.clear()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes [n, heads, 1, size] states and returns [n, heads, length, size] views."""
+        keys, values = self._layer(layer_idx, key_states, value_states)
+        index = self._index(keys.shape[1], keys.device)
+        for target, states in ((keys, key_states), (values, value_states)):
+            target.view(-1, target.shape[3]).index_copy_(0, index, states.reshape(-1, states.shape[3]))
+        rows = slice(self._first, self._first + self._width)
+        return keys[rows, :, : self._length], values[rows, :, : self._length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Unused: positions are given explicitly."""
+        return 0
+
+    def write_prompts(self, prompts: PromptCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies prefilled prompts `sources` [k] into rows `targets` [k], from position 0."""
+        for layer, (keys, values) in prompts.states.items():
+            own = self._layer(layer, keys, values)
+            for target, states in zip(own, (keys, values), strict=True):
+                length = min(states.shape[2], self.capacity)
+                target[targets, :, :length] = states[sources, :, :length]
+
+    def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies rows `sources` [k] of `other` (itself too) into rows `targets` [k], as far as capacities go."""
+        for layer, states in other.storage.items():
+            own = self._layer(layer, *states)
+            for target, source in zip(own, states, strict=True):
+                length = min(source.shape[2], self.capacity)
+                target[targets, :, :length] = source[sources, :, :length]
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Grows to at least this size; rows keep their place."""
+        if rows <= self.rows and capacity <= self.capacity:
+            return
+        grown = KvPool(max(rows, self.rows), max(capacity, self.capacity))
+        for layer, (keys, values) in self.storage.items():
+            own = grown._layer(layer, keys, values)
+            for target, source in zip(own, (keys, values), strict=True):
+                target[: self.rows, :, : self.capacity] = source
+        self.rows, self.capacity, self.storage = grown.rows, grown.capacity, grown.storage
+
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(part.numel() * part.element_size() for layer in self.storage.values() for part in layer)
+
+    def _layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Storage of a layer, made to fit the first states it is given."""
+        if layer not in self.storage:
+            self.storage[layer] = (
+                keys.new_zeros(self.rows, keys.shape[1], self.capacity, keys.shape[3]),
+                values.new_zeros(self.rows, values.shape[1], self.capacity, values.shape[3]),
+            )
+        return self.storage[layer]
+
+    def _index(self, heads: int, device: torch.device) -> torch.Tensor:
+        """[n * heads] places of this pass's positions in storage seen as [rows * heads * capacity, size]."""
+        if heads not in self._indices:
+            rows = torch.arange(self._first, self._first + self._width, device=device)[:, None] * heads
+            lines = (rows + torch.arange(heads, device=device)) * self.capacity
+            self._indices[heads] = (lines + self._positions[:, None]).flatten()
+        return self._indices[heads]

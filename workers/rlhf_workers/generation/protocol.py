@@ -1,0 +1,144 @@
+"""What a generation engine is: the seam between the generation role and whatever decodes (torch here, vLLM elsewhere).
+
+Rule: plain data in and out, no messages of the wire. An engine is driven by one thread; `step` is one bounded piece of
+work. A sample's tokens depend on its prompt, its random key, the weights and the sampling parameters: never on what
+else is decoded, where, or in how many pieces. An engine must never lose a sample: until it is in `StepReport.finished`,
+`withdraw` returns it with every token.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+TokenArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+FinishReason = Literal["", "stop", "length"]
+
+
+class SampleKey(NamedTuple):
+    """Name of a sample in the coordinator's ledger; `epoch` rises each time the sample is handed out."""
+
+    iteration: int
+    sample: int
+    epoch: int
+
+
+class VersionRun(NamedTuple):
+    """So many consecutive response tokens were sampled with this weight version."""
+
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How a token is drawn from the logits."""
+
+    temperature: float = 1.0
+    """0 is greedy; log-probabilities are then those at temperature 1."""
+    top_p: float = 1.0
+    """Smallest set of most probable tokens with this much probability; 1 keeps all."""
+    top_k: int = 0
+    """So many most probable tokens; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; kept in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, beside the tokenizer's end-of-sequence token; kept in it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sample to decode, from its start or from the tokens it already has."""
+
+    key: SampleKey
+    prompt: TokenArray
+    """[p], p >= 1."""
+    random_key: int
+    """64 bits; with the response position, the only source of randomness."""
+    max_response_tokens: int
+    """Response tokens in total, those in `tokens` included."""
+    tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
+    """[k] response tokens already decoded."""
+    log_probabilities: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    """[k]."""
+    versions: tuple[VersionRun, ...] = ()
+    """Runs that sum to k."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """Response tokens of a sample from `offset` on."""
+
+    key: SampleKey
+    offset: int
+    tokens: TokenArray
+    """[n]."""
+    log_probabilities: FloatArray
+    """[n], natural log, under softmax(logits / temperature) before top-p and top-k."""
+    versions: tuple[VersionRun, ...]
+    """Runs that sum to n."""
+    finish_reason: FinishReason = ""
+    """Empty while unfinished."""
+
+
+@dataclass
+class StepReport:
+    """What one step did."""
+
+    finished: list[Response] = field(default_factory=list)
+    """Whole responses."""
+    decoded: int = 0
+    """Tokens sampled."""
+    prefilled: int = 0
+    """Prompt tokens (and replayed response tokens) run through the model."""
+    prefill_ns: int = 0
+    """Time of it that prefill took."""
+
+
+class EngineError(Exception):
+    """A request that an engine cannot take; `field` is the manifest path a user can change, if any."""
+
+    def __init__(self, reason: str, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.field = field
+
+
+class Engine(Protocol):
+    """Continuous batching over one model. Not thread-safe."""
+
+    version: int
+    """Weight version held."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Takes all of them or, with an EngineError naming the first that is wrong, none."""
+
+    def step(self) -> StepReport:
+        """Admits queued samples and decodes one token of every admitted one."""
+
+    def progress(self) -> list[Response]:
+        """Tokens of unfinished samples that no earlier `progress` returned."""
+
+    def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[Response]:
+        """Drops these samples (None: all) and returns their tokens so far; unknown and finished ones are left out."""
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
+        """Replaces all weights or none; returns bytes. Samples in flight go on, their later tokens bear `version`."""
+
+    def sleep(self) -> None:
+        """Frees KV memory and the device's weights; samples must have been withdrawn."""
+
+    def wake(self) -> None:
+        """Undoes sleep."""
+
+    @property
+    def active(self) -> int:
+        """Samples being decoded."""
+
+    @property
+    def queued(self) -> int:
+        """Samples waiting for a slot."""

@@ -1,0 +1,331 @@
+"""The torch engine: continuous batching over any causal language model that transformers loads.
+
+Rule: a prompt without its last token is prefilled; that last token and every response token go through a decode pass,
+so all sampling happens in one place. Fast mode prefills a resumed sample's tokens too. Deterministic mode replays them
+through decode passes, and runs only shapes proven alike (`Tiles`), so a sample's bits do not depend on batch, order,
+worker or interruptions. Tokens that were known before are forced, never sampled again. Must never finish a sample twice
+or lose one. When the process dies here, the coordinator has every token `progress` returned, and nothing else is kept.
+
+What deterministic mode costs is in docs/determinism.md, measured by benchmarks/generation.py.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlhf_workers.generation.forward import CausalForward
+from rlhf_workers.generation.lanes import BucketLanes, Lanes, OneLane, Pass, padded
+from rlhf_workers.generation.protocol import (
+    EngineError,
+    FinishReason,
+    Request,
+    Response,
+    SampleKey,
+    SamplingParameters,
+    StepReport,
+)
+from rlhf_workers.generation.response_table import ResponseTable, Slots
+from rlhf_workers.generation.sampling import sample
+from rlhf_workers.generation.stopping import StopRule
+from rlhf_workers.generation.tiles import MAX_PROMPTS, Tiles
+from rlhf_workers.models import replace_weights
+
+PREFILL_TOKENS: Final = 4096
+"""Padded prompt tokens of one prefill pass, and about of all prefills of one step: a step stays well under a second."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Sizes an engine is built for."""
+
+    max_batch_size: int
+    """Samples decoded at once; more wait."""
+    max_prompt_tokens: int
+    max_response_tokens: int
+
+
+class TorchEngine:
+    """Implements `protocol.Engine`."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        parameters: SamplingParameters,
+        limits: EngineLimits,
+        *,
+        deterministic: bool,
+        version: int = 0,
+        field: str = "spec.models.actor.path",
+    ) -> None:
+        """`model` is in eval mode on its device; WorkError when it is of a kind that cannot be decoded (or, where
+        `deterministic` asks for it, reproduced)."""
+        self.version = version
+        self.parameters = parameters
+        self.limits = limits
+        self._model = model
+        self._forward = CausalForward(model, field)
+        self._forward.verify()
+        self._tiles = Tiles(self._forward) if deterministic else None
+        if self._tiles is not None:
+            self._tiles.require()
+        self._stop = StopRule(
+            tokenizer, self._forward.vocabulary, _stop_ids(model, tokenizer, parameters), parameters.stop
+        )
+        self._queue: deque[Request] = deque()
+        self._held: set[SampleKey] = set()
+        self._complete: list[Response] = []
+        self._table = ResponseTable(limits.max_batch_size)
+        self._lanes = self._empty_lanes()
+
+    # ------------------------------------------------------------ protocol.Engine
+
+    @property
+    def active(self) -> int:
+        """Samples being decoded."""
+        return self.limits.max_batch_size - self._table.free
+
+    @property
+    def queued(self) -> int:
+        """Samples waiting for a slot."""
+        return len(self._queue)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See Engine; a sample whose tokens are complete already is finished by the next step."""
+        new: set[SampleKey] = set()
+        for request in requests:
+            self._check(request)
+            if request.key in self._held or request.key in new:
+                raise EngineError("DuplicateSample", f"{_name(request.key)} is here already")
+            new.add(request.key)
+        self._held |= new
+        for request in requests:
+            reason = self._complete_reason(request)
+            if reason:
+                self._complete.append(_whole(request, reason))
+            else:
+                self._queue.append(request)
+
+    @torch.inference_mode()
+    def step(self) -> StepReport:
+        """See Engine."""
+        report = StepReport()
+        started = time.perf_counter_ns()
+        self._admit(report)
+        report.prefill_ns = time.perf_counter_ns() - started
+        for decode_pass in list(self._lanes.passes(self._table.position)):
+            self._decode(decode_pass, report)
+        report.finished, self._complete = self._complete, []
+        self._held.difference_update(response.key for response in report.finished)
+        return report
+
+    def progress(self) -> list[Response]:
+        """See Engine."""
+        return self._table.unsent()
+
+    def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[Response]:
+        """See Engine; a response that is complete but not yet reported counts as finished unless all are asked for."""
+        wanted = self._held.copy() if keys is None else self._held.intersection(keys)
+        if keys is not None:
+            wanted.difference_update(response.key for response in self._complete)
+        given = [response for response in self._complete if response.key in wanted]
+        self._complete = [response for response in self._complete if response.key not in wanted]
+        given += [_whole(request, "") for request in self._queue if request.key in wanted]
+        self._queue = deque(request for request in self._queue if request.key not in wanted)
+        slots = [
+            slot for slot, request in enumerate(self._table.requests) if request is not None and request.key in wanted
+        ]
+        given += [self._table.response(slot) for slot in slots]
+        self._free(np.array(slots, np.int64))
+        self._held -= wanted
+        return given
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
+        """See Engine."""
+        loaded = replace_weights(self._model, tensors, what=f"actor version {version}")
+        self.version = version
+        return loaded
+
+    def sleep(self) -> None:
+        """See Engine."""
+        if self._held:
+            raise EngineError("EngineBusy", f"{len(self._held)} samples must be withdrawn before sleep")
+        self._lanes = self._empty_lanes()
+        self._model.to("cpu")
+
+    def wake(self) -> None:
+        """See Engine."""
+        self._model.to(self._forward.device)
+
+    def kv_bytes(self) -> int:
+        """Memory of the key-value pools."""
+        return self._lanes.bytes()
+
+    # ------------------------------------------------------------ admission
+
+    def _check(self, request: Request) -> None:
+        """EngineError when the request is one this engine cannot serve."""
+        name, prompt, known = _name(request.key), len(request.prompt), len(request.tokens)
+        if not 1 <= prompt <= self.limits.max_prompt_tokens:
+            raise EngineError(
+                "PromptLength",
+                f"{name}: the prompt has {prompt} tokens, must have 1 to {self.limits.max_prompt_tokens}",
+                "spec.rollout.maxPromptTokens",
+            )
+        if not max(known, 1) <= request.max_response_tokens <= self.limits.max_response_tokens:
+            raise EngineError(
+                "ResponseLength",
+                f"{name}: asked for {request.max_response_tokens} response tokens in total with {known} known, "
+                f"must be {max(known, 1)} to {self.limits.max_response_tokens}",
+                "spec.rollout.maxResponseTokens",
+            )
+        for what, ids in (("prompt", request.prompt), ("response", request.tokens)):
+            wrong = ids[(ids < 0) | (ids >= self._forward.vocabulary)]
+            if wrong.size:
+                message = f"{name}: {what} token {wrong[0]} is outside the vocabulary of {self._forward.vocabulary}"
+                raise EngineError("TokenOutsideVocabulary", message)
+        if len(request.log_probabilities) != known or sum(run.tokens for run in request.versions) != known:
+            message = f"{name}: log-probabilities and weight versions do not match its {known} known tokens"
+            raise EngineError("TokensInconsistent", message)
+
+    def _complete_reason(self, request: Request) -> FinishReason:
+        """Why a resumed sample needs no further token, or empty."""
+        if not len(request.tokens):
+            return ""
+        if self._stop.is_stop[request.tokens[-1]]:
+            return "stop"
+        if self._stop.has_strings and self._stop.ends_with_string(request.tokens):
+            return "stop"
+        return "length" if len(request.tokens) >= request.max_response_tokens else ""
+
+    def _admit(self, report: StepReport) -> None:
+        """Prefills queued samples while slots and this step's share of prefill tokens last."""
+        share = PREFILL_TOKENS
+        while self._queue and self._table.free and share > 0:
+            batch: list[Request] = []
+            length = 0
+            while self._queue and len(batch) < min(self._table.free, MAX_PROMPTS):
+                longest = max(length, padded(len(self._prefix(self._queue[0]))))
+                if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
+                    break
+                batch.append(self._queue.popleft())
+                length = longest
+            share -= length * len(batch)
+            try:
+                self._place(batch, length)
+            except Exception:
+                admitted = {request.key for request in self._table.requests if request is not None}
+                self._queue.extendleft(request for request in reversed(batch) if request.key not in admitted)
+                raise
+            report.prefilled += sum(len(self._prefix(request)) for request in batch)
+
+    def _prefix(self, request: Request) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Tokens that go through prefill."""
+        if self._tiles is None and len(request.tokens):
+            return np.concatenate([request.prompt, request.tokens[:-1]])
+        return request.prompt[:-1]
+
+    def _place(self, batch: Sequence[Request], length: int) -> None:
+        """Runs the distinct prefixes of `batch`, padded to `length`, and gives every sample a slot and a row."""
+        prefixes = [self._prefix(request) for request in batch]
+        distinct = {prefix.tobytes(): prefix for prefix in prefixes}
+        rows = {content: row for row, content in enumerate(distinct)}
+        ids = np.zeros((len(distinct), length), np.int64)
+        for row, prefix in enumerate(distinct.values()):
+            ids[row, : len(prefix)] = prefix
+        sources = np.array([rows[prefix.tobytes()] for prefix in prefixes])
+        first = 0
+        while first < len(ids):
+            count = len(ids) - first
+            if self._tiles is not None and length:
+                count = self._tiles.prompts(count, length)
+            prompts = (
+                self._forward.prefill(torch.from_numpy(ids[first : first + count]).to(self._forward.device))
+                if length
+                else None
+            )
+            members = np.flatnonzero((sources >= first) & (sources < first + count))
+            slots = np.array([self._table.add(batch[int(member)], len(prefixes[member])) for member in members])
+            self._lanes.place(slots, self._table.position[slots], prompts, sources[members] - first)
+            first += count
+
+    # ------------------------------------------------------------ decoding
+
+    def _decode(self, run: Pass, report: StepReport) -> None:
+        """One pass: feed, sample, record, finish."""
+        tokens = np.zeros(run.width, np.int64)
+        positions = np.zeros(run.width, np.int64)
+        uniform = np.zeros(run.width, np.float64)
+        tokens[: len(run.slots)] = self._table.next_token[run.slots]
+        positions[: len(run.slots)] = self._table.position[run.slots]
+        if self.parameters.temperature > 0:
+            uniform[: len(run.slots)] = self._table.uniform(run.slots)
+        device = self._forward.device
+        logits = self._forward.decode(
+            run.pool, run.first, torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), run.length
+        )
+        drawn, drawn_log_probabilities = sample(logits, torch.from_numpy(uniform).to(device), self.parameters)
+        sampled = drawn.cpu().numpy()[: len(run.slots)]
+        log_probabilities = drawn_log_probabilities.cpu().numpy()[: len(run.slots)]
+        if not np.isfinite(log_probabilities).all():
+            self._refuse(run.slots[~np.isfinite(log_probabilities)])
+        fresh = self._table.advance(run.slots, sampled, log_probabilities, self.version)
+        report.decoded += int(fresh.sum())
+        report.prefilled += int((~fresh).sum())
+        self._finish(run.slots[fresh], sampled[fresh])
+
+    def _finish(self, slots: Slots, sampled: Slots) -> None:
+        """Ends the responses that this step's tokens complete."""
+        stopped = self._stop.is_stop[sampled]
+        if self._stop.has_strings:
+            for at in np.flatnonzero(self._stop.may_complete[sampled] & ~stopped):
+                stopped[at] = self._stop.ends_with_string(self._table.tokens(int(slots[at])))
+        ended = stopped | (self._table.length[slots] >= self._table.limit[slots])
+        for slot, stop in zip(slots[ended], stopped[ended], strict=True):
+            self._complete.append(self._table.response(int(slot), finish_reason="stop" if stop else "length"))
+        self._free(slots[ended])
+
+    def _free(self, slots: Slots) -> None:
+        if len(slots):
+            self._lanes.drop(slots)
+            for slot in slots:
+                self._table.remove(int(slot))
+
+    def _refuse(self, slots: Slots) -> None:
+        """A policy that yields no probabilities must not yield tokens."""
+        request = self._table.requests[int(slots[0])]
+        assert request is not None
+        message = (
+            f"{_name(request.key)}: weight version {self.version} of the actor gives logits that are not finite; "
+            "lower spec.training.optimizer.learningRate or go back to an earlier checkpoint"
+        )
+        raise EngineError("NotFinite", message, "spec.training.optimizer.learningRate")
+
+    def _empty_lanes(self) -> Lanes:
+        largest = padded(self.limits.max_prompt_tokens + self.limits.max_response_tokens)
+        if self._tiles is None:
+            return OneLane(self.limits.max_batch_size, largest, self._forward.device)
+        return BucketLanes(self.limits.max_batch_size, largest, self._forward.device, self._tiles)
+
+
+def _stop_ids(model: Any, tokenizer: Any, parameters: SamplingParameters) -> list[int]:
+    """Stop tokens of the job, the tokenizer and the model's generation defaults."""
+    ids = list(parameters.stop_token_ids)
+    for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
+        if source is not None:
+            ids += source if isinstance(source, list) else [source]
+    return ids
+
+
+def _whole(request: Request, reason: FinishReason) -> Response:
+    """The response a request came with."""
+    return Response(request.key, 0, request.tokens, request.log_probabilities, request.versions, reason)
+
+
+def _name(key: SampleKey) -> str:
+    return f"sample {key.sample} of iteration {key.iteration}"
