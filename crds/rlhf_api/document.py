@@ -15,6 +15,10 @@ from rlhf_api.problems import ManifestError, Problem
 
 MAX_BYTES: Final = 1_048_576
 """Largest manifest read; the API server's store takes 1.5 MB an object."""
+MAX_FIELDS: Final = 100_000
+"""Most fields and items of a manifest with its anchors written out; a few lines of anchors can mean billions."""
+WHOLE_UP_TO: Final = 1e21
+"""From here on Go writes a float in JSON with an exponent, so it is no whole number any more."""
 
 
 @dataclass
@@ -38,19 +42,18 @@ def read(text: str) -> Document:
     """Parse one YAML document. Raises ManifestError for what is no YAML, no single document, or has a key twice."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
-    loader = _Loader(text)
+    document = Document(None)
+    problems: list[Problem] = []
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise ManifestError(
                 [Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")]
             )
-        document = Document(None)
-        problems: list[Problem] = []
         _walk(node, "", document.lines, problems)
-        if problems:
-            raise ManifestError(problems)
-        document.data = loader.construct_document(node)
+        if not problems:
+            document.data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
@@ -59,8 +62,8 @@ def read(text: str) -> Document:
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     except RecursionError as error:
         raise ManifestError([Problem("", None, "not valid YAML: nested too deeply, or into itself")]) from error
-    finally:
-        loader.dispose()
+    if problems:
+        raise ManifestError(problems)
     return document
 
 
@@ -74,22 +77,30 @@ def _implicit(tag: str, pattern: str, first: str) -> None:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
 
 
-_implicit(
-    "bool", r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"
-)
-_implicit("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_implicit("bool", r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE)$", "yYnNtTfF")
+_implicit("bool", r"^(?:on|On|ON|off|Off|OFF)$", "oO")
+_implicit("null", r"^(?:~|null|Null|NULL)$", "~nN")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
-_implicit("int", r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$", "-+0123456789")
-_implicit(
-    "float", r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$", "-+.0123456789"
-)
-_implicit("float", r"^\.(?:nan|NaN|NAN)$", ".")
+_implicit("int", r"^[-+]?(?:0b[01]+|0x[0-9a-fA-F]+|0o?[0-7]*|[1-9][0-9_]*)$", "-+0123456789")
+_implicit("float", r"^[-+]?(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
+_implicit("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.")
 _implicit("merge", r"^<<$", "<")
 _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
+    """1e3 and 512.0 are whole numbers, as kubectl sends them as JSON."""
+    value = float(loader.construct_yaml_float(node))
+    return int(value) if value.is_integer() and abs(value) < WHOLE_UP_TO else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
 def _walk(node: yaml.Node, path: str, lines: dict[str, int], problems: list[Problem]) -> None:
     """Record the line of every field below a node, and every key that is given twice or is no text."""
+    if len(lines) > MAX_FIELDS:
+        raise ManifestError([Problem("", None, f"has more than {MAX_FIELDS} fields with its anchors written out")])
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines.setdefault(f"{path}[{index}]", item.start_mark.line + 1)

@@ -3,14 +3,27 @@
 Types are strict, as the API server's are: "5" is no number, 1.0 is no whole number, NaN and infinity are no numbers.
 """
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
 """A file or folder; 4096 bytes is what Linux takes (PATH_MAX)."""
+
+
+class _ZeroIsOff:
+    """Marks a field that is None when off, and 0 in a manifest."""
 
 
 class ApiModel(BaseModel):
@@ -45,6 +58,15 @@ class ApiModel(BaseModel):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _write_off_as_zero(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        # Here and not on the field, or `exclude_none` would drop it and the default would come back when it is read.
+        data: dict[str, Any] = handler(self)
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) is None and any(isinstance(each, _ZeroIsOff) for each in field.metadata):
+                data[field.alias if info.by_alias and field.alias else name] = 0.0
+        return data
+
 
 def _zero_is_none(value: object) -> object:
     return None if value == 0 and not isinstance(value, bool) else value
@@ -53,6 +75,6 @@ def _zero_is_none(value: object) -> object:
 PositiveOrOff = Annotated[
     Annotated[float, Field(ge=0)] | None,
     BeforeValidator(_zero_is_none),
-    PlainSerializer(lambda value: 0.0 if value is None else value, return_type=float),
+    _ZeroIsOff(),
 ]
 """A positive number, or off: 0 in a manifest (null brings the default back on the API server), None in Python."""

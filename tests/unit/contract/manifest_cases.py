@@ -1,0 +1,58 @@
+"""The table of invalid manifests as texts; also run against a real API server, so nothing here imports pytest."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One manifest that must be refused, and every problem it has."""
+
+    name: str
+    text: str
+    problems: tuple[dict[str, Any], ...]
+    cluster_accepts: bool
+    whole_text: bool
+    """True when the text is no manifest at all, which kubectl refuses before the API server sees it."""
+
+
+def invalid_cases() -> list[Case]:
+    """The table in `invalid.yaml`."""
+    table = yaml.safe_load((Path(__file__).parent / "invalid.yaml").read_text())
+    return [
+        Case(
+            row["name"],
+            row["text"] if "text" in row else changed(row["from"], row.get("set", {}), row.get("unset", [])),
+            tuple(row["problems"]),
+            row.get("cluster") == "accepts",
+            "text" in row,
+        )
+        for row in table
+    ]
+
+
+def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
+    """An example's text with fields removed, then set."""
+    data = yaml.safe_load(
+        (EXAMPLES / f"{example}.yaml").read_text().replace("1e-6", "1.0e-6").replace("5e-6", "5.0e-6")
+    )
+    for path in drop:
+        parent, name = _parent(data, path)
+        parent.pop(name, None)
+    for path, value in put.items():
+        parent, name = _parent(data, path)
+        parent[name] = value
+    return str(yaml.safe_dump(data, sort_keys=False))
+
+
+def _parent(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    *around, name = path.split(".")
+    for each in around:
+        data = data.setdefault(each, {})
+    return data, name

@@ -1,0 +1,177 @@
+"""Valid manifests are taken as kubectl would take them, survive a round trip, and resolve into explicit jobs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from manifest_cases import EXAMPLES, changed
+
+from rlhf_api.document import read
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest import ManifestError, changes, check, dump, load, parse, resolve
+from rlhf_api.structure import job_schema, with_defaults
+
+EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda path: path.name)
+def test_examples_validate_in_forty_lines(path: Path) -> None:
+    job = load(path)
+    assert check(job) == []
+    assert len(path.read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("example", ["ppo", "grpo"])
+def test_round_trip_keeps_every_field(example: str) -> None:
+    job = parse(changed(example, {"spec.training.optimizer.maxGradientNorm": 0}, []))
+    assert job.spec.training.optimizer.max_gradient_norm is None
+    assert RLHFJob.model_validate(dump(job)) == job
+    assert RLHFJob.model_validate(job.model_dump(exclude_none=True)) == job
+    assert RLHFJob.model_validate(job.model_dump(by_alias=True)) == job
+    assert RLHFJob.model_validate_json(job.model_dump_json(by_alias=True)) == job
+    assert parse(yaml.safe_dump(dump(job))) == job
+
+
+@pytest.mark.parametrize("example", ["ppo", "grpo"])
+def test_defaults_of_schema_and_models_agree(example: str) -> None:
+    text = changed(example, {}, ["spec.rollout", "spec.generation", "spec.checkpoints", "spec.runPolicy"])
+    given = yaml.safe_load(text)
+    assert with_defaults(given, job_schema()) == dump(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "attribute"),
+    [
+        ("spec.algorithm.ppo.valueClipRange", 0, None),
+        ("spec.algorithm.ppo.valueClipRange", None, 0.2),  # null is pruned, so the default comes back
+        ("spec.algorithm.ppo.valueClipRange", 1, 1.0),
+    ],
+)
+def test_zero_turns_off_and_null_is_unset(path: str, value: float | None, attribute: float | None) -> None:
+    fields = parse(changed("ppo", {path: value}, [])).spec.algorithm.ppo
+    assert fields is not None
+    assert fields.value_clip_range == attribute
+
+
+def test_yaml_is_read_as_kubectl_reads_it() -> None:
+    text = changed("ppo", {"metadata.annotations": "HERE", "spec.training.optimizer.learningRate": "RATE"}, [])
+    text = text.replace("HERE", "{date: 2026-01-01, time: 1:30, base: &b {x: 1}, more: {<<: *b, z: 2}}").replace(
+        "RATE", "1e-6"
+    )
+    job = parse(text)
+    assert job.spec.training.optimizer.learning_rate == 1e-6
+    assert job.metadata["annotations"] == {
+        "date": "2026-01-01",
+        "time": "1:30",
+        "base": {"x": 1},
+        "more": {"x": 1, "z": 2},
+    }
+
+
+def test_scalars_mean_what_they_mean_to_kubectl() -> None:
+    text = (
+        "{a: y, b: Off, c: 2026-01-01, d: 1:30, e: 0o17, f: 1_000, g: 1e-6, h: 017, i: 0x1F, j: .5, k: 1., l: +3, "
+        "m: ~, o: 0b11, q: 1_0.5, r: 2026-01-01T00:00:00Z, s: 09, t: n, u: 1e3, v: -0, w: , x: None, z: '7'}"
+    )
+    # As `kubectl create --dry-run=client -o json` of Kubernetes 1.36 prints them.
+    wanted = {
+        "a": True, "b": False, "c": "2026-01-01", "d": "1:30", "e": 15, "f": 1000, "g": 0.000001, "h": 15, "i": 31,
+        "j": 0.5, "k": 1, "l": 3, "m": None, "o": 3, "q": 10.5, "r": "2026-01-01T00:00:00Z", "s": 9, "t": False,
+        "u": 1000, "v": 0, "w": None, "x": "None", "z": "7",
+    }  # fmt: skip
+    found = read(text).data
+    assert found == wanted
+    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in wanted.items()}
+
+
+def test_status_of_an_exported_job_is_ignored() -> None:
+    job = parse(changed("ppo", {"status": {"fromTheFuture": 1}}, []))
+    assert job.status is None
+
+
+def test_pod_templates_and_engine_arguments_pass_through() -> None:
+    template = {"spec": {"nodeSelector": {"gpu": "h200"}, "containers": [{"name": "worker", "image": "x"}]}}
+    job = parse(
+        changed("ppo", {"spec.generation.template": template, "spec.generation.engineArgs": {"any_name": 1}}, [])
+    )
+    assert job.spec.generation.template == template
+    assert job.spec.generation.engine_args == {"any_name": 1}
+
+
+def test_suspended_job_may_have_no_workers() -> None:
+    job = parse(changed("ppo", {"spec.suspend": True, "spec.generation.replicas": 0, "spec.inference.replicas": 0}, []))
+    assert job.spec.suspend
+
+
+def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None:
+    (tmp_path / "models" / "policy").mkdir(parents=True)
+    text = changed(
+        "ppo",
+        {
+            "spec.models.actor.path": "models/policy",
+            "spec.prompts.path": "../data/prompts.jsonl",
+            "spec.checkpoints.path": "checkpoints",
+            "spec.models.reward.function.file": "./reward.py",
+        },
+        ["spec.models.critic", "spec.training.optimizer.criticLearningRate"],
+    )
+    job = resolve(parse(text), tmp_path)
+    actor = str(tmp_path / "models/policy")
+    assert dump(job)["spec"]["models"] == {
+        "actor": {"path": actor},
+        "critic": {"path": actor},
+        "reference": {"path": actor},
+        "reward": {
+            "function": {"file": str(tmp_path / "reward.py"), "name": "score"},
+            "timeoutSeconds": 60,
+            "retries": 2,
+        },
+    }
+    assert job.spec.prompts.path == str(tmp_path.parent / "data/prompts.jsonl")
+    assert job.spec.checkpoints is not None
+    assert job.spec.checkpoints.path == str(tmp_path / "checkpoints")
+    assert job.spec.training.optimizer.critic_learning_rate == job.spec.training.optimizer.learning_rate
+    assert job.spec.algorithm.fields.clip_range_high == job.spec.algorithm.fields.clip_range
+    assert resolve(job, Path("/elsewhere")) == job
+    assert check(job) == []
+
+
+def test_resolve_leaves_hub_ids_and_addresses_alone(tmp_path: Path) -> None:
+    text = changed(
+        "grpo", {"spec.models.actor.path": "owner/policy-7b", "spec.prompts.path": "s3://bucket/p.jsonl"}, []
+    )
+    job = resolve(parse(text), tmp_path)
+    assert job.spec.models.actor.path == "owner/policy-7b"
+    assert job.spec.models.reference is not None
+    assert job.spec.models.reference.path == "owner/policy-7b"
+    assert job.spec.models.critic is None
+    assert job.spec.prompts.path == "s3://bucket/p.jsonl"
+
+
+def test_reference_is_not_made_up_without_a_kl_term(tmp_path: Path) -> None:
+    job = resolve(parse(changed("ppo", {"spec.algorithm.ppo.klCoefficient": 0}, [])), tmp_path)
+    assert job.spec.models.reference is None
+
+
+def test_changes_names_what_may_not_change() -> None:
+    old = parse(changed("ppo", {}, []))
+    allowed = {"spec.iterations": 200, "spec.suspend": True, "spec.generation.replicas": 2, "spec.checkpoints.every": 5}
+    assert changes(old, parse(changed("ppo", allowed, []))) == []
+    new = parse(changed("ppo", {"spec.seed": 8, "spec.training.optimizer.learningRate": 1e-5}, ["spec.checkpoints"]))
+    assert next(str(problem) for problem in changes(old, new)) == (
+        "spec.seed = 8: cannot be changed in an existing job: set it back, or create a new job (it was 7)"
+    )
+    assert [problem.field for problem in changes(old, new)] == [
+        "spec.seed",
+        "spec.training.optimizer",
+        "spec.checkpoints.path",
+    ]
+
+
+def test_job_built_in_python_is_checked_by_the_same_rules() -> None:
+    job = parse(changed("ppo", {}, []))
+    rollout = job.spec.rollout.model_copy(update={"batch_size": 100})
+    wrong = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
+    assert [problem.field for problem in check(wrong)] == ["spec.rollout.batchSize"]
+    with pytest.raises(ManifestError):
+        parse(yaml.safe_dump(dump(wrong)))
