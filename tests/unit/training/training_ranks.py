@@ -1,0 +1,219 @@
+"""Training ranks as threads of one process, joined by queues, over real stages of tiny Hugging Face folders."""
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack
+from rlhf_api.job import RLHFJob
+from rlhf_api.schedule import Pipeline, ScheduleTable
+from rlhf_planner.schedule.serial import serial_table
+from rlhf_workers.training.batch import Batch, batch_from
+from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.role import build_trainer
+from rlhf_workers.training.trainer import Trainer
+
+WAIT = 20.0
+CPU = torch.device("cpu")
+
+
+class ThreadHub:
+    """What threads share: one queue an ordered pair of ranks, and meeting places for sums."""
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self.changed = threading.Condition()
+        self.meetings: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.log: list[tuple[int, str]] = []
+
+
+class ThreadPeers:
+    """`Peers` of one thread; sums add in rank order, so they have the same bits everywhere."""
+
+    def __init__(self, hub: ThreadHub, rank: int) -> None:
+        self.hub, self.rank = hub, rank
+        self._met: dict[tuple[int, ...], int] = defaultdict(int)
+
+    def send(self, tensor: torch.Tensor, peer: int) -> "Done":
+        self.hub.queues[self.rank, peer].put(tensor.clone())
+        return Done(lambda: None)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> "Done":
+        source = self.hub.queues[peer, self.rank]
+        return Done(lambda: tensor.copy_(source.get(timeout=WAIT)))
+
+    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        parts = self._meet(tensor, ranks)
+        tensor.copy_(sum(parts[1:], parts[0]))
+
+    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        for part in self._meet(tensor, ranks):
+            torch.maximum(tensor, part, out=tensor)
+
+    def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
+        self._met[ranks] += 1
+        meeting = self.hub.meetings[ranks, self._met[ranks]]
+        with self.hub.changed:
+            meeting[self.rank] = tensor.clone()
+            self.hub.changed.notify_all()
+            assert self.hub.changed.wait_for(lambda: len(meeting) == len(ranks), WAIT), f"waited for {ranks}"
+        return [meeting[rank] for rank in ranks]
+
+
+class Done:
+    """A transfer that happens when it is waited for."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.wait = action
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def make_job(
+    actor: Path, critic: Path | None = None, *, training: dict[str, Any] | None = None, **spec: Any
+) -> RLHFJob:
+    """A job of 8 samples an iteration in one mini-batch; `spec` replaces its fields."""
+    models = {"actor": {"path": str(actor)}, "reward": {"function": {"module": "rewards"}}}
+    if critic is not None:
+        models["critic"] = {"path": str(critic)}
+    optimizer = {"learningRate": 1e-2, "maxGradientNorm": 1.0}
+    body = {
+        "algorithm": {"ppo": {"miniBatchSize": 8}},
+        "models": models,
+        "prompts": {"path": "prompts.jsonl"},
+        "rollout": {"batchSize": 8, "temperature": 0.8},
+        "training": {"microBatchSize": 2, "optimizer": optimizer, **(training or {})},
+        "iterations": 4,
+        "seed": 5,
+        "deterministic": True,
+        **spec,
+    }
+    return RLHFJob.model_validate(
+        {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "t"}, "spec": body}
+    )
+
+
+def serial(job: RLHFJob, pipeline: int, data: int, models: Sequence[str] = ("actor", "critic")) -> ScheduleTable:
+    """The serial table of a job."""
+    count = job.spec.algorithm.fields.mini_batch_size // (data * job.spec.training.micro_batch_size)
+    ranks = tuple(range(pipeline))
+    return serial_table([Pipeline(name=m, model=m, stage_ranks=ranks, microbatches=count) for m in models])
+
+
+def make_samples(
+    count: int = 8, seed: int = 0, vocabulary: int = 40, abstained: Sequence[int] = ()
+) -> list[pb.TrainSample]:
+    """Scored samples of unequal lengths, with everything PPO and GRPO need."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for index in range(count):
+        length = int(rng.integers(3, 14))
+        fields = {
+            "log_probabilities": -rng.uniform(0.5, 4, length),
+            "reference_log_probabilities": -rng.uniform(0.5, 4, length),
+            "values": rng.normal(size=length),
+        }
+        if index not in abstained:
+            fields["reward"] = rng.normal(size=1)
+        samples.append(
+            pb.TrainSample(
+                sample=index,
+                group=index // 4,
+                prompt=pack(rng.integers(3, vocabulary, int(rng.integers(1, 7))).astype(np.int32)),
+                response=pack(rng.integers(3, vocabulary, length).astype(np.int32)),
+                fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
+                abstained=index in abstained,
+            )
+        )
+    return samples
+
+
+PPO_FIELDS = ("log_probabilities", "reference_log_probabilities", "values", "reward")
+
+
+def make_batch(**arguments: Any) -> Batch:
+    """`make_samples` as a batch."""
+    samples = make_samples(**arguments)
+    return batch_from(samples, len(samples), PPO_FIELDS)
+
+
+def on_ranks(world: int, work: Callable[[int, ThreadPeers], Any]) -> list[Any]:
+    """Runs `work(rank, peers)` on threads; results by rank. The first exception is raised."""
+    hub = ThreadHub()
+    with ThreadPoolExecutor(world) as pool:
+        futures = [pool.submit(work, rank, ThreadPeers(hub, rank)) for rank in range(world)]
+        return [future.result() for future in futures]
+
+
+def trainer_of(
+    job: RLHFJob,
+    table: ScheduleTable,
+    rank: int,
+    world: int,
+    peers: ThreadPeers,
+    checkpoint: str = "",
+    version: int = 0,
+) -> Trainer:
+    """The trainer of one rank, as a BecomeTraining would build it."""
+    spans: list[str] = []
+    become = pb.BecomeTraining(
+        rank=rank, world_size=world, schedule=table.model_dump_json(), checkpoint=checkpoint, version=version
+    )
+
+    def connect(layout: Layout) -> ThreadPeers:
+        assert (layout.rank, layout.world) == (rank, world)
+        return peers
+
+    trainer = build_trainer(job, become, CPU, connect, lambda name, *_, **__: spans.append(name))
+    trainer.spans = spans  # type: ignore[attr-defined]
+    return trainer
+
+
+def exhaust(steps: Generator[None, None, dict[str, float]]) -> dict[str, float]:
+    """Runs an iteration to its end; its metrics."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            metrics: dict[str, float] = finished.value
+            return metrics
+
+
+def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
+    """`model:parameter` -> value over all ranks; copies of a parameter must be equal bit by bit."""
+    found: dict[str, torch.Tensor] = {}
+    for trainer in trainers:
+        for (model, _), optimizer in trainer.optimizers.items():
+            for name, parameter in optimizer.parameters.items():
+                value = parameter.detach()
+                assert torch.equal(found.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
+    return found
+
+
+def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: Batch) -> dict[str, torch.Tensor]:
+    """`model:parameter` -> gradient of the first mini-batch, summed over everything, before clipping."""
+
+    def work(rank: int, peers: ThreadPeers) -> dict[str, torch.Tensor]:
+        trainer = trainer_of(job, table, rank, world, peers)
+        found = {}
+        for (model, _), optimizer in trainer.optimizers.items():
+            for name in optimizer.parameters:
+                found[f"{model}:{name}"] = optimizer.gradient(name)
+            optimizer.step = lambda *_: None  # type: ignore[method-assign]
+        next(trainer.train(0, batch))
+        return found
+
+    merged: dict[str, torch.Tensor] = {}
+    for found in on_ranks(world, work):
+        for name, value in found.items():
+            assert torch.equal(merged.setdefault(name, value), value), f"copies of {name} differ"
+    return merged

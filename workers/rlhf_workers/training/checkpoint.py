@@ -1,0 +1,69 @@
+"""A rank's part of a checkpoint folder, and training state restored from one, bit by bit.
+
+Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (float32 master weights under Hugging Face
+names), `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0
+`trainer.json`. Every tensor is found by its parameter's name, so another number of stages or replicas may read it.
+
+Rule: the folder is private until the coordinator renames it; nothing half-written has a final name in it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_workers.role import WorkError
+from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
+from rlhf_workers.training.trainer import Progress, Trainer
+
+STATE_FILE: Final = "trainer.json"
+
+
+def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
+    """Writes this rank's part; replicas beyond the first have none. WorkError StorageFull, StorageDenied."""
+    files = []
+    for model, stage in trainer.layout.held:
+        if not trainer.layout.writes(model, stage):
+            continue
+        optimizer = trainer.optimizers[model, stage]
+        weights = {name: optimizer.parameters[name] for name in optimizer.owned}
+        files.append(write_tensors(folder, f"{model}/model-stage-{stage:05d}.safetensors", weights, model))
+        moments = f"optimizer/{model}-stage-{stage:05d}.safetensors"
+        files.append(write_tensors(folder, moments, optimizer.state(), ""))
+    if trainer.layout.rank == 0:
+        state = {
+            "version": version,
+            "steps": trainer.progress.steps,
+            "klCoefficient": trainer.progress.kl_coefficient,
+        }
+        files.append(write_file(folder, STATE_FILE, iter([json.dumps(state).encode()])))
+    return files
+
+
+def restore(trainer: Trainer, folder: Path, version: int) -> None:
+    """Optimizer and progress of a checkpoint into a trainer whose stages were built from its weights."""
+    state = _read_state(folder)
+    if state["version"] != version:
+        raise _corrupt(folder, f"{STATE_FILE} holds version {state['version']}, not {version}")
+    trainer.progress = Progress(steps=int(state["steps"]), kl_coefficient=float(state["klCoefficient"]))
+    for (model, _), optimizer in trainer.optimizers.items():
+        files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
+        optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        return {key: state[key] for key in ("version", "steps", "klCoefficient")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
+
+
+def _corrupt(folder: Path, why: str) -> WorkError:
+    return WorkError(
+        "CheckpointCorrupt",
+        f"{CHECKPOINT_FIELD}: {folder}: {why}",
+        field=CHECKPOINT_FIELD,
+        exit_code=ExitCode.BAD_MODEL,
+    )

@@ -1,0 +1,65 @@
+"""Fetching an iteration's scored batch from the coordinator.
+
+Rule: a coordinator that is away (restarting) is waited for with back-off, up to a time-out that names it; an answer
+that says no is passed on at once. Fetching changes nothing, so it is simply repeated from the start.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from rlhf_api import channels, control_pb2_grpc
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.role import WorkError
+
+RETRY_SECONDS: Final = 0.25
+"""Between two tries; a restarting coordinator is back within seconds."""
+AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
+"""Statuses of a connection that broke, as opposed to an answer."""
+
+
+class CoordinatorBatches:
+    """One blocking channel to the coordinator, opened at the first fetch."""
+
+    def __init__(self, address: str, worker: str, certificates: Path | None, timeout: float) -> None:
+        self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout
+        self._channel: grpc.Channel | None = None
+
+    def fetch(self, iteration: int, sleep: Callable[[float], None] = time.sleep) -> list[pb.TrainSample]:
+        """All samples of the batch. WorkError BatchTimeout, BatchRefused."""
+        if self._channel is None:
+            self._channel = channels.channel(self._address, self._certificates)
+        stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        deadline = time.monotonic() + self._timeout
+        request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration)
+        while True:
+            try:
+                left = max(1.0, deadline - time.monotonic())
+                parts = list(stub.FetchBatch(request, timeout=left, wait_for_ready=True))
+                return [sample for part in parts for sample in part.samples]
+            except grpc.RpcError as error:
+                self._judge(error, iteration, deadline)
+            sleep(RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Closes the channel."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _judge(self, error: grpc.RpcError, iteration: int, deadline: float) -> None:
+        """Returns when another try makes sense."""
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED or (code in AWAY and time.monotonic() > deadline):
+            raise WorkError(
+                "BatchTimeout",
+                f"waited {self._timeout:.0f} s for the coordinator at {self._address} to give the batch of iteration "
+                f"{iteration}: {details}",
+                retryable=True,
+            ) from error
+        if code not in AWAY:
+            raise WorkError(
+                "BatchRefused", f"batch of iteration {iteration}: {code.name}: {details}", retryable=True
+            ) from error

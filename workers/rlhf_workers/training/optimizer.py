@@ -1,0 +1,96 @@
+"""AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
+
+All gradients of a stage live in one flat float32 array that the parameters' `.grad` are views of: summing over
+replicas is one call, the norm one reduction, zeroing one fill. Parameters that another stage owns (a tied embedding's
+copy) come last, so the norm over the first `counted` elements counts every parameter of the model once.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from rlhf_api.job.groups import Optimizer
+from rlhf_workers.training.stages import Stage
+from rlhf_workers.training.tensor_file import TensorFolder
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def learning_rate(fields: Optimizer, peak: float, step: int, steps: int) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps` in the whole job: linear warm-up, then the shape.
+
+    Linear and Cosine fall to 0 at the end of the job.
+    """
+    if step < fields.warmup_steps:
+        return peak * (step + 1) / fields.warmup_steps
+    if fields.schedule == "Constant":
+        return peak
+    done = min(1.0, (step - fields.warmup_steps) / max(1, steps - fields.warmup_steps))
+    return peak * (1.0 - done if fields.schedule == "Linear" else 0.5 * (1.0 + math.cos(math.pi * done)))
+
+
+class StageOptimizer:
+    """Gradients and AdamW state of one stage."""
+
+    def __init__(self, stage: Stage, fields: Optimizer, peak: float) -> None:
+        named = dict(stage.named_parameters())
+        owned = {name: value for name, value in named.items() if name not in stage.duplicates}
+        copies = {name: value for name, value in named.items() if name in stage.duplicates}
+        self.fields, self.peak = fields, peak
+        self.owned = tuple(owned)
+        self.parameters: dict[str, torch.nn.Parameter] = {**owned, **copies}
+        self.counted = sum(parameter.numel() for parameter in owned.values())
+        values = list(self.parameters.values())
+        self.gradients = torch.zeros(sum(value.numel() for value in values), device=values[0].device)
+        self._views: dict[str, torch.Tensor] = {}
+        offset = 0
+        for name, value in self.parameters.items():
+            self._views[name] = self.gradients[offset : offset + value.numel()].view_as(value)
+            value.grad = self._views[name]
+            offset += value.numel()
+        matrices = [value for value in values if value.ndim >= 2]
+        others = [value for value in values if value.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": fields.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=peak, betas=(fields.beta1, fields.beta2), eps=fields.epsilon, fused=True,
+        )  # fmt: skip
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """View of one parameter's gradient."""
+        return self._views[name]
+
+    def norm_squared(self) -> torch.Tensor:
+        """Sum of squares over the parameters this stage owns, float64 scalar."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.gradients[: self.counted], dtype=torch.float64)
+        return norm.square()
+
+    def step(self, rate: float, scale: float) -> None:
+        """One AdamW step with gradients x `scale`, then zeroes them."""
+        if scale != 1.0:
+            self.gradients.mul_(scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self.gradients.zero_()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """`<parameter>.exp_avg` and `.exp_avg_sq` of the parameters this stage owns; zeros before the first step."""
+        result = {}
+        for name in self.owned:
+            parameter = self.parameters[name]
+            state = self._adamw.state.get(parameter, {})
+            for moment in MOMENTS:
+                result[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(parameter)
+        return result
+
+    def load_state(self, tensors: TensorFolder, steps: int) -> None:
+        """Takes the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
+        for name, parameter in self.parameters.items():
+            moments: Mapping[str, torch.Tensor] = {
+                moment: tensors.read(f"{name}.{moment}", parameter.shape).to(parameter.device, copy=True)
+                for moment in MOMENTS
+            }
+            step = torch.tensor(float(steps), device=parameter.device)
+            self._adamw.state[parameter] = {"step": step, **moments}

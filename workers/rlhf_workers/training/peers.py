@@ -1,0 +1,110 @@
+"""Everything of a training rank that crosses to other ranks: transfers and sums, over torch.distributed.
+
+`Peers` is the seam; `TorchPeers` is gloo on CPU and NCCL on CUDA. Sends and receives do not block; shapes are known
+from the data, so none travel. Sums block, and every rank must ask for them in the same order. A peer that is gone
+makes a call raise PeerLostError; one that hangs is ended by the coordinator, or after the group's time-out by
+PeerLostError too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.role import WorkError
+
+
+class PeerLostError(WorkError):
+    """A rank of the training group is gone or silent; the group can only start again."""
+
+    def __init__(self, waited_for: str, error: Exception) -> None:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        super().__init__(
+            "PeerLost",
+            f"training rank lost while waiting for {waited_for}: {reason}",
+            retryable=True,
+            exit_code=ExitCode.RESTART,
+        )
+
+
+class Handle(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> None:
+        """Returns when the tensor may be used again; raises PeerLostError."""
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+
+
+class Peers(Protocol):
+    """The other ranks of a training group; rank numbers are global."""
+
+    def send(self, tensor: torch.Tensor, peer: int) -> Handle:
+        """Starts sending; `tensor` must stay unchanged until the handle is done. k-th send meets k-th receive."""
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
+        """Starts receiving into `tensor`."""
+
+    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Sums in place over `ranks`; the result has the same bits on all of them."""
+
+    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Element-wise maximum in place over `ranks`."""
+
+
+class TorchPeers:
+    """Peers over the default process group, which must exist; groups are made at once, in the same order everywhere."""
+
+    def __init__(self, rank: int, groups: list[tuple[int, ...]]) -> None:
+        """`groups`: every set of ranks that will ever sum, the same list on every rank."""
+        everyone = tuple(range(dist.get_world_size()))
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: dist.group.WORLD}
+        for ranks in dict.fromkeys(groups):
+            if len(ranks) > 1 and ranks not in self._groups:
+                made = dist.new_group(list(ranks))
+                if rank in ranks:
+                    self._groups[ranks] = made
+
+    def send(self, tensor: torch.Tensor, peer: int) -> Handle:
+        with _naming(f"rank {peer} to take a transfer"):
+            return _TorchHandle(dist.isend(tensor, peer), f"rank {peer} to take a transfer")
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
+        with _naming(f"a transfer of rank {peer}"):
+            return _TorchHandle(dist.irecv(tensor, peer), f"a transfer of rank {peer}")
+
+    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._reduce(tensor, ranks, dist.ReduceOp.SUM)
+
+    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._reduce(tensor, ranks, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp") -> None:
+        if len(ranks) > 1:
+            with _naming(f"ranks {', '.join(map(str, ranks))} to join a sum"):
+                dist.all_reduce(tensor, operation, group=self._groups[ranks])
+
+
+class _TorchHandle:
+    def __init__(self, work: "dist.Work", waits_for: str) -> None:
+        self._work, self._waits_for = work, waits_for
+
+    def wait(self) -> None:
+        with _naming(self._waits_for):
+            self._work.wait()
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+@contextmanager
+def _naming(waited_for: str) -> Iterator[None]:
+    """torch.distributed reports a lost or silent peer as a RuntimeError of some kind."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(waited_for, error) from error

@@ -1,0 +1,234 @@
+"""The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
+
+Rule: a Train runs one mini-batch a `step`, so the worker stays answerable between them. A lost peer ends this process
+with exit code 75 at once, without a word to the coordinator, which sees the session break: the whole group must start
+again, and nothing in this process is worth keeping. Must never answer a Train whose weights it does not hold.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.schedule import ScheduleTable
+from rlhf_workers.models import model_folder
+from rlhf_workers.role import Outbox, WorkError
+from rlhf_workers.settings import read_settings
+from rlhf_workers.training import checkpoint
+from rlhf_workers.training.batch import batch_from
+from rlhf_workers.training.coordinator_batches import CoordinatorBatches
+from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.peers import PeerLostError, Peers, TorchPeers
+from rlhf_workers.training.rendezvous import join_group, leave_group
+from rlhf_workers.training.stages import Head, Stage, build_stage, read_config
+from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+HEADS: Final[Mapping[str, Head]] = {"actor": "lm", "critic": "value"}
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    def fetch(self, iteration: int) -> list[pb.TrainSample]:
+        """All samples of an iteration's batch."""
+
+    def close(self) -> None:
+        """Frees the connection."""
+
+
+class TrainingRole:
+    """One rank; see `rlhf_workers.role.Role` and `WeightProvider`."""
+
+    name = "training"
+    handles = frozenset({"train", "save_checkpoint"})
+
+    def __init__(
+        self,
+        job: RLHFJob,
+        trainer: Trainer,
+        batches: BatchSource,
+        version: int,
+        spans: "SpanBuffer",
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._job, self._trainer, self._batches, self._version, self._leave = job, trainer, batches, version, leave
+        self._spans = spans
+        self._running: tuple[pb.Command, Generator[None, None, dict[str, float]]] | None = None
+        self._last: pb.TrainResult | None = None
+
+    def handle(self, command: pb.Command, outbox: Outbox) -> None:
+        if command.WhichOneof("command") == "train":
+            self._begin_training(command, outbox)
+        else:
+            self._save(command, outbox)
+
+    def step(self, outbox: Outbox) -> bool:
+        if self._running is None:
+            return False
+        command, work = self._running
+        try:
+            next(work)
+        except StopIteration as finished:
+            self._running = None
+            self._finish_training(command, finished.value, outbox)
+        except PeerLostError as error:
+            log.error("%s; this rank restarts", error)
+            logging.shutdown()
+            self._leave(error.failure.exit_code)
+        except Exception:
+            self._running = None
+            raise
+        self._spans.flush(outbox)
+        return True
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        return []
+
+    def versions(self) -> Mapping[str, int]:
+        return dict.fromkeys(self._trainer.layout.models, self._version)
+
+    def active(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._batches.close()
+        leave_group()
+
+    def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's parameters of a model, in the type it computes in; never those of a step in progress."""
+        trainer = self._trainer
+        for (name, stage), optimizer in sorted(trainer.optimizers.items()):
+            if name != model or not trainer.layout.publishes(name, stage):
+                continue
+            for parameter in optimizer.owned:
+                if self._version != version or self._running is not None:
+                    holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
+                    raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
+                yield parameter, optimizer.parameters[parameter].detach().to("cpu", trainer.compute)
+
+    # ------------------------------------------------------------ commands
+
+    def _begin_training(self, command: pb.Command, outbox: Outbox) -> None:
+        iteration = command.train.iteration
+        if self._last is not None and iteration == self._version - 1:
+            outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
+            return
+        if iteration != self._version or self._running is not None:
+            state = "is training" if self._running else f"holds version {self._version}"
+            raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
+        self._spans.iteration = iteration
+        self._running = command, self._train(iteration, outbox)
+
+    def _train(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
+        spec = self._job.spec
+        start, start_ns = time.monotonic(), time.time_ns()
+        samples = self._batches.fetch(iteration)
+        outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
+        needed = ("log_probabilities", *graph_of(spec).scored_fields)
+        batch = batch_from(samples, spec.rollout.batch_size, needed)
+        metrics: dict[str, float] = yield from self._trainer.train(iteration, batch)
+        outbox.count(batch.tokens * spec.algorithm.fields.epochs)
+        metrics["train/seconds"] = time.monotonic() - start
+        return metrics
+
+    def _finish_training(self, command: pb.Command, metrics: dict[str, float], outbox: Outbox) -> None:
+        self._version = command.train.iteration + 1
+        self._last = pb.TrainResult(iteration=command.train.iteration, version=self._version, metrics=metrics)
+        outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
+
+    def _save(self, command: pb.Command, outbox: Outbox) -> None:
+        if self._running is not None:
+            raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
+        start = time.time_ns()
+        files = checkpoint.save(self._trainer, Path(command.save_checkpoint.folder), self._version)
+        outbox.span("checkpoint", start, time.time_ns(), command.save_checkpoint.iteration)
+        outbox.done(pb.CommandDone(command_id=command.id, checkpoint=pb.CheckpointResult(files=files)))
+
+
+class SpanBuffer:
+    """Spans of the trainer until the next `flush`."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self._spans: list[tuple[str, int, int, dict[str, str]]] = []
+
+    def __call__(self, name: str, start_ns: int, end_ns: int, **attributes: str) -> None:
+        self._spans.append((name, start_ns, end_ns, attributes))
+
+    def flush(self, outbox: Outbox) -> None:
+        """Hands everything to the outbox."""
+        for name, start_ns, end_ns, attributes in self._spans:
+            outbox.span(name, start_ns, end_ns, self.iteration, **attributes)
+        self._spans.clear()
+
+
+# ---------------------------------------------------------------- building
+
+
+def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> TrainingRole:
+    """The role a BecomeTraining asks for: stages loaded, group formed, state restored."""
+    settings = read_settings(os.environ)
+    wait = float(job.spec.run_policy.start_timeout_seconds)
+    batches = CoordinatorBatches(settings.coordinator, settings.worker, certificates, wait)
+    become = command.become_training
+    spans = SpanBuffer()
+    trainer = build_trainer(job, become, device, partial(join, become, device, wait), spans)
+    return TrainingRole(job, trainer, batches, become.version, spans)
+
+
+def build_trainer(
+    job: RLHFJob,
+    become: pb.BecomeTraining,
+    device: torch.device,
+    connect: Callable[[Layout], Peers],
+    span: Any,
+) -> Trainer:
+    """Loads this rank's stages, then meets the others by `connect`, then restores optimizer state."""
+    layout = Layout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
+    compute = compute_type(job, device)
+    stages = {key: load_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
+    trainer = Trainer(job.spec, layout, stages, connect(layout), device, compute, span)
+    if become.checkpoint:
+        checkpoint.restore(trainer, Path(become.checkpoint), become.version)
+    return trainer
+
+
+def load_stage(
+    job: RLHFJob, layout: Layout, model: str, stage: int, checkpoint_folder: str, device: torch.device
+) -> Stage:
+    """One stage from the checkpoint, or from the manifest's folder when there is none."""
+    field = f"spec.models.{model}.path"
+    source = getattr(job.spec.models, model)
+    assert source is not None  # the algorithm's graph trains this role, and validation asks for its model
+    folder = Path(checkpoint_folder) / model if checkpoint_folder else model_folder(source.path, field)
+    config = read_config(folder, field, layout.stages(model))
+    attention: Any = "eager" if job.spec.deterministic else "sdpa"
+    tensors = model_tensors(folder, field)
+    return build_stage(config, tensors, layout.stages(model), stage, HEADS[model], device, attention)
+
+
+def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: Layout) -> Peers:
+    """Peers of a real group: ranks meet, then every set of ranks that sums gets its process group."""
+    join_group(become, device, timeout)
+    groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
+    groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
+    return TorchPeers(layout.rank, groups)
+
+
+def compute_type(job: RLHFJob, device: torch.device) -> torch.dtype:
+    """Type of matrix products: bfloat16 where asked for or, by default, where a CUDA device has it; else float32."""
+    wanted = job.spec.training.precision
+    if wanted == "Auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if wanted == "BFloat16" else torch.float32

@@ -1,0 +1,159 @@
+"""Named tensors in safetensors files: read one at a time from a folder, written so that nothing half-made has a name.
+
+Reading takes only the tensors asked for. Writing streams to `<name>.tmp`, hashes on the way, syncs, and renames; a
+process that dies in between leaves only the temporary name, in a folder that is itself temporary until the
+coordinator renames it. The writer is our own (the format is a JSON header and raw bytes) because the library's
+neither hashes, nor syncs, nor reports a full disk as an OSError.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_workers.role import WorkError
+
+_DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+CHECKPOINT_FIELD: Final = "spec.checkpoints.path"
+CHUNK_BYTES: Final = 16 * 1024 * 1024
+"""Written and hashed at a time; keeps a copy from device to host small."""
+
+
+class TensorFolder:
+    """Tensors by name over one or more safetensors files; files are opened once, tensors read when asked for."""
+
+    def __init__(self, files: Sequence[Path], field: str) -> None:
+        """WorkError ModelCorrupt, naming `field` and the file, when one is damaged."""
+        self.field = field
+        self._files: dict[str, Path] = {}
+        for file in files:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    self._files.update(dict.fromkeys(opened.keys(), file))
+            except (SafetensorError, OSError) as error:
+                raise self._corrupt(file, f"is missing, truncated or damaged: {error}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """A CPU tensor of exactly this shape; WorkError ModelCorrupt when it is not there or has another one."""
+        if name not in self._files:
+            where = ", ".join(sorted({file.name for file in self._files.values()})) or "no file"
+            raise self._corrupt(None, f"{name} is missing from {where}")
+        try:
+            with safe_open(self._files[name], framework="pt") as opened:
+                tensor: torch.Tensor = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise self._corrupt(self._files[name], f"{name} cannot be read: {error}") from error
+        if tensor.shape != shape:
+            raise self._corrupt(self._files[name], f"{name} has shape {list(tensor.shape)}, needs {list(shape)}")
+        return tensor
+
+    def _corrupt(self, file: Path | None, why: str) -> WorkError:
+        message = f"{self.field}: {file or ''} {why}".replace("  ", " ")
+        return WorkError("ModelCorrupt", message, field=self.field, exit_code=ExitCode.BAD_MODEL)
+
+
+def model_tensors(folder: Path, field: str) -> TensorFolder:
+    """Tensors of a Hugging Face folder: the files its index names, or the single model.safetensors."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return TensorFolder([folder / "model.safetensors"], field)
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise WorkError(
+            "ModelCorrupt", f"{field}: {index} has no usable weight_map: {error!r}", field=field,
+            exit_code=ExitCode.BAD_MODEL,
+        ) from error  # fmt: skip
+    return TensorFolder([folder / name for name in names], field)
+
+
+def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str) -> pb.CheckpointFile:
+    """Writes `folder/name` whole or not at all; tensors may be on any device. WorkError StorageFull, StorageDenied."""
+    header, offset = {}, 0
+    for key, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size],
+        }  # fmt: skip
+        offset += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
+
+    def parts() -> Iterator[bytes | memoryview]:
+        yield len(text).to_bytes(8, "little") + text
+        for tensor in tensors.values():
+            yield from _bytes_of(tensor)
+
+    parameters = list(tensors) if model else []
+    return write_file(folder, name, parts(), model, parameters)
+
+
+def write_file(
+    folder: Path, name: str, parts: Iterator[bytes | memoryview], model: str = "", parameters: Sequence[str] = ()
+) -> pb.CheckpointFile:
+    """Writes `folder/name` from parts: temporary name, fsync, rename, fsync of the folder."""
+    path = folder / name
+    temporary = path.with_name(path.name + ".tmp")
+    digest, size = hashlib.sha256(), 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            for part in parts:
+                digest.update(part)
+                size += len(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        _discard(temporary)
+        raise storage_error(path, error) from error
+    return pb.CheckpointFile(path=name, bytes=size, sha256=digest.hexdigest(), model=model, parameters=parameters)
+
+
+def storage_error(path: Path, error: OSError) -> WorkError:
+    """The failure of a write, in words: what was written where, and what to change."""
+    full = error.errno in _FULL
+    advice = "free space there, or point the field at a larger volume" if full else "make it writable for the workers"
+    return WorkError(
+        "StorageFull" if full else "StorageDenied",
+        f"{CHECKPOINT_FIELD}: writing {path} failed: {error.strerror or error}; {advice}",
+        field=CHECKPOINT_FIELD,
+        exit_code=ExitCode.STORAGE,
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Raw little-endian bytes of a tensor, a chunk at a time."""
+    flat = tensor.detach().reshape(-1)
+    step = max(1, CHUNK_BYTES // tensor.element_size())
+    for start in range(0, flat.numel(), step):
+        yield memoryview(flat[start : start + step].cpu().contiguous().view(torch.uint8).numpy())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _discard(temporary: Path) -> None:
+    try:
+        temporary.unlink(missing_ok=True)
+    except OSError:
+        return  # the same disk fault that is being reported; the folder is temporary and pruned as a whole

@@ -1,0 +1,268 @@
+"""One training iteration on one rank: advantages, epochs, mini-batches; each mini-batch is one execution of the table.
+
+Rule: what is computed depends on (batch, seed, iteration, weights, table) alone, so a replay gives the same weights,
+and pipelines, replicas and micro-batches change a gradient by nothing but the order of float32 sums: every token's
+weight in the loss comes from the whole mini-batch. All ranks take every decision from the same numbers. A process
+that dies here loses only this rank's memory: the group restarts from its last checkpoint and replays journaled
+batches.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.algorithm import PPO
+from rlhf_workers.losses.kl import adapted_coefficient
+from rlhf_workers.role import WorkError
+from rlhf_workers.training.advantages import batch_metrics, token_weights, with_advantages
+from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
+from rlhf_workers.training.executor import Measured, execute
+from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective
+from rlhf_workers.training.optimizer import StageOptimizer, learning_rate
+from rlhf_workers.training.peers import Peers
+from rlhf_workers.training.stages import EMBEDDING, Stage
+from rlhf_workers.training.work import StageWork
+
+log = logging.getLogger(__name__)
+
+NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
+"""Action kind -> last part of its span's name."""
+
+
+class SpanSink(Protocol):
+    """Where measured times go."""
+
+    def __call__(self, name: str, start_ns: int, end_ns: int, **attributes: str) -> None: ...
+
+
+@dataclass
+class Progress:
+    """State beyond weights and moments; saved in trainer.json."""
+
+    steps: int
+    """Optimizer steps so far; the position in the learning-rate schedule."""
+    kl_coefficient: float
+
+
+class Trainer:
+    """Holds this rank's stages and optimizers."""
+
+    def __init__(
+        self,
+        spec: RLHFJobSpec,
+        layout: Layout,
+        stages: Mapping[tuple[str, int], Stage],
+        peers: Peers,
+        device: torch.device,
+        compute: torch.dtype,
+        span: SpanSink,
+    ) -> None:
+        """`stages` are those of `layout.held`. WorkError when the mini-batch does not divide."""
+        self.spec, self.layout, self.stages, self.peers = spec, layout, stages, peers
+        self.device, self.compute, self._span = device, compute, span
+        self.algorithm = spec.algorithm.fields
+        self.progress = Progress(0, self.algorithm.kl_coefficient)
+        fields = spec.training.optimizer
+        peaks = {"critic": fields.critic_learning_rate or fields.learning_rate}
+        self.peaks = {model: peaks.get(model, fields.learning_rate) for model in layout.models}
+        self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
+        for stage in stages.values():
+            stage.recompute = spec.training.activation_checkpointing
+        batches = spec.rollout.batch_size // self.algorithm.mini_batch_size
+        self._total_steps = spec.iterations * self.algorithm.epochs * batches
+        self._everyone = tuple(range(layout.world))
+        self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
+        _check_sizes(spec, layout)
+
+    def train(self, iteration: int, batch: Batch) -> Generator[None, None, dict[str, float]]:
+        """Trains one iteration, one mini-batch a step of the iterator; metrics are its return value (`yield from`)."""
+        with self._measured("train/advantages"):
+            batch = with_advantages(batch, self.algorithm, self.progress.kl_coefficient)
+            objectives = self._objectives()
+        norms: dict[str, list[float]] = {model: [] for model in self.layout.models}
+        skipped = 0
+        for epoch in range(self.algorithm.epochs):
+            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts))
+            for number, rows in enumerate(mini_batches(order, self.algorithm.mini_batch_size)):
+                if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
+                    skipped += 1
+                    continue
+                for objective in objectives.values():
+                    objective.first_pass = epoch == 0 and number == 0
+                for model, norm in self._step(iteration, batch, rows, objectives).items():
+                    norms[model].append(norm)
+                yield
+        metrics = self._metrics(batch, objectives, norms)
+        metrics["train/skipped_steps"] = float(skipped)
+        self._adapt(metrics)
+        return metrics
+
+    # ------------------------------------------------------------ one mini-batch
+
+    def _step(
+        self, iteration: int, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]
+    ) -> dict[str, float]:
+        """Gradients of a mini-batch and one optimizer step; gradient norm of each model before clipping."""
+        work = self._work(batch, rows, objectives)
+        on_cuda = self.device.type == "cuda"
+        settle: Callable[[], None] = torch.cuda.current_stream(self.device).synchronize if on_cuda else _nothing
+        first_rank = self.layout.block * self.layout.block_size
+        self._report(execute(self.layout.row, work, self.peers, first_rank, settle))
+        with self._measured("train/gradients"):
+            self._sum_gradients()
+            norms = self._norms()
+        for model, norm in norms.items():
+            if norm != norm or norm == float("inf"):
+                raise WorkError(
+                    "GradientNotFinite",
+                    f"iteration {iteration}: the gradient of the {model} is {norm} at optimizer step "
+                    f"{self.progress.steps}; weights were not changed. Lower spec.training.optimizer.learningRate",
+                    field="spec.training.optimizer.learningRate",
+                )
+        with self._measured("train/optimizer"):
+            limit = self.spec.training.optimizer.max_gradient_norm
+            for (model, _), optimizer in self.optimizers.items():
+                scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
+                optimizer.step(self.rate(model), scale)
+        self.progress.steps += 1
+        return norms
+
+    def rate(self, model: str) -> float:
+        """Learning rate of the next optimizer step of a model."""
+        fields = self.spec.training.optimizer
+        return learning_rate(fields, self.peaks[model], self.progress.steps, self._total_steps)
+
+    def _work(self, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]) -> dict[int, StageWork]:
+        weights = token_weights(batch, rows, self.algorithm, self.layout.models)
+        made: dict[tuple[int, ...], MicroBatch] = {}
+        lengths = batch.lengths
+        work = {}
+        for index, pipeline in enumerate(self.layout.table.pipelines):
+            held = {stage: self.stages[model, stage] for model, stage in self.stages if model == pipeline.model}
+            if not held:
+                continue
+            model = pipeline.model
+            assigned = split(rows, lengths, self.layout.replicas(model), self.layout.microbatches(model))
+            microbatches = []
+            for chosen in assigned[self.layout.replica(index)]:
+                if tuple(chosen) not in made:
+                    made[tuple(chosen)] = micro_batch(batch, chosen, weights).to(self.device)
+                microbatches.append(made[tuple(chosen)])
+            work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, objectives[model], self.compute)
+        return work
+
+    def _sum_gradients(self) -> None:
+        """Over replicas, then the two copies of a tied embedding; every rank in the same order."""
+        for model, stage in self.layout.held:
+            self.peers.sum(self.optimizers[model, stage].gradients, self.layout.holders(model, stage))
+        for model in self.layout.models:
+            last = self.layout.stages(model) - 1
+            if last == 0 or not any(stage.tied for (name, _), stage in self.stages.items() if name == model):
+                continue
+            for ends in self.layout.ends(model):
+                if ends[0] == ends[1] == self.layout.rank:
+                    views = [self.optimizers[model, stage].gradient(EMBEDDING) for stage in (0, last)]
+                    views[0] += views[1]
+                    views[1].copy_(views[0])
+                elif self.layout.rank in ends:
+                    stage = 0 if self.layout.rank == ends[0] else last
+                    self.peers.sum(self.optimizers[model, stage].gradient(EMBEDDING), ends)
+
+    def _norms(self) -> dict[str, float]:
+        """Global gradient norm a model. Each stage fills its own slot, so the sum over ranks only adds zeros."""
+        squares = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
+        for place, key in enumerate(self._slots):
+            if key in self.optimizers and self.layout.writes(*key):
+                squares[place] = self.optimizers[key].norm_squared()
+        self.peers.sum(squares, self._everyone)
+        values = squares.tolist()
+        return {
+            model: sum(value for value, slot in zip(values, self._slots, strict=True) if slot[0] == model) ** 0.5
+            for model in self.layout.models
+        }
+
+    # ------------------------------------------------------------ metrics
+
+    def _objectives(self) -> dict[str, Objective]:
+        objectives: dict[str, Objective] = {}
+        for model in self.layout.models:
+            if model == "critic":
+                assert isinstance(self.algorithm, PPO)
+                objectives[model] = CriticObjective(self.algorithm, self.device)
+            else:
+                actor = ActorObjective(self.algorithm, self.spec.rollout.temperature, self.device)
+                actor.kl_coefficient = self.progress.kl_coefficient
+                objectives[model] = actor
+        return objectives
+
+    def _metrics(
+        self, batch: Batch, objectives: Mapping[str, Objective], norms: Mapping[str, list[float]]
+    ) -> dict[str, float]:
+        metrics = batch_metrics(batch)
+        for model, objective in objectives.items():
+            self.peers.sum(objective.statistics.sums, self._everyone)
+            self.peers.maximum(objective.statistics.maxima, self._everyone)
+            metrics |= objective.metrics()
+            steps = max(1, len(norms[model]))
+            metrics[f"{model}/loss"] = metrics.pop(f"{model}/loss_sum") / steps
+            metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
+            metrics[f"learning_rate/{model}"] = self.rate(model)
+        if metrics.get("actor/mismatch", 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
+            log.warning(
+                "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "
+                "the policy loss is biased by as much",
+                metrics["actor/mismatch"],
+                metrics["actor/mismatch_max"],
+            )
+        return metrics
+
+    def _adapt(self, metrics: dict[str, float]) -> None:
+        """Moves the KL coefficient for the next iteration, where it is adaptive."""
+        metrics["actor/kl_coefficient"] = self.progress.kl_coefficient
+        if isinstance(self.algorithm, PPO) and self.algorithm.kl_target and "actor/kl" in metrics:
+            self.progress.kl_coefficient = adapted_coefficient(
+                self.progress.kl_coefficient,
+                metrics["actor/kl"],
+                self.algorithm.kl_target,
+                self.spec.rollout.batch_size,
+                self.algorithm.kl_horizon,
+            )
+
+    def _report(self, measured: list[Measured]) -> None:
+        for step in measured:
+            action = step.action
+            pipeline = self.layout.table.pipelines[action.pipeline]
+            name = f"train/{pipeline.name}/{NAMES[action.kind]}"
+            attributes = {"stage": str(action.stage), "microbatch": str(action.microbatch)}
+            self._span(name, step.start_ns, step.end_ns, **attributes)
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[Any]:
+        start = time.time_ns()
+        yield
+        self._span(name, start, time.time_ns())
+
+
+def _nothing() -> None:
+    return None
+
+
+def _check_sizes(spec: RLHFJobSpec, layout: Layout) -> None:
+    size = spec.algorithm.fields.mini_batch_size
+    for model in layout.models:
+        cells = layout.replicas(model) * layout.microbatches(model)
+        if size % cells:
+            raise WorkError(
+                "BadSchedule",
+                f"spec.algorithm.{spec.algorithm.name}.miniBatchSize: {size} does not divide into the {cells} "
+                f"micro-batches of the {model}'s schedule",
+                field=f"spec.algorithm.{spec.algorithm.name}.miniBatchSize",
+            )
