@@ -4,7 +4,6 @@ Rule: only what differs between a cluster and one machine is rewritten: host nam
 has no meaning here (sidecars, init containers, volumes, resources, security context) is left out. Pure.
 """
 
-import base64
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class Process:
     name: str
     group: Group
     command: tuple[str, ...]
-    env: Mapping[str, str]
+    env: dict[str, str]
     """Beside the caller's environment, which it overrides."""
     folder: Path
     """Working directory."""
@@ -94,13 +93,10 @@ def processes(
     return [_process(pod, place, shares[_name(pod)], coordinator, ports, caller) for pod in objects.pods]
 
 
-def files(objects: Objects) -> Iterator[tuple[str, bytes]]:
-    """(ConfigMap or Secret key, content) of what pods mount: the resolved job and the certificates."""
-    for found in objects.supporting:
-        if found["kind"] == "ConfigMap":
-            yield from ((key, text.encode()) for key, text in found["data"].items())
-        if found["kind"] == "Secret":
-            yield from ((key, base64.b64decode(text)) for key, text in found["data"].items())
+def job_file(objects: Objects) -> bytes:
+    """The resolved job, as the ConfigMap holds it for the coordinator's pod."""
+    (found,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
+    return str(found["data"][JOB_KEY]).encode()
 
 
 def _process(

@@ -11,7 +11,7 @@ from rlhf_api.names import Env, ExitCode, Group
 from rlhf_operator.local.devices import Share
 from rlhf_operator.local.errors import RunError
 from rlhf_operator.local.resolve import resolve
-from rlhf_operator.local.translate import Place, Process, demands, files, processes
+from rlhf_operator.local.translate import Place, Process, demands, job_file, processes
 from rlhf_operator.manifests import render
 
 MANIFEST = """
@@ -43,7 +43,7 @@ def manifest(**changes: object) -> RLHFJob:
 
 
 def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, Process]:
-    objects = render(resolve(manifest(**changes), base, base / "run"), {"ca.crt": b"x"})
+    objects = render(resolve(manifest(**changes), base, base / "run"), {})
     shares = {d.name: Share(frozenset({1}), ("7",) if d.gpus else ()) for d in demands(objects)}
     found = processes(objects, Place(base / "run", base), shares, iter(range(5000, 6000)), caller)
     return {process.name: process for process in found}
@@ -71,11 +71,8 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
     assert not any(".svc" in value or "/etc/rlhf" in value for p in found.values() for value in p.env.values())
 
 
-def test_what_pods_mount_becomes_files(base: Path) -> None:
-    objects = render(resolve(manifest(), base, base / "run"), {"ca.crt": b"x"})
-    content = dict(files(objects))
-    assert content["ca.crt"] == b"x"
-    job = RLHFJob.model_validate_json(content["job.json"])
+def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
+    job = RLHFJob.model_validate_json(job_file(render(resolve(manifest(), base, base / "run"), {})))
     assert job.spec.models.actor.path == str(base / "policy")
 
 
@@ -117,25 +114,29 @@ def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message", "exit_code"),
     [
-        ({"prompts": {"path": "missing.jsonl"}}, "spec.prompts.path: 'missing.jsonl': no such file", ExitCode.BAD_DATA),
+        (
+            {"prompts": {"path": "missing.jsonl"}},
+            "spec.prompts.path = '{base}/missing.jsonl': no such file",
+            ExitCode.BAD_DATA,
+        ),
         (
             {"models": {"actor": {"path": "./missing"}, "reward": {"function": {"module": "m"}}}},
-            "spec.models.actor.path: './missing': no such folder",
+            "spec.models.actor.path = '{base}/missing': no such folder",
             ExitCode.BAD_MODEL,
         ),
         (
             {"models": {"actor": {"path": "."}, "reward": {"function": {"module": "m"}}}},
-            "spec.models.actor.path: '.': no config.json",
+            "spec.models.actor.path = '{base}': the folder has no config.json",
             ExitCode.BAD_MODEL,
         ),
         (
             {"models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "gone.py"}}}},
-            "spec.models.reward.function.file: 'gone.py': no such file",
+            "spec.models.reward.function.file = '{base}/gone.py': no such file",
             ExitCode.USAGE,
         ),
         (
             {"models": {"actor": {"path": "policy"}, "reward": {"function": {"configMap": "r"}}}},
-            "spec.models.reward.function.configMap: 'r': there are no ConfigMaps",
+            "spec.models.reward.function.configMap = 'r': there are no ConfigMaps",
             ExitCode.USAGE,
         ),
     ],
@@ -145,7 +146,7 @@ def test_what_does_not_exist_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(RunError) as refused:
         resolve(manifest(**changes), base, base / "run")
-    assert str(refused.value).startswith(message)
+    assert str(refused.value).startswith(message.format(base=base))
     assert refused.value.exit_code == exit_code
 
 
