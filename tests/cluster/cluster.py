@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import json
 import os
 import shutil
@@ -36,7 +35,7 @@ from .toolchain import binary
 __all__ = ["Cluster", "ClusterError"]
 
 KUBECTL_TIMEOUT = 120.0  # seconds for one kubectl call that names no other
-NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy")
+NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "device-plugin")
 Manifest = Mapping[str, Any]
 
 
@@ -75,13 +74,14 @@ class Cluster:
 
     def stop(self, *, failed: bool = False) -> None:
         """Take everything down and remove every trace of it; with `failed`, keep the logs and say where."""
-        slot, self._slot = self._slot, None
-        if slot is None:
+        if self._slot is None:
             return
+        slot = self._slot
         try:
             if failed:
                 self._keep_logs(slot)
         finally:
+            self._slot = None
             for node in self.nodes.values():
                 node.end()
             if self._processes:
@@ -146,11 +146,21 @@ class Cluster:
         assert processes is not None
         return processes
 
-    def advertise_gpus(self, node: str, count: int) -> None:
-        """Set nvidia.com/gpu of a node; a kubelet that restarts takes it back to 0, so call this again then."""
-        amount = {"nvidia.com/gpu": str(count)}
-        patch = json.dumps({"status": {"capacity": amount, "allocatable": amount}})
-        self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={patch}")
+    def wait_nodes(self) -> None:
+        """Wait until every real node is Ready with its GPUs."""
+        wait_until(f"nodes {sorted(self.nodes)} to be Ready", self._nodes_ready, START_TIMEOUT, check=self.check)
+        for name in self.nodes:
+            self.set_gpus(name, self.settings.gpus)
+
+    def set_gpus(self, node: str, count: int, *, unhealthy: int = 0) -> None:
+        """Give a real node `count` GPUs, the last `unhealthy` of them broken, and wait until the scheduler may know."""
+        self.nodes[node].set_gpus(count, unhealthy)
+        usable = str(count - unhealthy)
+
+        def known() -> bool:
+            return str(self.get("node", node)["status"]["allocatable"].get("nvidia.com/gpu", "0")) == usable
+
+        wait_until(f"node {node} to have {usable} usable GPUs", known, START_TIMEOUT, check=self.check)
 
     def add_kwok_nodes(self, count: int, *, gpus: int = 8, first: int = 0) -> list[str]:
         """Add fake nodes that accept pods and run nothing; tainted kwok.x-k8s.io/node, so that real pods stay away."""
@@ -161,7 +171,14 @@ class Cluster:
             self._kwok = True
         nodes = [kwok.node(index, gpus=gpus) for index in range(first, first + count)]
         self.apply(nodes, "--server-side")
-        return [str(node["metadata"]["name"]) for node in nodes]
+        names = [str(node["metadata"]["name"]) for node in nodes]
+        wait_until(
+            f"{count} kwok nodes to be Ready",
+            lambda: set(names) <= self._ready_nodes(),
+            60 + count * 0.1,
+            check=self.check,
+        )
+        return names
 
     def check(self) -> None:
         """Raise ClusterError when a component has ended by itself."""
@@ -193,20 +210,21 @@ class Cluster:
             route_services(slot)
         if level != "api":
             wait_until("the default service account", self._default_account, START_TIMEOUT, check=self.check)
-        for name in self.nodes:
-            what = f"node {name} to be Ready"
-            wait_until(what, functools.partial(self._node_ready, name), START_TIMEOUT, check=self.check)
-            self.advertise_gpus(name, self.settings.gpus)
+        self.wait_nodes()
 
     def _default_account(self) -> bool:
         return bool(
             self.get("serviceaccounts", "--namespace=default", "--field-selector=metadata.name=default")["items"]
         )
 
-    def _node_ready(self, name: str) -> bool:
-        found = self.get("nodes", f"--field-selector=metadata.name={name}")["items"]
-        conditions = found[0]["status"].get("conditions", []) if found else []
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    def _nodes_ready(self) -> bool:
+        return set(self.nodes) <= self._ready_nodes()
+
+    def _ready_nodes(self) -> set[str]:
+        ready = "{.status.conditions[?(@.type=='Ready')].status}"
+        path = "{range .items[?(@.status.conditions)]}{.metadata.name}=" + ready + " {end}"
+        answer = self.kubectl("get", "nodes", f"--output=jsonpath={path}")
+        return {name for name, _, status in (word.partition("=") for word in answer.split()) if status == "True"}
 
     def _keep_logs(self, slot: Slot) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")

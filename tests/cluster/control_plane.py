@@ -117,6 +117,7 @@ class ControlPlane:
             f"--cluster-signing-key-file={self._authority.key}",
             f"--service-account-private-key-file={self._authority.service_account_key}",
             "--use-service-account-credentials",
+            f"--flex-volume-plugin-dir={self._slot.folder / 'volume-plugins'}",
             "--leader-elect=false",
             "--secure-port=0",
             "--kube-api-qps=5000",

@@ -9,26 +9,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from .control_plane import ControlPlane
 from .processes import Processes
 from .slots import Slot
-from .toolchain import binary
+from .toolchain import binary, kwok_stages
 
 KWOK_PORT = 3  # port of the slot, by index
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 TOLERATION = {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}
+# Without a file of our own kwok reads one from the user's home.
+CONFIGURATION = {
+    "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+    "kind": "KwokConfiguration",
+    "options": {
+        "podPlayStageParallelism": 16,
+        "nodePlayStageParallelism": 16,
+        "nodeLeaseParallelism": 4,
+        "podsOnNodeSyncParallelism": 4,
+        "enablePodsOnNodeSyncStreamWatch": True,
+    },
+}
 ANNOTATION = "kwok.x-k8s.io/node"
 
 
 def start(slot: Slot, control_plane: ControlPlane, processes: Processes, extra: Sequence[str]) -> None:
     """Start kwok; it manages nodes that carry the annotation and leaves all others alone."""
     kubeconfig = control_plane.kubeconfig("kwok", "kwok", "system:masters")
+    path = slot.folder / "kwok.yaml"
+    path.write_text(yaml.safe_dump(CONFIGURATION))
     argv = [
+        *(f"--config={each}" for each in (path, *kwok_stages())),
         f"--kubeconfig={kubeconfig}",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
         f"--server-address=127.0.0.1:{slot.addresses.port(KWOK_PORT)}",
         "--node-lease-duration-seconds=40",
-        "--disable-qps-limits",
         *extra,
     ]
     processes.start("kwok", [binary("kwok"), *argv])

@@ -60,7 +60,7 @@ def clean(slot: Slot) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """Start of process `pid` in clock ticks since boot (proc(5), field 22); None when it does not run or is a zombie."""
+    """Start of process `pid` in clock ticks since boot (proc(5), field 22); None when none or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

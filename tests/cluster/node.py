@@ -1,15 +1,16 @@
 """One real node: containerd, kubelet and kube-proxy in network, mount and PID namespaces of their own.
 
-Owns the node's namespaces, cable, folder and control group. The rule: inside these namespaces /run, /var/log and the
-few global kernel settings that a kubelet writes are private, so mounts, iptables rules, interfaces and container
-processes end with process 1 of the node, and the machine outside keeps its settings. It must never run a component of
-the node outside.
+Owns the node's namespaces, cable, folder and control group. The rule: inside these namespaces /run, /var/log, /var/lib,
+containerd's images and the few global kernel settings that a kubelet writes are private, so mounts, iptables rules,
+interfaces and container processes end with process 1 of the node, and the machine outside keeps its settings. It must
+never run a component of the node outside.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,8 +40,13 @@ ENTER = """
 folder=$1; shift
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs "$folder/containerd"
 mount --bind "$folder/log" /var/log
-mount --bind "$folder/cni-state" /var/lib/cni
+mount -t tmpfs tmpfs "$folder/var-lib"
+mkdir "$folder/var-lib/changes" "$folder/var-lib/work"
+mount -t overlay -o "lowerdir=/var/lib,upperdir=$folder/var-lib/changes,workdir=$folder/var-lib/work" overlay /var/lib
+mkdir -p /var/lib/kubelet /var/lib/cni
+mount --bind "$folder/kubelet" /var/lib/kubelet
 for setting in $(cd "$folder/settings" && find . -type f); do
     mount --bind "$folder/settings/$setting" "/proc/sys/$setting"
 done
@@ -61,13 +67,13 @@ class Node:
         self._slot = slot
         self._settings = settings
         self._control_plane = control_plane
-        for each in ("log", "cni-state", "cni", "kubelet", "settings"):
+        # containerd's images lie in memory: imported faster, and gone at once where deleting from a disk takes long.
+        for each in ("log", "cni", "containerd", "kubelet", "settings", "var-lib"):
             (self.folder / each).mkdir(parents=True)
         for setting, value in KERNEL_SETTINGS.items():
             path = self.folder / "settings" / setting
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{value}\n")
-        Path("/var/lib/cni").mkdir(exist_ok=True)
         self._make_cgroup()
         unshare = [
             "unshare",
@@ -91,6 +97,14 @@ class Node:
             self.import_image(archive)
         self._start_kubelet()
         self._start_kube_proxy()
+        self._start_device_plugin()
+
+    def set_gpus(self, count: int, unhealthy: int = 0) -> None:
+        """Have `count` GPUs, the last `unhealthy` of them broken; the API server learns of it within seconds."""
+        lines = [f"gpu-{index} {'Healthy' if index < count - unhealthy else 'Unhealthy'}" for index in range(count)]
+        partial = self.folder / "gpus.partial"
+        partial.write_text("\n".join(lines))
+        partial.replace(self._gpus)
 
     def import_image(self, archive: Path) -> None:
         """Import an OCI or docker archive into the node's containerd."""
@@ -109,6 +123,10 @@ class Node:
     @property
     def _socket(self) -> Path:
         return self.folder / "containerd.sock"
+
+    @property
+    def _gpus(self) -> Path:
+        return self.folder / "gpus"
 
     @property
     def _init(self) -> int:
@@ -191,7 +209,6 @@ class Node:
             f"--kubeconfig={kubeconfig}",
             f"--hostname-override={self.name}",
             f"--node-ip={self.address}",
-            f"--root-dir={self.folder / 'kubelet'}",
             f"--cert-dir={self.folder / 'kubelet-pki'}",
             *self._settings.gates(),
             *self._settings.extra("kubelet"),
@@ -213,6 +230,12 @@ class Node:
             *self._settings.extra("kube-proxy"),
         ]
         self.processes.start("kube-proxy", [binary("kube-proxy"), *argv])
+
+    def _start_device_plugin(self) -> None:
+        self.set_gpus(self._settings.gpus)
+        program = Path(__file__).parent / "gpus" / "device_plugin.py"
+        folder = "/var/lib/kubelet/device-plugins"  # the kubelet knows no other place for it
+        self.processes.start("device-plugin", [sys.executable, program, folder, self._gpus])
 
 
 def run(argv: Sequence[str], timeout: float = STOP_GRACE) -> str:
@@ -241,7 +264,7 @@ def kubelet_configuration(folder: Path, *, cgroup: str, dns: str, authority: Pat
         "clusterDomain": "cluster.local",
         "resolvConf": str(folder / "resolv.conf"),
         "podLogsDir": str(folder / "log" / "pods"),
-        "volumePluginDir": str(folder / "kubelet" / "volume-plugins"),
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         # A full disk of the machine is not the test's business.
         "evictionHard": {"memory.available": "64Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 MODULE = Path(__file__).parent / "binaries"
@@ -40,6 +41,13 @@ PACKAGES = {
     "coredns": "github.com/coredns/coredns",
     "helm": "helm.sh/helm/v4/cmd/helm",
 }
+KWOK_STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+)
 ASSETS = ("etcd", "kube-apiserver", "kubectl")  # what a KUBEBUILDER_ASSETS folder holds by convention
 
 
@@ -73,6 +81,26 @@ def binary(name: str) -> Path:
     return path if path.is_file() else _build(name, path)
 
 
+def kwok_stages() -> list[Path]:
+    """kwok's own descriptions of how a fake node and a fake pod go on, copied from its Go module into the cache."""
+    folder = cache_folder() / "stages"
+    if not folder.is_dir():
+        command = [_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]
+        found = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
+        source = Path(found.stdout.strip()) / "kustomize" / "stage"
+        if found.returncode or not source.is_dir():
+            raise ToolchainError(f"{' '.join(command)} named no folder with stages: {found.stdout}{found.stderr}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent))
+        for stage in KWOK_STAGES:
+            shutil.copyfile(source / stage, partial / Path(stage).name)
+        try:
+            partial.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(partial)
+    return sorted(folder.iterdir())
+
+
 def _build(name: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent.parent / "build.lock").open("w") as lock:
@@ -103,3 +131,4 @@ def _go() -> str:
 if __name__ == "__main__":
     for each in sys.argv[1:] or PACKAGES:
         print(binary(each))
+    kwok_stages()

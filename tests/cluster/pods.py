@@ -1,0 +1,71 @@
+"""Small pod manifests for tests, and waits on them.
+
+Pure but for `wait`; a pod here satisfies the restricted Pod Security level unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import images
+from .cluster import Cluster, ClusterError
+from .processes import wait_until
+
+POD_TIMEOUT = 60.0  # seconds for a small pod to start or end; 3 on an idle machine
+
+
+def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    """A pod of one container of the Python image; `spec` joins the pod's spec, `resources` the container's."""
+    resources = spec.pop("resources", None)
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": images.PYTHON,
+        "command": list(command),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if resources:
+        container["resources"] = {"requests": resources, "limits": resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": dict(labels or {})},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+        }
+        | spec,
+    }
+
+
+def python(name: str, program: str, **more: Any) -> dict[str, Any]:
+    """A pod that runs a Python program and ends."""
+    return pod(name, ["python3", "-c", program], **more)
+
+
+def wait(cluster: Cluster, name: str, *phases: str, timeout: float = POD_TIMEOUT) -> dict[str, Any]:
+    """Wait until pod `name` is in one of `phases`; answers the pod.
+
+    Raises ClusterError with kubectl describe when it does not come, or ends in another phase.
+    """
+    seen: dict[str, Any] = {}
+
+    def arrived() -> bool:
+        seen.update(cluster.get("pod", name))
+        phase = seen["status"]["phase"]
+        if phase in ("Succeeded", "Failed") and phase not in phases:
+            raise ClusterError(f"pod {name} is {phase}, waited for {phases}\n{cluster.kubectl('logs', name)}")
+        return phase in phases
+
+    try:
+        wait_until(f"pod {name} to be {' or '.join(phases)}", arrived, timeout, every=0.3)
+    except TimeoutError as error:
+        raise ClusterError(f"{error}\n{cluster.kubectl('describe', 'pod', name)}") from error
+    return seen

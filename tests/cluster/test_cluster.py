@@ -1,0 +1,187 @@
+"""What each level of the cluster can do, asked as a user would: through kubectl, and from inside pods."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from . import images, kwok, pods
+from .cluster import Cluster, ClusterError
+from .processes import wait_until
+from .settings import Settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(node_cluster: Cluster) -> Cluster:
+    """The real node with the Python image in it."""
+    node_cluster.nodes["n1"].import_image(images.python())
+    return node_cluster
+
+
+@pytest.fixture
+def web(cluster: Cluster) -> Iterator[str]:
+    """A headless service and a service address before one pod web-0 that serves HTTP on port 8000."""
+    program = "import http.server as h; h.ThreadingHTTPServer(('', 8000), h.SimpleHTTPRequestHandler).serve_forever()"
+    port = {"port": 8000}
+    selector = {"app": "web"}
+    cluster.apply(
+        [
+            service(
+                "web", {"clusterIP": "None", "selector": selector, "ports": [port], "publishNotReadyAddresses": True}
+            ),
+            service("web-vip", {"selector": selector, "ports": [port]}),
+            pods.python("web-0", program, labels=selector, hostname="web-0", subdomain="web"),
+        ]
+    )
+    pods.wait(cluster, "web-0", "Running")
+    yield "web-0.web.default.svc.cluster.local"
+    cluster.kubectl("delete", "pod/web-0", "service/web", "service/web-vip")
+
+
+def service(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A Service."""
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def test_settings_that_cannot_be_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="level: 'nodes': must be one of api, control-plane, node"):
+        Settings(level="nodes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nodes: 9: must be 1 to 8"):
+        Settings(level="api", nodes=9)
+    with pytest.raises(ValueError, match=r"component_args: \['kube-api'\]"):
+        Settings(level="api", component_args={"kube-api": []})
+
+
+def test_level_node_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PermissionError, match="needs root; level 'control-plane' does not"):
+        Settings(level="node")
+
+
+def test_api_level_is_ready_and_enforces_rbac(api_cluster: Cluster) -> None:
+    assert api_cluster.kubectl("get", "--raw=/readyz") == "ok"
+    assert '"gitVersion": "v1.' in api_cluster.kubectl("get", "--raw=/version")
+    stranger = api_cluster.user("dana", "team-a")
+    with pytest.raises(ClusterError, match='User "dana" cannot list resource "pods"'):
+        api_cluster.kubectl("get", "pods", kubeconfig=stranger)
+
+
+def test_a_component_that_ends_by_itself_is_named_with_its_log() -> None:
+    broken = Cluster(level="api", component_args={"kube-apiserver": ["--no-such-flag"]})
+    with pytest.raises(ClusterError, match=r"kube-apiserver ended with code 1(.|\n)*unknown flag: --no-such-flag"):
+        broken.start()
+
+
+def test_fake_nodes_run_gpu_pods_until_the_gpus_are_used_up(control_plane_cluster: Cluster) -> None:
+    cluster = control_plane_cluster
+    assert cluster.add_kwok_nodes(2, gpus=8) == ["kwok-0", "kwok-1"]
+    four: dict[str, Any] = {"resources": {"nvidia.com/gpu": "4"}, "tolerations": [kwok.TOLERATION]}
+    cluster.apply([pods.pod(f"fake-{index}", ["true"], **four) for index in range(5)])
+    running = 0
+
+    def four_run() -> bool:
+        nonlocal running
+        phases = [item["status"]["phase"] for item in cluster.get("pods")["items"]]
+        running = phases.count("Running")
+        return running == 4
+
+    wait_until("four of five pods to run", four_run, pods.POD_TIMEOUT)
+    [pending] = [item for item in cluster.get("pods")["items"] if item["status"]["phase"] == "Pending"]
+    [condition] = [each for each in pending["status"]["conditions"] if each["type"] == "PodScheduled"]
+    assert "2 Insufficient nvidia.com/gpu" in condition["message"]
+
+
+def test_a_restricted_pod_runs_to_completion_and_its_log_is_read_through_the_api(cluster: Cluster) -> None:
+    cluster.apply(pods.python("hello", "import os; print('user', os.getuid()); open('/x', 'w')"))
+    pod = pods.wait(cluster, "hello", "Failed")
+    [state] = [each["state"]["terminated"] for each in pod["status"]["containerStatuses"]]
+    log = cluster.kubectl("logs", "hello")
+    assert state["exitCode"] == 1
+    assert "user 65532\n" in log
+    assert "Read-only file system" in log
+
+
+def test_names_of_a_headless_service_and_service_addresses_are_reached_from_a_pod(cluster: Cluster, web: str) -> None:
+    program = f"""
+import socket, urllib.request
+print(socket.gethostbyname('{web}'))
+for host in ('web-0.web', 'web-vip', '{web}'):
+    print(urllib.request.urlopen(f'http://{{host}}:8000/etc/hostname', timeout=10).read().decode().strip())
+"""
+    cluster.apply(pods.python("client", program))
+    pods.wait(cluster, "client", "Succeeded")
+    expected = cluster.get("pod", "web-0")["status"]["podIP"]
+    assert cluster.kubectl("logs", "client").split() == [expected, "web-0", "web-0", "web-0"]
+
+
+def test_the_host_reaches_pods_and_service_addresses(cluster: Cluster, web: str) -> None:
+    pod_address = cluster.get("pod", web.split(".")[0])["status"]["podIP"]
+    service_address = cluster.get("service", "web-vip")["spec"]["clusterIP"]
+    for address in (pod_address, service_address):
+        with urllib.request.urlopen(f"http://{address}:8000/etc/hostname", timeout=10) as answer:
+            assert answer.read().decode().strip() == "web-0"
+
+
+def test_exec_runs_in_a_pod_and_a_pod_reaches_its_own_service(cluster: Cluster, web: str) -> None:
+    program = "import urllib.request as r; print(r.urlopen('http://web-vip:8000/etc/hostname', timeout=10).read())"
+    output = cluster.kubectl("exec", web.split(".")[0], "--", "python3", "-c", program)
+    assert output.strip() == r"b'web-0\n'"
+
+
+def test_the_api_is_reached_from_a_pod_with_its_token(cluster: Cluster) -> None:
+    program = """
+import json, os, ssl, urllib.request
+folder = '/var/run/secrets/kubernetes.io/serviceaccount'
+request = urllib.request.Request(f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/apis")
+request.add_header('Authorization', 'Bearer ' + open(folder + '/token').read())
+context = ssl.create_default_context(cafile=folder + '/ca.crt')
+print(json.load(urllib.request.urlopen(request, timeout=10, context=context))['kind'])
+"""
+    cluster.apply(pods.python("api-client", program))
+    pods.wait(cluster, "api-client", "Succeeded")
+    assert cluster.kubectl("logs", "api-client").strip() == "APIGroupList"
+
+
+def test_gpus_are_counted_on_the_real_node(cluster: Cluster) -> None:
+    cluster.apply(
+        [
+            pods.python("eight", "print('ran')", resources={"nvidia.com/gpu": "8"}),
+            pods.python("nine", "print('ran')", resources={"nvidia.com/gpu": "9"}),
+        ]
+    )
+    pods.wait(cluster, "eight", "Succeeded")
+    nine = pods.wait(cluster, "nine", "Pending")
+    assert "Insufficient nvidia.com/gpu" in nine["status"]["conditions"][0]["message"]
+    cluster.kubectl("delete", "pod/eight", "pod/nine")
+
+
+def test_a_container_is_told_its_gpus_and_a_broken_one_is_not_given_out(cluster: Cluster) -> None:
+    cluster.set_gpus("n1", 4, unhealthy=1)
+    show = "import os; print(os.environ['NVIDIA_VISIBLE_DEVICES'])"
+    try:
+        cluster.apply([pods.python(f"ask-{count}", show, resources={"nvidia.com/gpu": str(count)}) for count in (3, 4)])
+        pods.wait(cluster, "ask-3", "Succeeded")
+        assert cluster.kubectl("logs", "ask-3").strip() == "gpu-0,gpu-1,gpu-2"
+        assert cluster.get("pod", "ask-4")["status"]["phase"] == "Pending"
+    finally:
+        cluster.kubectl("delete", "pod/ask-3", "pod/ask-4")
+        cluster.set_gpus("n1", 8)
+
+
+def test_kubelet_restart_leaves_pods_and_gpus_alone(cluster: Cluster, web: str) -> None:
+    before = cluster.get("pod", web.split(".")[0])["status"]
+    cluster.component("kubelet").restart("kubelet")
+    log = cluster.component("device-plugin").log("device-plugin")
+    wait_until("the GPUs to be registered again", lambda: log.read_text().count("registered") == 2, pods.POD_TIMEOUT)
+    cluster.wait_nodes()
+    after = cluster.get("pod", web.split(".")[0])["status"]
+    assert [each["containerID"] for each in after["containerStatuses"]] == [
+        each["containerID"] for each in before["containerStatuses"]
+    ]
+    assert cluster.get("node", "n1")["status"]["allocatable"]["nvidia.com/gpu"] == "8"

@@ -1,0 +1,148 @@
+"""Nothing stays behind: not after a stop, not after a crash, and never at the cost of somebody else's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import leftovers
+from .cluster import Cluster
+from .fixture import NO_ROOT
+from .leftovers import LeftoverError, start_time
+from .machine import Machine, processes_of
+from .processes import wait_until
+from .slots import Addresses, State, boot_id, lock_path, try_lock
+
+pytestmark = pytest.mark.slow
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
+
+CRASH_TIMEOUT = 15.0  # seconds for the processes of a killed owner to end
+OWNER = """
+import json, sys, time
+from cluster import Cluster, images, pods
+cluster = Cluster(level="node", images=[images.python()]).start()
+cluster.apply(pods.python("sleeper", "import time; time.sleep(600)"))
+pods.wait(cluster, "sleeper", "Running")
+supervisors = [each.supervisor.pid for each in (cluster._processes, cluster.nodes["n1"].processes)]
+print(json.dumps({"folder": str(cluster.folder), "supervisors": supervisors}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any cluster."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@needs_root
+def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Cluster) -> None:
+    before = Machine.now()
+    with Cluster(level="node", nodes=2) as cluster:
+        slot = int(cluster.folder.name)
+        addresses = Addresses(slot)
+        folder, cgroup = cluster.folder, f"rlhf-cluster-{slot}-"
+        assert folder != node_cluster.folder
+        assert addresses.bridge in Machine.now().left_since(before)["links"]
+        assert any("kubelet" in command for command in processes_of(folder, cgroup).values())
+        rules = cluster.nodes["n1"].run(["iptables-save"])
+        assert "KUBE-SERVICES" in rules
+    assert Machine.now().left_since(before) == {}
+    assert processes_of(folder, cgroup) == {}
+    assert not folder.exists()
+    node_cluster.check()
+    assert node_cluster.kubectl("get", "--raw=/readyz") == "ok"
+
+
+@needs_root
+@pytest.mark.parametrize("supervisors_too", [False, True], ids=["owner", "owner-and-supervisors"])
+def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervisors_too: bool) -> None:
+    leftovers.sweep()
+    before = Machine.now()
+    tests = Path(__file__).parents[1]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=tests, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    told = json.loads(owner.stdout.readline())
+    folder = Path(told["folder"])
+    cgroup = f"rlhf-cluster-{folder.name}-"
+    assert any("time.sleep(600)" in command for command in processes_of(folder, cgroup).values())
+    for pid in [owner.pid, *(told["supervisors"] if supervisors_too else [])]:
+        os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    wait_until("every process of the crashed run to end", lambda: not processes_of(folder, cgroup), CRASH_TIMEOUT)
+    assert Addresses(int(folder.name)).bridge in Machine.now().left_since(before)["links"]
+    with Cluster(level="api") as following:
+        assert Machine.now().left_since(before) == {}
+        assert following.folder == folder
+    assert not folder.exists()
+
+
+def test_two_clusters_of_one_user_never_share_a_slot(api_cluster: Cluster) -> None:
+    with Cluster(level="api") as second:
+        assert second.folder != api_cluster.folder
+        assert second.server != api_cluster.server
+        second.kubectl("create", "namespace", "only-here")
+        assert "only-here" not in api_cluster.kubectl("get", "namespaces", "--output=name")
+
+
+def test_a_sweep_ends_recorded_processes_and_no_reused_pid(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    ours = subprocess.Popen(["sleep", "600"])
+    for process in (ours, sleeper):
+        assert start_time(process.pid) is not None
+    crashed(tmp_path, [(ours.pid, start_time(ours.pid) or 0), (sleeper.pid, (start_time(sleeper.pid) or 0) - 1)])
+    assert leftovers.sweep(tmp_path) == [5]
+    assert ours.wait(5) == -signal.SIGKILL
+    assert sleeper.poll() is None
+    assert not tmp_path.exists()
+
+
+def test_a_sweep_ends_nothing_of_an_earlier_boot(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    crashed(tmp_path, [(sleeper.pid, start_time(sleeper.pid) or 0)], boot="another boot")
+    assert leftovers.sweep(tmp_path) == [5]
+    time.sleep(0.1)
+    assert sleeper.poll() is None
+
+
+def test_a_sweep_leaves_a_running_instance_alone(tmp_path: Path) -> None:
+    crashed(tmp_path, [])
+    slot = try_lock(tmp_path, 5)
+    assert slot is not None
+    assert leftovers.sweep(tmp_path) == []
+    assert slot.folder.exists()
+    slot.leave()
+    assert leftovers.sweep(tmp_path) == [5]
+
+
+def test_a_state_file_cut_short_is_no_reason_to_fail(tmp_path: Path) -> None:
+    crashed(tmp_path, [])
+    (tmp_path / "5" / "state.json").write_text('{"boot": "x", "proce')
+    assert leftovers.sweep(tmp_path) == [5]
+    assert not lock_path(tmp_path, 5).exists()
+
+
+def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "5" / "volume" / "data"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    monkeypatch.setattr(leftovers, "mounts_below", lambda folder: [str(folder / "volume")])
+    with pytest.raises(LeftoverError, match="has mounts in it"):
+        leftovers.remove_folder(tmp_path / "5")
+    assert kept.read_text() == "kept"
+
+
+def crashed(root: Path, processes: list[tuple[int, int]], boot: str | None = None) -> None:
+    """Lay out slot 5 as a run leaves it that died."""
+    (root / "5").mkdir()
+    State(boot=boot or boot_id(), processes=processes).write(root / "5" / "state.json")
