@@ -1,0 +1,147 @@
+"""The inference role without processes: every task of every sample is answered once, and failures stay their own."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.reward_calls import RewardCalls
+from rlhf_workers.inference.reward_source import RewardError
+from rlhf_workers.inference.role import InferenceRole
+from rlhf_workers.inference.samples import Sample, Scores
+from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.role import WorkError
+
+
+class Lengths:
+    """A ModelScorer that scores a response by its length, and fails on token 13."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+        self.batches.append(len(samples))
+        if any(13 in sample.response for sample in samples):
+            raise WorkError("ModelNotFinite", "unlucky")
+        return [np.full(len(sample.response), sample.length, np.float32) for sample in samples]
+
+
+class Texts:
+    """A RewardSource that reads the reward from the response."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def score(self, sample: Sample) -> float | None:
+        if sample.response_text == "bad":
+            raise RewardError("RewardRaised", "it is bad", "spec.models.reward.function")
+        return float(sample.response_text) if sample.response_text else None
+
+
+def score_sample(number: int, response: Sequence[int], text: str = "", tasks: Sequence[str] = ("reference",)):
+    return pb.ScoreSample(
+        key=pb.SampleKey(iteration=1, sample=number, epoch=4),
+        tasks=tasks,
+        prompt=pack(np.array([5, 6], np.int32)),
+        response=pack(np.array(response, np.int32)),
+        response_text=text,
+    )
+
+
+def sent(outbox: SessionOutbox) -> list[pb.WorkerMessage]:
+    messages = []
+    while (message := outbox.peek()) is not None:
+        messages.append(message)
+        outbox.sent(message)
+    return messages
+
+
+def run(role: InferenceRole, *samples: pb.ScoreSample) -> list[pb.ScoredSample]:
+    outbox = SessionOutbox("inference-0", lambda: None)
+    outbox.begin(9)
+    role.handle(pb.Command(id=9, score=pb.Score(samples=samples)), outbox)
+    while role.active():
+        role.step(outbox)
+    messages = sent(outbox)
+    assert [message.done.command_id for message in messages if message.HasField("done")] == [9]
+    return [message.scored for message in messages if message.HasField("scored")]
+
+
+def test_every_task_of_every_sample_is_answered_once() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    calls = RewardCalls(Texts())
+    calls.start()
+    role.add("reference", "reference", Lengths())
+    role.add("reward", "reward", calls)
+    tasks = ("reference", "reward")
+    texts = ["0.5", "", "bad", "-2"]
+    scored = run(role, *(score_sample(number, [7] * (number + 1), text, tasks) for number, text in enumerate(texts)))
+    role.close()
+    answers = {(message.key.sample, message.task): message for message in scored}
+    assert len(answers) == len(scored) == 8
+    assert all(message.key.epoch == 4 for message in scored)
+    for number in range(4):
+        assert unpack(answers[number, "reference"].result).tolist() == [number + 3.0] * (number + 1)
+    assert unpack(answers[0, "reward"].result).tolist() == [0.5]
+    assert answers[1, "reward"].abstained
+    assert not answers[1, "reward"].HasField("result")
+    assert answers[2, "reward"].failure.message == "it is bad"
+    assert not answers[2, "reward"].HasField("result")
+    assert unpack(answers[3, "reward"].result).tolist() == [-2.0]
+
+
+def test_one_bad_sample_fails_no_other() -> None:
+    role = InferenceRole(batch_tokens=1024, certificates=None)
+    scorer = Lengths()
+    role.add("reference", "reference", scorer)
+    empty = score_sample(3, [])
+    scored = run(role, score_sample(0, [1]), score_sample(1, [13]), score_sample(2, [2]), empty)
+    failures = {message.key.sample: message.failure.reason for message in scored if message.HasField("failure")}
+    assert failures == {1: "ModelNotFinite", 3: "SampleInvalid"}
+    assert scorer.batches == [3, 1, 1, 1]
+
+
+def test_a_deterministic_job_scores_sample_by_sample() -> None:
+    role = InferenceRole(batch_tokens=0, certificates=None)
+    scorer = Lengths()
+    role.add("reference", "reference", scorer)
+    assert len(run(role, *(score_sample(number, [1]) for number in range(5)))) == 5
+    assert scorer.batches == [1] * 5
+
+
+def test_what_is_given_back_is_forgotten() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    role.add("reference", "reference", Lengths())
+    outbox = SessionOutbox("inference-0", lambda: None)
+    outbox.begin(1)
+    role.handle(pb.Command(id=1, score=pb.Score(samples=[score_sample(0, [1])])), outbox)
+    assert role.active() == 1
+    assert role.give_back() == []
+    assert role.active() == 0
+    assert role.step(outbox) is False
+
+
+def test_a_task_the_worker_does_not_run_is_refused_as_a_whole() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    role.add("reference", "reference", Lengths())
+    outbox = SessionOutbox("inference-0", lambda: None)
+    with pytest.raises(WorkError, match="asked for task values on a worker that runs reference"):
+        role.handle(pb.Command(id=1, score=pb.Score(samples=[score_sample(0, [1], tasks=["values"])])), outbox)
+    assert role.active() == 0
+
+
+def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
+    def sample(length: int) -> Sample:
+        return Sample(pb.SampleKey(), np.ones(1, np.int32), np.ones(length - 1, np.int32), "", "", "")
+
+    waiting = deque(map(sample, [20, 100, 30, 17, 5, 400]))
+    batch = next_batch(waiting, batch_tokens=100)
+    assert [one.length for one in batch] == [20, 17, 30]  # three rows padded to 32 tokens; a fourth would be 128
+    assert [one.length for one in waiting] == [100, 5, 400]
+    assert [one.length for one in next_batch(waiting, batch_tokens=10)] == [100]
+    assert [one.length for one in next_batch(waiting, batch_tokens=0)] == [5]

@@ -1,0 +1,102 @@
+"""Rewards over HTTP against a real server on loopback: numbers, abstentions, and every way an answer can be wrong."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job.models import RewardEndpoint
+from rlhf_workers.inference.reward_endpoint import EndpointReward
+from rlhf_workers.inference.reward_source import RewardError
+from rlhf_workers.inference.samples import Sample
+
+
+def sample(response: str) -> Sample:
+    one = np.ones(1, np.int32)
+    return Sample(pb.SampleKey(), one, one, "2+2=", response, '{"answer": 4}')
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers what the response text asks for."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        (entry,) = request["samples"]
+        assert entry["prompt"] == "2+2="
+        assert entry["record"] == {"answer": 4}
+        status, body = json.loads(entry["response"])
+        if status == 0:
+            time.sleep(1.5)
+            status = 200
+        self.send_response(status)
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # the client may have had enough
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    server.shutdown()
+    server.server_close()
+
+
+async def reward(url: str, status: int, body: Any) -> float | None:
+    source = EndpointReward(RewardEndpoint(url=url), timeout_seconds=0.5)
+    await source.start()
+    try:
+        return await source.score(sample(json.dumps([status, body])))
+    finally:
+        await source.close()
+
+
+async def test_a_number_is_the_reward_and_null_abstains(url: str) -> None:
+    assert await reward(url, 200, {"rewards": [0.25]}) == 0.25
+    assert await reward(url, 200, {"rewards": [None]}) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason", "words"),
+    [
+        (500, "the judge is tired", "RewardInvalid", "status 500: the judge is tired"),
+        (302, "", "RewardInvalid", "status 302"),
+        (200, "<html>", "RewardInvalid", "no JSON: <html>"),
+        (200, [1.0], "RewardInvalid", 'no list under "rewards": [1.0]'),
+        (200, {"rewards": 1.0}, "RewardInvalid", 'no list under "rewards"'),
+        (200, {"rewards": []}, "RewardInvalid", "0 rewards for 1 sample"),
+        (200, {"rewards": [1, 2]}, "RewardInvalid", "2 rewards for 1 sample"),
+        (200, '{"rewards": [NaN]}', "RewardInvalid", "the reward is nan (float)"),
+        (200, {"rewards": ["1"]}, "RewardInvalid", "the reward is '1' (str)"),
+        (200, {"rewards": [True]}, "RewardInvalid", "the reward is True (bool)"),
+        (200, "x" * 2_000_000, "RewardInvalid", "more than 1048576 bytes"),
+        (0, {"rewards": [1.0]}, "RewardTimeout", "did not answer within 0.5 s"),
+    ],
+)
+async def test_a_wrong_answer_is_a_failure_and_never_a_zero(
+    url: str, status: int, body: Any, reason: str, words: str
+) -> None:
+    with pytest.raises(RewardError) as caught:
+        await reward(url, status, body)
+    failure = caught.value.failure
+    assert (failure.reason, failure.exit_code, failure.retryable) == (reason, 20, True)
+    assert words in failure.message
+    assert failure.field.startswith("spec.models.reward.")
+
+
+async def test_an_endpoint_that_is_down_is_named(url: str) -> None:
+    with pytest.raises(RewardError, match=r"http://127\.0\.0\.1:9/x cannot be reached"):
+        await reward("http://127.0.0.1:9/x", 200, {})

@@ -1,0 +1,135 @@
+"""Scores by a causal language model: log-probabilities of a response's tokens, and critic values along it.
+
+Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
+Rule: in a deterministic job every sample is computed alone, right-padded to a multiple of PAD tokens, with attention
+written out, so its scores do not depend, to the bit, on what else is scored. Otherwise samples share a padded batch.
+Must never return a number that is not finite: that is a failure of the sample, not a score.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from rlhf_workers.inference.samples import Sample, Scores
+from rlhf_workers.losses.log_probabilities import selected_log_probabilities
+from rlhf_workers.models import ValueModel
+from rlhf_workers.role import WorkError
+
+PAD: Final = 16
+"""Tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
+HEAD_BYTES: Final = 256 * 1024 * 1024
+"""Logits held at once, in float32: the head of a large vocabulary is what runs out of memory first."""
+HEAD_TOLERANCE: Final = 2e-2
+"""Relative difference in which bfloat16 rounding may show when the head is applied to chosen positions only."""
+
+
+class ModelScorer(Protocol):
+    """Scores a batch on the compute thread."""
+
+    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+        """One array a sample, in order."""
+
+
+def padded_ids(samples: Sequence[Sample], device: torch.device) -> torch.Tensor:
+    """int64 [batch, L], right-padded with 0 to a multiple of PAD.
+
+    No mask is needed: attention is causal, so what stands to the right of a token is never seen by it.
+    """
+    longest = max(sample.length for sample in samples)
+    ids = np.zeros((len(samples), -(-longest // PAD) * PAD), dtype=np.int64)
+    for row, sample in zip(ids, samples, strict=True):
+        row[: len(sample.prompt)] = sample.prompt
+        row[len(sample.prompt) : sample.length] = sample.response
+    return torch.from_numpy(ids).to(device)
+
+
+def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
+    """WorkError when a token id is outside the model's vocabulary: its tokenizer is another one."""
+    largest = int(ids.max())
+    if largest >= vocabulary:
+        what = f"token id {largest} is outside the model's vocabulary of {vocabulary}: is its tokenizer another one?"
+        raise WorkError("SampleInvalid", what)
+
+
+class LogProbabilityScorer:
+    """Log-probabilities of the response's tokens under a frozen model."""
+
+    def __init__(self, model: Any, temperature: float, device: torch.device) -> None:
+        """`temperature` is the sampling distribution's; 0 counts as 1."""
+        self._model = model
+        self._temperature = temperature
+        self._device = device
+        config = model.config.get_text_config()
+        self._vocabulary = int(config.vocab_size)
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._split = self._head_alone_agrees()
+
+    @torch.inference_mode()
+    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+        """float32 [n] a sample: log p(response token | everything before it)."""
+        ids = padded_ids(samples, self._device)
+        check_ids(ids, self._vocabulary)
+        output = self._backbone(ids) if self._split else self._model(input_ids=ids, use_cache=False).logits
+        return [self._sample(*row) for row in zip(ids, output, samples, strict=True)]
+
+    def _sample(self, ids: torch.Tensor, output: torch.Tensor, sample: Sample) -> Scores:
+        first = len(sample.prompt)
+        states, targets = output[first - 1 : sample.length - 1], ids[first : sample.length]
+        rows = max(PAD, HEAD_BYTES // (4 * self._vocabulary))
+        parts = [
+            selected_log_probabilities(
+                self._logits(states[start : start + rows]) if self._split else states[start : start + rows],
+                targets[start : start + rows],
+                self._temperature,
+            )[0]
+            for start in range(0, len(targets), rows)
+        ]
+        return finite(torch.cat(parts), "log-probability", sample)
+
+    def _backbone(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)
+        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+
+    @torch.inference_mode()
+    def _head_alone_agrees(self) -> bool:
+        """Whether backbone, then head, is all the model does (some scale their logits in ways of their own)."""
+        ids = torch.arange(PAD, device=self._device)[None] % self._vocabulary
+        whole = self._model(input_ids=ids, use_cache=False).logits.float()
+        split = self._logits(self._backbone(ids)).float()
+        allowed = HEAD_TOLERANCE * (1 + float(whole.abs().max()))
+        return split.shape == whole.shape and float((split - whole).abs().max()) <= allowed
+
+
+class ValueScorer:
+    """Critic values along the response."""
+
+    def __init__(self, model: ValueModel, device: torch.device) -> None:
+        self.model = model
+        self._device = device
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+
+    @torch.inference_mode()
+    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+        """float32 [n] a sample: V of the state in which each response token is sampled."""
+        ids = padded_ids(samples, self._device)
+        check_ids(ids, self._vocabulary)
+        values = self.model(ids)
+        return [
+            finite(row[len(sample.prompt) - 1 : sample.length - 1], "value", sample)
+            for row, sample in zip(values, samples, strict=True)
+        ]
+
+
+def finite(scores: torch.Tensor, what: str, sample: Sample) -> Scores:
+    """float32 numpy of finite scores; WorkError ModelNotFinite names the position otherwise."""
+    array: Scores = scores.float().cpu().numpy()
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        where = f"sample {sample.key.sample} of iteration {sample.key.iteration}, token {bad[0]}"
+        raise WorkError("ModelNotFinite", f"{what} is {array[bad[0]]} at {where}: the model's weights or precision")
+    return array

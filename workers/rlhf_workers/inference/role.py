@@ -1,0 +1,216 @@
+"""The inference role: scores samples by the models and rewards of its tasks, while other workers still decode.
+
+Rule: every (sample, task) of a Score command is answered by exactly one ScoredSample: a result, abstained, or a
+failure. Models run on the compute thread, a small batch a step; reward calls run beside it. Holds nothing that must
+survive: what a lost worker had not scored is scored again elsewhere.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.arrays import pack
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_workers.failures import failure_of
+from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.model_scorer import ModelScorer, ValueScorer
+from rlhf_workers.inference.reward_calls import Outcome, RewardCalls
+from rlhf_workers.inference.samples import Sample, Scores, sample_of
+from rlhf_workers.inference.scorers import Scorer, load_scorer
+from rlhf_workers.models import replace_weights
+from rlhf_workers.role import Outbox, WorkError
+from rlhf_workers.weights import fetch
+
+log = logging.getLogger(__name__)
+
+SPAN_TASK: Final = "score/{task}"
+
+
+@dataclass
+class _Task:
+    """One task of the graph that this worker runs."""
+
+    name: str
+    model: str
+    scorer: Scorer
+    waiting: deque[Sample] = field(default_factory=deque)
+
+
+class InferenceRole:
+    """Scores; see `role.Role`."""
+
+    name = "inference"
+    handles = frozenset({"score", "load_weights"})
+
+    def __init__(self, batch_tokens: int, certificates: Path | None) -> None:
+        """`batch_tokens` 0 scores sample by sample (deterministic job)."""
+        self._tasks: dict[str, _Task] = {}
+        self._batch_tokens = batch_tokens
+        self._certificates = certificates
+        self._versions: dict[str, int] = {}
+
+    def add(self, name: str, model: str, scorer: Scorer) -> None:
+        """A task to run; a trained model starts at version 0, the manifest's folder."""
+        self._tasks[name] = _Task(name, model, scorer)
+        if isinstance(scorer, ValueScorer):
+            self._versions[model] = 0
+
+    def handle(self, command: pb.Command, outbox: Outbox) -> None:
+        """Queues the samples of a Score, or replaces a model's weights."""
+        if command.WhichOneof("command") == "load_weights":
+            result = self.load(command.load_weights, outbox)
+            outbox.done(pb.CommandDone(command_id=command.id, load=result))
+            return
+        unknown = {task for sample in command.score.samples for task in sample.tasks} - self._tasks.keys()
+        if unknown:
+            known = ", ".join(self._tasks)
+            message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {known}"
+            raise WorkError("WrongRole", message, retryable=True)
+        for sample in command.score.samples:
+            self._take(sample, outbox)
+        outbox.done(pb.CommandDone(command_id=command.id))
+
+    def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
+        """Fetches a version of a trained model and replaces its weights, all or nothing."""
+        held = [task.scorer for task in self._tasks.values() if task.model == weights.model]
+        if not held or not isinstance(held[0], ValueScorer):
+            message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
+            raise WorkError("WrongRole", message, retryable=True)
+        if weights.version == 0 == self._versions[weights.model]:
+            return pb.LoadResult(version=0)
+        start_ns, started = time.time_ns(), time.monotonic()
+        tensors = fetch(weights.model, weights.version, weights.sources, self._certificates)
+        size = replace_weights(held[0].model, tensors, what=f"{weights.model} version {weights.version}")
+        self._versions[weights.model] = weights.version
+        if outbox is not None:
+            outbox.span("load-weights", start_ns, time.time_ns(), weights.version, model=weights.model)
+        return pb.LoadResult(version=weights.version, bytes=size, seconds=time.monotonic() - started)
+
+    def step(self, outbox: Outbox) -> bool:
+        """Reports rewards that came, and scores one batch of the task that has waited longest."""
+        worked = False
+        for task in self._tasks.values():
+            if isinstance(task.scorer, RewardCalls):
+                worked = self._report(task, task.scorer.collect(), outbox) or worked
+        waiting = [task for task in self._tasks.values() if task.waiting]
+        if not waiting:
+            return worked
+        task = max(waiting, key=lambda task: len(task.waiting))
+        assert not isinstance(task.scorer, RewardCalls)
+        batch = next_batch(task.waiting, self._batch_tokens)
+        start_ns = time.time_ns()
+        self._score(task, task.scorer, batch, outbox)
+        iteration = batch[0].key.iteration
+        span = SPAN_TASK.format(task=task.name)
+        outbox.span(span, start_ns, time.time_ns(), iteration, samples=str(len(batch)))
+        outbox.count(sum(sample.length for sample in batch))
+        return True
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        """Forgets what is not scored yet; there are no tokens to give back."""
+        for task in self._tasks.values():
+            task.waiting.clear()
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.forget()
+        return []
+
+    def versions(self) -> Mapping[str, int]:
+        """Versions of the trained models it holds (the critic)."""
+        return dict(self._versions)
+
+    def active(self) -> int:
+        """Scores not yet reported."""
+        calls = [task.scorer.pending for task in self._tasks.values() if isinstance(task.scorer, RewardCalls)]
+        return sum(calls) + sum(len(task.waiting) for task in self._tasks.values())
+
+    def close(self) -> None:
+        """Ends reward processes and connections."""
+        for task in self._tasks.values():
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.close()
+
+    # ------------------------------------------------------------ parts
+
+    def _models(self) -> list[str]:
+        return [task.model for task in self._tasks.values()]
+
+    def _take(self, message: pb.ScoreSample, outbox: Outbox) -> None:
+        try:
+            sample = sample_of(message)
+        except WorkError as error:
+            for name in message.tasks:
+                outbox.scored(pb.ScoredSample(key=message.key, task=name, failure=error.failure))
+            return
+        for name in message.tasks:
+            task = self._tasks[name]
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.submit(sample)
+            else:
+                task.waiting.append(sample)
+
+    def _score(self, task: _Task, scorer: ModelScorer, batch: list[Sample], outbox: Outbox) -> None:
+        """One batch; when it fails, each sample alone, so that one bad sample (or a lack of memory) fails no other."""
+        try:
+            scores = scorer.score(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                log.error("task %s: %s", task.name, error, exc_info=None if isinstance(error, WorkError) else error)
+                failure = failure_of(error, "score")
+                outbox.scored(pb.ScoredSample(key=batch[0].key, task=task.name, failure=failure))
+                return
+            log.warning("task %s failed on %d samples (%s); scoring each alone", task.name, len(batch), error)
+            for sample in batch:
+                self._score(task, scorer, [sample], outbox)
+            return
+        for sample, result in zip(batch, scores, strict=True):
+            outbox.scored(pb.ScoredSample(key=sample.key, task=task.name, result=pack(result)))
+
+    @staticmethod
+    def _report(task: _Task, outcomes: list[Outcome], outbox: Outbox) -> bool:
+        for outcome in outcomes:
+            message = pb.ScoredSample(key=outcome.sample.key, task=task.name)
+            if outcome.failure is not None:
+                message.failure.CopyFrom(outcome.failure)
+            elif outcome.reward is None:
+                message.abstained = True
+            else:
+                result: Scores = np.array([outcome.reward], dtype=np.float32)
+                message.result.CopyFrom(pack(result))
+            outbox.scored(message)
+        if outcomes:
+            start, end = min(outcome.start_ns for outcome in outcomes), max(outcome.end_ns for outcome in outcomes)
+            iteration = outcomes[0].sample.key.iteration
+            span = SPAN_TASK.format(task=task.name)
+            outbox.span(span, start, end, iteration, samples=str(len(outcomes)))
+        return bool(outcomes)
+
+
+def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> InferenceRole:
+    """The role of a BecomeInference command, its models loaded and its reward function running."""
+    become = command.become_inference
+    graph = {task.name: task for task in graph_of(job.spec).tasks_of(Group.INFERENCE)}
+    unknown = set(become.tasks) - graph.keys()
+    if unknown:
+        message = f"asked for {', '.join(sorted(unknown))}; {job.spec.algorithm.name} has {', '.join(graph)}"
+        raise WorkError("WrongRole", message)
+    batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
+    role = InferenceRole(batch_tokens, certificates)
+    try:
+        for name in become.tasks:
+            role.add(name, graph[name].model, load_scorer(graph[name].model, job.spec, device))
+        for weights in become.weights:
+            role.load(weights, None)
+    except BaseException:
+        role.close()
+        raise
+    return role

@@ -1,0 +1,87 @@
+"""Which scorer a model role of the graph gets, loaded from where the manifest says.
+
+Rule: everything that can be wrong with a folder, a function or an address is found here, before the first sample, as a
+WorkError that names the field.
+"""
+
+from typing import TypeAlias
+
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers import models
+from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
+from rlhf_workers.inference.reward_calls import RewardCalls
+from rlhf_workers.inference.reward_endpoint import EndpointReward
+from rlhf_workers.inference.reward_function import FunctionReward
+from rlhf_workers.inference.reward_model import RewardModelScorer, own_tokenizer
+from rlhf_workers.role import WorkError
+
+Scorer: TypeAlias = ModelScorer | RewardCalls
+
+
+def load_scorer(model: str, spec: RLHFJobSpec, device: torch.device) -> Scorer:
+    """The scorer of model role `reference`, `critic` or `reward`."""
+    if model == "reference":
+        return _reference(spec, device)
+    if model == "critic":
+        return _critic(spec, device)
+    if model == "reward":
+        return _reward(spec, device)
+    raise WorkError("Internal", f"inference has no scorer for model role {model}")
+
+
+def scoring_dtype(spec: RLHFJobSpec, device: torch.device) -> torch.dtype:
+    """The compute precision of training, so that log-probabilities of both can be compared."""
+    if spec.training.precision == "Float32" or (spec.training.precision == "Auto" and device.type == "cpu"):
+        return torch.float32
+    return torch.bfloat16
+
+
+def _attention(spec: RLHFJobSpec) -> models.Attention:
+    return "eager" if spec.deterministic else "sdpa"
+
+
+def _reference(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+    source, field = spec.models.actor, "spec.models.actor.path"
+    if spec.models.reference is not None:
+        source, field = spec.models.reference, "spec.models.reference.path"
+    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=device, attention=attention)
+    return LogProbabilityScorer(model, spec.rollout.temperature, device)
+
+
+def _critic(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+    field = "spec.models.critic.path"
+    if spec.models.critic is None:
+        raise WorkError("ModelMissing", f"{field} is not set, but {spec.algorithm.name} scores values", field=field)
+    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    path = spec.models.critic.path
+    return ValueScorer(
+        models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=device, attention=attention), device
+    )
+
+
+def _reward(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+    reward = spec.models.reward
+    if reward.model is not None:
+        return _reward_model(spec, reward.model.path, device)
+    if reward.function is not None:
+        source: FunctionReward | EndpointReward = FunctionReward(
+            reward.function, reward.timeout_seconds, spec.inference.cpu_threads
+        )
+    else:
+        assert reward.endpoint is not None
+        source = EndpointReward(reward.endpoint, reward.timeout_seconds)
+    calls = RewardCalls(source)
+    calls.start()
+    return calls
+
+
+def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device) -> Scorer:
+    field = "spec.models.reward.model.path"
+    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=device, attention=attention)
+    policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
+    tokenizer = own_tokenizer(models.load_tokenizer(path, field), policy)
+    return RewardModelScorer(model, tokenizer, device)
