@@ -40,7 +40,8 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
     return Rule(
         field=field,
         node="spec",
-        cel=f"{guard}{value_cel} % {unit} == 0",
+        # A factor below 1 is refused by its own field; here it would only add a division by zero to the answer.
+        cel=f"{guard}{unit} < 1 || {value_cel} % {unit} == 0",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
         message_cel=f"{below} > 0 ? {nearest} : {smallest}",
