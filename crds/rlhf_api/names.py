@@ -49,6 +49,8 @@ class Env(StrEnum):
     """Coordinator only: path of the resolved RLHFJob (YAML or JSON)."""
     RUN_DIR = "RLHF_RUN_DIR"
     """Coordinator only: folder for journal, metrics.jsonl, events, timeline."""
+    RESUME = "RLHF_RESUME"
+    """Coordinator only: 1 begins a fresh journal at the newest checkpoint; an existing journal is always continued."""
     COORDINATOR = "RLHF_COORDINATOR"
     """Workers: host:port of the coordinator."""
     LISTEN = "RLHF_LISTEN"

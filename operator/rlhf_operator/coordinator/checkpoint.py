@@ -131,9 +131,12 @@ def verify(folder: Path) -> str | None:
     return _mismatch(folder, sums)
 
 
-def prune(path: Path, keep: int) -> list[int]:
-    """Removes all but the newest `keep`; returns the versions that are left, newest first."""
-    listed = versions(path)
+def prune(path: Path, newest: int, keep: int) -> list[int]:
+    """Removes all but the `keep` newest up to version `newest`; returns those, newest first.
+
+    A folder ahead of `newest` is a damaged one that was passed over: it takes no place, and is replaced in its turn.
+    """
+    listed = [version for version in versions(path) if version <= newest]
     for version in listed[keep:]:
         doomed = path / f".tmp-remove-{version:06d}"
         folder_of(path, version).rename(doomed)  # never seen half-removed under its final name

@@ -93,7 +93,9 @@ class Worker:
     """When it entered its present state: connected, broken, lost, or missing."""
     heard: float = 0.0
     moved: float = 0.0
-    """When its counters last changed, or work was last given to it."""
+    """When its tokens last changed, a result came, or work was last given to it."""
+    breathed: float = 0.0
+    """When its compute time last changed: it may be in one long computation, or stuck."""
     restarts: int = 0
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
@@ -191,7 +193,7 @@ class Fleet:
             detail = "finish the command of its last session"
             loads = worker.group is not Group.TRAINING
             worker.pending[state.command_id] = Pending(Work.UNKNOWN, now, detail, from_ranks=loads)
-        worker.since = worker.heard = worker.moved = now
+        worker.since = worker.heard = worker.moved = worker.breathed = now
         worker.heartbeat, worker.rates = pb.Heartbeat(), (0.0, 0.0)
 
     def closed(self, name: str, session: int, now: float) -> bool:
@@ -206,8 +208,10 @@ class Fleet:
         """A heartbeat arrived: rates follow from the difference to the one before."""
         worker = self.workers[name]
         before, seconds = worker.heartbeat, now - worker.heard
-        if (before.tokens, before.busy_seconds) != (heartbeat.tokens, heartbeat.busy_seconds):
+        if before.tokens != heartbeat.tokens:
             worker.moved = now
+        if before.busy_seconds != heartbeat.busy_seconds:
+            worker.breathed = now
         if seconds > 0 and before.ByteSize():
             busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
             worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))

@@ -122,6 +122,7 @@ def _save(plan: Plan, world: World, now: float) -> list[Decision]:
 def _overdue(plan: Plan, world: World, now: float) -> list[Decision]:
     """A wait that took too long: a stuck worker restarts, an absent one that nobody can stand in for fails the job."""
     limit = plan.spec.run_policy.start_timeout_seconds
+    limit = max(limit, plan.spec.models.reward.timeout_seconds * (plan.spec.models.reward.retries + 1))
     decisions: list[Decision] = []
     for wait in waits.waits(plan, world):
         if now - wait.since <= limit:

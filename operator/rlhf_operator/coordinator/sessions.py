@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 
 
 @dataclass
-class Session:
+class WorkerStream:
     """One stream to a worker."""
 
     number: int
@@ -24,24 +24,26 @@ class Sessions:
     """Sessions by worker name; numbers count up from 1 and are never used twice."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, WorkerStream] = {}
         self._count = 0
+        self._closed = asyncio.Event()
 
     def number(self) -> int:
         """A new session number."""
         self._count += 1
         return self._count
 
-    def open(self, worker: str, number: int) -> Session:
+    def open(self, worker: str, number: int) -> WorkerStream:
         """Makes this the worker's session; an older one is ended."""
         self.end(worker)
-        self._open[worker] = session = Session(number, worker)
+        self._open[worker] = session = WorkerStream(number, worker)
         return session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: WorkerStream) -> None:
         """The stream is over."""
         if self._open.get(session.worker) is session:
             del self._open[session.worker]
+            self._closed.set()
 
     def end(self, worker: str) -> None:
         """Ends a worker's stream from our side."""
@@ -55,5 +57,8 @@ class Sessions:
         if session is not None:
             session.outgoing.put_nowait(message)
 
-    def __len__(self) -> int:
-        return len(self._open)
+    async def until_empty(self) -> None:
+        """Returns when every stream is over."""
+        while self._open:
+            self._closed.clear()
+            await self._closed.wait()

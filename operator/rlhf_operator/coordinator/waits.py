@@ -6,7 +6,7 @@ Rule: pure. Every wait names the worker and what it is to do, and since when.
 from dataclasses import dataclass
 
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.fleet import Worker
+from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.world import Plan, World
 
 
@@ -54,7 +54,8 @@ def _absent(world: World, worker: Worker) -> list[Wait]:
 def _working(world: World, worker: Worker) -> list[Wait]:
     slow = worker.slow
     if slow is not None:
-        since = max(slow.sent, worker.moved)
+        # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
+        since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
         return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)]
     decoding, scoring = world.ledger.decoding_on(worker.name), world.ledger.scoring_on(worker.name)
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)

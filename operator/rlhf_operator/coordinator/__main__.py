@@ -1,0 +1,161 @@
+"""`python -m rlhf_operator.coordinator`: the coordinator of one job, configured by `names.Env` variables alone.
+
+Ends with `names.ExitCode`: 0 when the job is complete, 130 when it was stopped (SIGTERM, or the Stop call) after a
+checkpoint, else the code of its failure, whose words are the last log line. Killed at any moment, it goes on from its
+journal when it is started again with the same RLHF_RUN_DIR. This process never loads torch.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import ValidationError
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Env, ExitCode
+from rlhf_operator.coordinator import checkpoint
+from rlhf_operator.coordinator.decisions import Finish
+from rlhf_operator.coordinator.effects import Effects
+from rlhf_operator.coordinator.failures import JobError
+from rlhf_operator.coordinator.intake import Intake
+from rlhf_operator.coordinator.journal import Journal
+from rlhf_operator.coordinator.logs import configure_logs
+from rlhf_operator.coordinator.loop import Loop
+from rlhf_operator.coordinator.metrics import serve_metrics
+from rlhf_operator.coordinator.prompts import PromptSet, file_digest, load_tokenizer, read_prompts
+from rlhf_operator.coordinator.recorder import GuardedRecorder
+from rlhf_operator.coordinator.restore import Restored, restore
+from rlhf_operator.coordinator.run import Outcome, Run, begin_run
+from rlhf_operator.coordinator.saving import Saving
+from rlhf_operator.coordinator.schedule import schedule_json
+from rlhf_operator.coordinator.server import CoordinatorService, start_server
+from rlhf_operator.coordinator.world import Plan, plan_of
+from rlhf_operator.reports.recorder import RunRecorder
+
+log = logging.getLogger("coordinator")
+
+FAREWELL_SECONDS: Final = 5.0
+"""Workers get their Exit and hang up within a second; more waiting helps nobody."""
+EXIT_CODES: Final = {"Complete": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED, "Failed": ExitCode.FAILED}
+
+
+def environment(name: Env) -> str:
+    """A variable that must be set."""
+    value = os.environ.get(name, "")
+    if not value:
+        raise JobError("Usage", f"{name} is not set", field=name, exit_code=ExitCode.USAGE)
+    return value
+
+
+def read_job(path: Path) -> RLHFJob:
+    """The resolved job."""
+    try:
+        return RLHFJob.model_validate(yaml.safe_load(path.read_bytes()))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        message = f"{path} is not a valid RLHFJob: {error}"
+        raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error
+
+
+def read_prompt_set(plan: Plan) -> PromptSet:
+    """The prompts of a job, tokenized."""
+    spec = plan.spec
+    each = samples_per_prompt(spec)
+    tokenizer = load_tokenizer(spec.models.actor.path)
+    prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+    return PromptSet(
+        prompts,
+        seed=spec.seed,
+        shuffle=spec.prompts.shuffle,
+        per_iteration=spec.rollout.batch_size // each,
+        samples_per_prompt=each,
+    )
+
+
+def prepare() -> tuple[Run, Restored]:
+    """Everything that can fail before the first worker is let in. Raises JobError."""
+    job = read_job(Path(environment(Env.JOB_FILE)))
+    run_dir = Path(environment(Env.RUN_DIR))
+    plan = plan_of(job, schedule_json(job.spec))
+    prompts = read_prompt_set(plan)
+    journal = Journal(run_dir / "journal")
+    digest = file_digest(Path(job.spec.prompts.path))
+    resume = os.environ.get(Env.RESUME) == "1"
+    restored = restore(plan, journal, digest, time.time_ns(), resume=resume)
+    if job.spec.checkpoints is not None:
+        checkpoint.remove_leftovers(Path(job.spec.checkpoints.path))
+    for warning in restored.warnings:
+        log.warning(warning)
+    closed = restored.last_closed
+    recorder = GuardedRecorder(RunRecorder(run_dir, closed[0] if closed else restored.ledger.iteration), run_dir)
+    if closed:
+        recorder.iteration(*closed)
+    return begin_run(plan, restored, journal, prompts, recorder), restored
+
+
+async def serve(run: Run, restored: Restored) -> Outcome:
+    """Runs the job to its end."""
+    saving = Saving(run)
+    intake, effects = Intake(run, saving), Effects(run, saving)
+    if restored.ledger.iteration >= run.plan.spec.iterations:
+        log.info("all %d iterations are done", run.plan.spec.iterations)
+        effects.carry_out(Finish("Complete"))
+        return Outcome("Complete")
+    if restored.begun_ns is None:
+        effects.begin_iteration(restored.ledger.iteration)
+    else:
+        run.journal.resume(restored.ledger.iteration)
+    service = CoordinatorService(run, intake)
+    certificates = os.environ.get(Env.CERTIFICATES)
+    server = await start_server(service, environment(Env.LISTEN), Path(certificates) if certificates else None)
+    metrics_address = os.environ.get(Env.METRICS)
+    end_metrics = serve_metrics(metrics_address, run) if metrics_address else None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: service.order_stop(checkpoint=True, reason="asked to stop by a signal")
+        )
+    log.info("job %s, iteration %d, start %d", run.plan.job.name, run.world.iteration, run.coordinator_epoch)
+    await Loop(run, intake, effects).until_over()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(run.sessions.until_empty(), FAREWELL_SECONDS)
+    await server.stop(1.0)
+    if end_metrics is not None:
+        end_metrics()
+    run.journal.close()
+    assert run.outcome is not None
+    return run.outcome
+
+
+def failed(failure: pb.Failure) -> int:
+    """The last log line, and the exit code."""
+    where = f"{failure.field}: " if failure.field else ""
+    log.error("%s: %s%s", failure.reason or "Failed", where, failure.message)
+    return failure.exit_code or ExitCode.FAILED
+
+
+def main() -> int:
+    """Runs the process."""
+    # transformers imports torch wherever it is installed; this process needs its tokenizers alone.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    configure_logs()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        outcome = asyncio.run(serve(*prepare()))
+    except JobError as error:
+        return failed(error.failure)
+    if outcome.failure is not None:
+        return failed(outcome.failure)
+    log.info("the job is %s", outcome.phase)
+    return EXIT_CODES[outcome.phase]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

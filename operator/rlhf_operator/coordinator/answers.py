@@ -1,0 +1,104 @@
+"""Answers to commands: what a worker now is, or why a command failed and what follows from that.
+
+Rule: an answer changes what the coordinator believes of the worker, nothing else; what to do about it is decided later.
+A failure that another try may cure delays the next try; one that it cannot cure ends the job with the worker's words.
+"""
+
+import logging
+import time
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode, Group
+from rlhf_operator.coordinator.fleet import Pending, Work, Worker
+from rlhf_operator.coordinator.run import Run
+from rlhf_operator.coordinator.saving import Saving
+
+log = logging.getLogger(__name__)
+
+LONGEST_DELAY_SECONDS: Final = 10.0
+"""Between tries of a failed command."""
+
+VERDICTS: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
+"""Exit codes of a worker that no restart cures."""
+
+
+class Answers:
+    """Takes CommandDone messages."""
+
+    def __init__(self, run: Run, saving: Saving) -> None:
+        self._run = run
+        self._saving = saving
+
+    def done(self, name: str, message: pb.CommandDone) -> None:
+        """One answer; an unknown id belongs to a command of an earlier session and says nothing."""
+        worker = self._run.world.fleet.workers[name]
+        if not message.command_id:
+            self._last_words(worker, message.failure)
+            return
+        pending = worker.pending.pop(message.command_id, None)
+        if pending is None:
+            return
+        worker.moved = time.monotonic()
+        if message.HasField("failure"):
+            self._failed(worker, pending, message.failure)
+        else:
+            worker.failures = 0
+            self._succeeded(worker, pending, message)
+        self._run.wake()
+
+    def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
+        plan = self._run.plan
+        kind = message.WhichOneof("result")
+        if kind == "train":
+            worker.versions = dict.fromkeys(plan.graph.trained, message.train.version)
+            worker.trained = message.train
+        elif pending.work is Work.CHECKPOINT:
+            self._saving.written(worker.name, message.checkpoint)
+        elif pending.work is Work.BECOME:
+            worker.role = worker.group.value
+            models = {
+                Group.GENERATION: ("actor",),
+                Group.INFERENCE: plan.scored_models,
+                Group.TRAINING: plan.graph.trained,
+            }[worker.group]
+            worker.versions = dict.fromkeys(models, pending.version)
+        elif pending.work is Work.LOAD:
+            worker.versions[pending.model] = pending.version
+        elif kind == "load" and worker.group is Group.GENERATION:
+            worker.versions["actor"] = message.load.version
+        elif pending.work is Work.UNKNOWN and worker.group is Group.TRAINING and not worker.role:
+            # It joined a group of an earlier coordinator; which version it holds is not known.
+            message_text = "it joined a training group of an earlier coordinator"
+            self._training_failed(worker, pb.Failure(message=message_text, exit_code=ExitCode.RESTART))
+
+    def _failed(self, worker: Worker, pending: Pending, failure: pb.Failure) -> None:
+        log.warning("%s failed to %s: %s", worker.name, pending.detail, failure.message)
+        self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
+        if pending.work is Work.CHECKPOINT:
+            self._saving.failed(failure)
+        elif worker.group is Group.TRAINING:
+            self._training_failed(worker, failure)
+        elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
+            self._try_again(worker, failure)
+        else:
+            # The samples of the command may or may not be held: a new session settles it.
+            self._try_again(worker, failure)
+            self._run.sessions.end(worker.name)
+
+    def _last_words(self, worker: Worker, failure: pb.Failure) -> None:
+        """It broke outside any command and ends now; most causes pass with a new process, a verdict does not."""
+        log.error("%s ends: %s", worker.name, failure.message)
+        self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
+        if not failure.retryable and failure.exit_code in VERDICTS:
+            self._run.world.failure = failure
+            self._run.wake()
+
+    def _training_failed(self, worker: Worker, failure: pb.Failure) -> None:
+        worker.train_failure, worker.failed_at = failure, time.monotonic()
+
+    def _try_again(self, worker: Worker, failure: pb.Failure) -> None:
+        worker.failures += 1
+        if not failure.retryable or worker.failures > self._run.plan.spec.run_policy.backoff_limit:
+            self._run.world.failure = failure
+        worker.not_before = time.monotonic() + min(LONGEST_DELAY_SECONDS, 0.5 * 2.0**worker.failures)

@@ -1,0 +1,231 @@
+"""Carries out decisions: hands out samples, sends commands, writes the journal, ends iterations and the job.
+
+Rule: one small method a kind of decision, in the order they were decided; no method decides anything itself.
+A command is pending from the moment it is sent until it is answered or its session ends.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.names import ExitCode
+from rlhf_operator.coordinator import decisions as d
+from rlhf_operator.coordinator import training_group
+from rlhf_operator.coordinator.batch import packed, spans_of
+from rlhf_operator.coordinator.fleet import Pending, Work
+from rlhf_operator.coordinator.journal_pb2 import Begun, Closed, Record, Trained
+from rlhf_operator.coordinator.ledger import Ledger
+from rlhf_operator.coordinator.prompts import random_key
+from rlhf_operator.coordinator.run import Outcome, Run
+from rlhf_operator.coordinator.saving import Saving
+from rlhf_operator.coordinator.summary import summary
+
+log = logging.getLogger(__name__)
+
+
+class Effects:
+    """Changes a run as was decided."""
+
+    def __init__(self, run: Run, saving: Saving) -> None:
+        self._run = run
+        self._saving = saving
+        self._methods: Mapping[type[Any], Callable[[Any], None]] = {
+            d.Generate: self._generate,
+            d.Score: self._score,
+            d.Become: self._become,
+            d.Form: self._form,
+            d.Train: self._train,
+            d.Leave: self._leave,
+            d.RestartGroup: self._restart_group,
+            d.CommitBatch: lambda _: run.journal.commit(),
+            d.CommitTrained: self._commit_trained,
+            d.SaveCheckpoint: lambda decision: saving.begin(decision.version),
+            d.CloseIteration: self._close_iteration,
+            d.Finish: self._finish,
+        }
+
+    def carry_out(self, decision: d.Decision) -> None:
+        """Does what was decided; raises JobError when the journal cannot be written."""
+        self._methods[type(decision)](decision)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """A segment and a ledger for an iteration nobody has begun."""
+        run = self._run
+        run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
+        spec = run.plan.spec
+        run.world.ledger = Ledger(iteration, spec.rollout.batch_size, run.plan.tasks, run.coordinator_epoch)
+        run.world.trained = False
+        run.training_metrics = {}
+
+    # ---------------------------------------------------------------- samples
+
+    def _generate(self, decision: d.Generate) -> None:
+        run = self._run
+        samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
+        command = pb.Command(generate=pb.Generate(samples=samples))
+        self._send(decision.worker, Work.GENERATE, command, f"take {len(samples)} samples")
+        run.world.ever_ready = True
+
+    def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
+        run, ledger = self._run, self._run.world.ledger
+        known = ledger.samples[index].response
+        epoch = ledger.assign(index, worker)
+        message = pb.GenerateSample(
+            key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+            prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
+            random_key=random_key(run.plan.spec.seed, ledger.iteration, index),
+            max_response_tokens=run.plan.spec.rollout.max_response_tokens,
+        )
+        if len(known):
+            message.tokens.CopyFrom(packed("int32", known.tokens))
+            message.log_probabilities.CopyFrom(packed("float32", known.log_probabilities))
+            message.versions.extend(spans_of(known.versions))
+        return message
+
+    def _score(self, decision: d.Score) -> None:
+        run, ledger = self._run, self._run.world.ledger
+        samples = []
+        for index, tasks in decision.samples:
+            epoch = ledger.assign_scores(index, tasks, decision.worker)
+            sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
+            message = pb.ScoreSample(
+                key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+                tasks=tasks,
+                prompt=packed("int32", prompt.tokens),
+                response=packed("int32", sample.response.tokens),
+                prompt_text=prompt.text,
+                response_text=sample.text,
+                record=prompt.record,
+            )
+            samples.append(message)
+        command = pb.Command(score=pb.Score(samples=samples))
+        self._send(decision.worker, Work.SCORE, command, f"take {len(samples)} samples to score")
+
+    # ---------------------------------------------------------------- workers
+
+    def _become(self, decision: d.Become) -> None:
+        work = Work.LOAD if decision.model else Work.BECOME
+        self._send(
+            decision.worker,
+            work,
+            decision.command,
+            decision.detail,
+            version=decision.version,
+            model=decision.model,
+            from_ranks=decision.from_ranks,
+        )
+
+    def _form(self, decision: d.Form) -> None:
+        run, state = self._run, self._run.world.checkpoint
+        group = training_group.ranks(run.world)
+        run.world.group_epoch = decision.group_epoch
+        for rank in group:
+            rank.group_epoch = decision.group_epoch
+            order = pb.BecomeTraining(
+                rank=rank.index,
+                world_size=len(group),
+                rendezvous=group[0].rendezvous,
+                group_epoch=decision.group_epoch,
+                schedule=run.plan.schedule,
+                checkpoint=state.folder,
+                version=state.newest,
+            )
+            detail = f"join training group {decision.group_epoch} at version {state.newest}"
+            self._send(rank.name, Work.BECOME, pb.Command(become_training=order), detail, version=state.newest)
+        text = f"training group {decision.group_epoch} of {len(group)} ranks forms at version {state.newest}"
+        log.info(text)
+        run.event("training-group", text)
+
+    def _train(self, decision: d.Train) -> None:
+        command = pb.Command(train=pb.Train(iteration=decision.iteration))
+        self._send(decision.worker, Work.TRAIN, command, f"train on iteration {decision.iteration}")
+        self._run.world.ever_ready = True
+
+    def _leave(self, decision: d.Leave) -> None:
+        worker = self._run.world.fleet.workers[decision.worker]
+        order = pb.Exit(code=decision.code, reason=decision.reason)
+        self._run.sessions.send(worker.name, pb.CoordinatorMessage(command=pb.Command(exit=order)))
+        worker.leaving, worker.since = True, time.monotonic()
+        if decision.code:
+            log.warning("%s is told to restart: %s", worker.name, decision.reason)
+            self._run.event("worker-restart-asked", decision.reason, worker=worker.name)
+
+    def _restart_group(self, decision: d.RestartGroup) -> None:
+        run = self._run
+        run.totals.group_restarts += 1
+        run.world.group_failures += decision.counted
+        for name in decision.members:
+            self._saving.lost(name)
+            self._leave(d.Leave(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
+
+    def _send(
+        self,
+        name: str,
+        work: Work,
+        command: pb.Command,
+        detail: str,
+        *,
+        version: int = 0,
+        model: str = "",
+        from_ranks: bool = False,
+    ) -> None:
+        run, now = self._run, time.monotonic()
+        command.id = next(run.command_ids)
+        worker = run.world.fleet.workers[name]
+        worker.pending[command.id] = Pending(work, now, detail, version, model, from_ranks)
+        worker.moved = now
+        run.sessions.send(name, pb.CoordinatorMessage(command=command))
+
+    # ---------------------------------------------------------------- iterations
+
+    def _commit_trained(self, decision: d.CommitTrained) -> None:
+        run = self._run
+        metrics: dict[str, float] = {}
+        for rank in reversed(training_group.ranks(run.world)):
+            if rank.trained is not None and rank.trained.iteration == run.world.iteration:
+                metrics.update(rank.trained.metrics)
+        result = pb.TrainResult(iteration=run.world.iteration, version=run.world.iteration + 1, metrics=metrics)
+        run.world.ledger.train()
+        run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
+        run.journal.commit()
+        run.training_metrics = metrics
+        run.world.trained = True
+        run.world.group_failures = 0
+
+    def _close_iteration(self, decision: d.CloseIteration) -> None:
+        run, iteration = self._run, self._run.world.iteration
+        metrics = run.accounts.metrics(run.world.ledger, run.training_metrics, time.monotonic())
+        run.rewards.append(metrics.get("reward", math.nan))
+        run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
+        run.journal.commit()
+        run.recorder.iteration(iteration, metrics)
+        run.last_metrics = metrics
+        log.info(
+            "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
+            iteration + 1,
+            run.plan.spec.iterations,
+            f"{metrics['reward']:.4g}" if "reward" in metrics else "none",
+            metrics["samples_per_second"],
+            metrics["seconds/iteration"],
+        )
+        if run.plan.last(iteration):
+            self._finish(d.Finish("Complete"))
+            return
+        run.accounts.begin(time.monotonic())
+        self.begin_iteration(iteration + 1)
+
+    def _finish(self, decision: d.Finish) -> None:
+        run = self._run
+        if run.outcome is not None:
+            return
+        run.outcome = Outcome(decision.phase, decision.failure)
+        reason = decision.failure.message if decision.failure else f"the job is {decision.phase.lower()}"
+        for worker in run.world.fleet:
+            if worker.session:
+                self._leave(d.Leave(worker.name, ExitCode.OK, reason))
+        run.recorder.finish(summary(run, samples_per_prompt(run.plan.spec)))
+        run.over.set()
