@@ -1,8 +1,8 @@
 """Stages, pipelines and replicas: the gradient is that of the whole model on the whole mini-batch.
 
-The oracle is independent of the code under test: transformers' own model on one unpadded sample at a time, and the losses
-written out from the formulas. Tolerance: 2e-5 relative to the largest gradient entry of the parameter (float32 sums in
-another order); between pipeline and data splits of our own, 2e-6.
+The oracle is independent of the code under test: transformers' own model on one unpadded sample at a time, and the
+losses written out from the formulas. Tolerance: 2e-5 relative to the largest gradient entry of the parameter (float32
+sums in another order); between pipeline and data splits of our own, 2e-6.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tests import models
+from tests.unit.training.training_ranks import CPU, gradients_of, make_batch, make_job, serial
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_workers.models import load_backbone_with_value_head
 from rlhf_workers.training.advantages import with_advantages
 from rlhf_workers.training.batch import Batch
-from tests import models
-from tests.unit.training.training_ranks import CPU, gradients_of, make_batch, make_job, serial
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 
