@@ -117,7 +117,7 @@ _STATEMENTS: Final = (
                 and values["spec.generation.gpusPerReplica"] % values["spec.generation.parallelism.tensor"] == 0
             )
         ),
-        message="must be a multiple of spec.generation.parallelism.tensor and not 0 with engine vllm: use the same number",
+        message="must be a multiple of spec.generation.parallelism.tensor, and not 0: use the same number",
     ),
     Rule(
         field="spec.training.gpusPerReplica",

@@ -1,0 +1,191 @@
+"""A real API server and `rlhf validate` give the same verdicts, and name the same fields in the same words.
+
+Both sides come from one set of models and rules; what is tested is that CEL, defaulting and pruning mean to the API
+server what the Python side takes them to mean.
+"""
+
+import json
+import random
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+from manifest_cases import Case, changed, invalid_cases
+
+from cluster import Cluster
+from rlhf_api import crd
+from rlhf_api.availability import UNAVAILABLE
+from rlhf_api.document import read
+from rlhf_api.manifest import ManifestError, Problem, changes, dump, parse
+from rlhf_api.names import GROUP, PLURAL, VERSION
+from rlhf_api.rules import RULES
+
+pytestmark = pytest.mark.slow
+
+SEED = 20260822
+RULE_WORDS = tuple(rule.message for rule in RULES)
+MANIFESTS = 300  # random manifests; a dry-run create takes about 5 ms
+
+# Values around every limit that a rule knows; each manifest takes a few of them.
+CHANGES: dict[str, list[Any]] = {
+    "spec.rollout.batchSize": [0, 1, 32, 64, 100, 512, 4096],
+    "spec.rollout.temperature": [0, 0.5, 1],
+    "spec.algorithm.ppo": [{}, {"miniBatchSize": 32}, {"miniBatchSize": 0}, {"klCoefficient": 0, "klTarget": 1}, None],
+    "spec.algorithm.grpo": [{}, {"groupSize": 6}, {"groupSize": 4, "miniBatchSize": 32}, None],
+    "spec.models.critic": [{"path": "c"}, None],
+    "spec.models.reward": [{"endpoint": {"url": "http://x"}}, {}, {"model": {"path": "m"}, "endpoint": {"url": "x"}}],
+    "spec.training.microBatchSize": [1, 5, 8, 64, 1.0, 1.5],
+    "spec.training.parallelism": [{"data": 3}, {"data": 8}, {"pipeline": 200, "data": 100}, None],
+    "spec.training.schedule": [{"mode": "OneFOneB"}, {"mode": "Zero"}],
+    "spec.training.gpusPerReplica": [0, 1, 2],
+    "spec.training.optimizer.maxGradientNorm": [0, None, 0.5, -1],
+    "spec.fusion.intraStage.mode": ["Off", "Auto", "Fused", False],
+    "spec.generation.engine": ["torch", "vllm"],
+    "spec.generation.replicas": [0, 1, 4096, 4097],
+    "spec.generation.gpusPerReplica": [0, 1, 2, 3, 4],
+    "spec.generation.parallelism.tensor": [1, 2, 3],
+    "spec.inference.replicas": [0, 1],
+    "spec.suspend": [True, False, "true"],
+    "spec.seed": [0, 2**53 - 1, 2**53, -1],
+    "metadata.name": ["a", "a" * 47, "a" * 48, "A", "-a", "a-", "7a", "a.b"],
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(api_cluster: Cluster) -> client.CustomObjectsApi:
+    api_cluster.kubectl("apply", "-f", str(crd.PATH))  # client side: it must fit the annotation
+    api_cluster.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{GROUP}", "--timeout=30s")
+    return client.CustomObjectsApi(config.new_client_from_config(str(api_cluster.kubeconfig)))
+
+
+def causes(jobs: client.CustomObjectsApi, job: dict[str, Any]) -> list[tuple[str, str]]:
+    """(field, message) of everything the API server has against a job; empty when it takes it."""
+    try:
+        jobs.create_namespaced_custom_object(
+            GROUP, VERSION, "default", PLURAL, job, dry_run="All", field_validation="Strict"
+        )
+    except client.ApiException as error:
+        if error.status not in (400, 422):
+            raise
+        status = json.loads(error.body)
+        found = [(cause.get("field", ""), cause["message"]) for cause in status.get("details", {}).get("causes", [])]
+        return found or [("", status["message"])]
+    return []
+
+
+def problems(text: str) -> list[Problem]:
+    """What the command line has against it, without what only this version lacks."""
+    lacks = {lack.field: lack for lack in UNAVAILABLE}
+    try:
+        parse(text)
+    except ManifestError as error:
+        return [
+            each
+            for each in error.problems
+            if "not available in this version" not in each.message or each.field not in lacks
+        ]
+    return []
+
+
+def assert_same(jobs: client.CustomObjectsApi, text: str) -> None:
+    ours, theirs = problems(text), causes(jobs, read(text).data)
+    assert bool(ours) == bool(theirs), f"{text}\nrlhf validate: {list(map(str, ours))}\nAPI server: {theirs}"
+    if any("some validation rules were not checked" in message for _, message in theirs):
+        return
+    for problem in ours:
+        if problem.message.startswith(RULE_WORDS):
+            # A union's words go on with what was found; the API server's stop before that.
+            words = problem.message.partition(", got")[0]
+            assert any(field == problem.field and words in message for field, message in theirs), (problem, theirs)
+
+
+TABLE = [case for case in invalid_cases() if not case.whole_text]
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+def test_table_gets_the_same_verdict(jobs: client.CustomObjectsApi, case: Case) -> None:
+    assert bool(causes(jobs, read(case.text).data)) != case.cluster_accepts
+    assert_same(jobs, case.text)
+
+
+def test_random_manifests_get_the_same_verdict(jobs: client.CustomObjectsApi) -> None:
+    print(f"seed {SEED}")
+    random_ = random.Random(SEED)
+    refused = 0
+    for _ in range(MANIFESTS):
+        paths = random_.sample(sorted(CHANGES), random_.randint(1, 3))
+        put = {path: random_.choice(CHANGES[path]) for path in paths}
+        text = changed(random_.choice(["ppo", "grpo"]), put, [])
+        assert_same(jobs, text)
+        refused += bool(problems(text))
+    assert MANIFESTS // 5 < refused < MANIFESTS * 4 // 5  # otherwise the values above test one side only
+
+
+def test_stored_object_shows_every_default(jobs: client.CustomObjectsApi) -> None:
+    text = changed("grpo", {}, ["spec.rollout", "spec.generation", "spec.training", "spec.checkpoints"])
+    stored = jobs.create_namespaced_custom_object(
+        GROUP, VERSION, "default", PLURAL, read(text).data, dry_run="All", field_validation="Strict"
+    )
+    assert stored["spec"] == dump(parse(text))["spec"]
+
+
+@pytest.mark.parametrize(
+    ("put", "drop"),
+    [
+        ({"spec.seed": 8}, []),
+        ({"spec.training.optimizer.learningRate": 0.1}, []),
+        ({"spec.models.actor.path": "/other"}, []),
+        ({"spec.checkpoints.path": "/other"}, []),
+        ({}, ["spec.checkpoints"]),
+        ({"spec.rollout.stop": ["END"]}, []),
+        ({"spec.iterations": 200, "spec.suspend": True, "spec.checkpoints.every": 5}, []),
+        ({"spec.generation.replicas": 8, "spec.inference.replicas": 1, "spec.runPolicy.backoffLimit": 1}, []),
+        ({"spec.generation.template": {"metadata": {"labels": {"a": "b"}}}}, []),
+    ],
+)
+def test_live_job_may_change_in_the_same_fields(
+    jobs: client.CustomObjectsApi, put: dict[str, Any], drop: list[str]
+) -> None:
+    before, after = changed("ppo", {}, []), changed("ppo", put, drop)
+    jobs.create_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, read(before).data)
+    name = read(before).data["metadata"]["name"]
+    try:
+        # An update, not a patch: what is left out is removed.
+        version = jobs.get_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name)["metadata"][
+            "resourceVersion"
+        ]
+        body = read(after).data
+        body["metadata"]["resourceVersion"] = version
+        try:
+            jobs.replace_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name, body, dry_run="All")
+            refused = False
+        except client.ApiException as error:
+            refused = error.status == 422
+        assert refused == bool(changes(parse(before), parse(after)))
+    finally:
+        jobs.delete_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name)
+
+
+def test_scale_and_columns(jobs: client.CustomObjectsApi, api_cluster: Cluster) -> None:
+    text = changed("ppo", {"metadata.name": "shown"}, [])
+    jobs.create_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, yaml.safe_load(text))
+    now = "2026-08-22T10:00:00Z"
+    running = {"type": "Running", "status": "True", "reason": "Running", "message": "", "lastTransitionTime": now}
+    status = {
+        "algorithm": "ppo",
+        "conditions": [{**running, "type": "Planned", "reason": "PlanMade"}, running],
+        "progress": {"iteration": 37, "iterations": 100, "summary": "37/100", "reward": 0.5, "lastUpdateTime": now},
+        "migrationPool": {"replicas": 1, "generationReplicas": 4, "threshold": 30, "summary": "1/4"},
+        "scale": {"replicas": 4, "selector": "rlhf.dev/job-name=shown"},
+    }
+    try:
+        jobs.patch_namespaced_custom_object_status(GROUP, VERSION, "default", PLURAL, "shown", {"status": status})
+        header, row = api_cluster.kubectl("get", "rlhf", "shown").splitlines()
+        assert header.split() == ["NAME", "ALGORITHM", "PHASE", "ITERATION", "REWARD", "SAMPLES/S", "POOL", "AGE"]
+        assert row.split()[:5] == ["shown", "ppo", "Running", "37/100", "0.5"]
+        api_cluster.kubectl("scale", "rlhf", "shown", "--replicas=2")
+        job = jobs.get_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, "shown")
+        assert job["spec"]["generation"]["replicas"] == 2
+    finally:
+        jobs.delete_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, "shown")
