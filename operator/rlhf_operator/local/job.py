@@ -13,7 +13,7 @@ from random import Random
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_api.names import Env, Group
 from rlhf_api.problems import ManifestError
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.local.devices import Machine, allot
@@ -23,9 +23,6 @@ from rlhf_operator.local.resolve import resolve
 from rlhf_operator.local.translate import Place, Process, demands, job_file, processes
 from rlhf_operator.manifests import render
 from rlhf_operator.manifests.configuration import JOB_KEY
-
-RESUME_VARIABLE = "RLHF_RESUME"
-"""Tells the coordinator that it may start from a checkpoint that it finds; only a user may say so."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def prepare(job: RLHFJob, folder: RunFolder, machine: Machine, port: int | None,
     if resume:
         for process in local.processes:
             if process.group is Group.COORDINATOR:
-                process.env[RESUME_VARIABLE] = "1"
+                process.env[Env.RESUME] = "1"
     now = datetime.now(UTC)
     new_authority(resolved.name, now).issue([LOOPBACK, "localhost"], now).write(place.certificates)
     folder.write(JOB_KEY, job_file(render(resolved, {})))

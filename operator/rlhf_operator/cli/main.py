@@ -1,0 +1,126 @@
+"""`rlhf`: the command line. Declares commands and turns every foreseen error into one message and an exit code.
+
+Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` is there at once. A user's mistake
+never shows a traceback; a defect of ours always does.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf_api.names import ExitCode
+
+app = typer.Typer(
+    name="rlhf",
+    help="Train a policy by reinforcement learning from feedback: on this machine, or on a Kubernetes cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Manifest = Annotated[Path, typer.Argument(help="RLHFJob manifest (YAML).", metavar="JOB.YAML", show_default=False)]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Changes a field, e.g. --set spec.iterations=5; null removes it. May be repeated.",
+        show_default=False,
+        default_factory=list,
+    ),
+]
+
+
+@app.command()
+def run(
+    manifest: Manifest,
+    overrides: Overrides,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; runs/<job>-<time> when left out.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the run folder (or the latest).")
+    ] = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the coordinator; a free one.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="One line an iteration instead of the live view.")] = False,
+) -> None:
+    """Run a job on this machine: coordinator and workers as processes.
+
+    Ctrl-C checkpoints and stops; a second one stops at once. `--resume` goes on.
+    """
+    from rlhf_operator.cli.run import RunOptions, run_job
+
+    raise typer.Exit(run_job(RunOptions(manifest, run_dir, resume, port, plain, tuple(overrides))))
+
+
+@app.command()
+def validate(
+    manifest: Manifest,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """Check a manifest as the API server and the operator would; every problem at once."""
+    from rlhf_operator.cli.validate import validate as validate_manifest
+
+    raise typer.Exit(validate_manifest(manifest, as_json=as_json))
+
+
+@app.command()
+def plan(
+    manifest: Manifest,
+    overrides: Overrides,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show what a job will be: the resolved job, its processes, their devices, and memory per device."""
+    from rlhf_operator.cli.plan import show_plan
+
+    raise typer.Exit(show_plan(manifest, tuple(overrides), as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as version_of
+
+    typer.echo(version_of("rlhf-operator"))
+
+
+def main() -> None:
+    """Entry point of `rlhf` and `kubectl rlhf`."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        code = _explain(error)
+        if code is None:
+            raise
+        sys.exit(code)
+
+
+def _explain(error: Exception) -> int | None:
+    """Prints what a foreseen error says to its user; None for an unforeseen one."""
+    from rlhf_api.problems import ManifestError
+    from rlhf_operator.local.errors import RunError
+    from rlhf_operator.manifests import TemplateError
+
+    if isinstance(error, BrokenPipeError):  # `rlhf plan | head`
+        sys.stderr.close()
+        return ExitCode.FAILED
+    if not isinstance(error, ManifestError | RunError | TemplateError):
+        return None
+    from rlhf_operator.cli.console import errors
+
+    if isinstance(error, ManifestError):
+        from rlhf_operator.cli.validate import print_problems
+
+        print_problems(error, errors())
+        return int(ExitCode.USAGE)
+    errors().print(f"error: {error}", style="red", markup=False)
+    return int(error.exit_code) if isinstance(error, RunError) else int(ExitCode.USAGE)
+
+
+if __name__ == "__main__":
+    main()

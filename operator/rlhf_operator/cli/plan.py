@@ -1,0 +1,97 @@
+"""`rlhf plan`: what a job will be on this machine: the resolved job, its processes, their devices, their memory.
+
+Rule: starts nothing and writes nothing. `--json` prints one object and nothing else.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import yaml
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from rlhf_api import manifest as manifests
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode, Group
+from rlhf_operator.cli import overrides
+from rlhf_operator.cli.console import output, size
+from rlhf_operator.cli.memory import Estimate, estimates
+from rlhf_operator.local.devices import this_machine
+from rlhf_operator.local.folder import RUNS
+from rlhf_operator.local.job import LocalJob, plan
+from rlhf_operator.local.ports import free_ports
+from rlhf_operator.local.resolve import resolve
+from rlhf_operator.local.translate import Place, Process
+
+NO_ESTIMATE: Final = Estimate({})
+
+
+def show_plan(path: Path, changes: Sequence[str], *, as_json: bool) -> int:
+    """The whole command. Raises ManifestError, RunError, TemplateError."""
+    job = overrides.load(path, changes)
+    base = path.absolute().parent
+    run_dir = (RUNS / f"{job.name}-<time>").absolute()
+    resolved = resolve(job, base, run_dir)
+    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
+    local = plan(resolved, Place(run_dir, base), this_machine(), free)
+    memory = estimates(resolved)
+    if as_json:
+        print(json.dumps(_document(resolved, local, memory)))
+    else:
+        _print_tables(resolved, local, memory)
+    return ExitCode.OK
+
+
+def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> dict[str, Any]:
+    return {
+        "job": manifests.dump(job),
+        "processes": [
+            {
+                "name": process.name,
+                "group": process.group.value,
+                "device": process.device,
+                "cores": sorted(process.cores) if process.cores else None,
+                "port": process.port,
+                "memory": dict(memory.get(process.group, NO_ESTIMATE).parts),
+                "memory_total": memory.get(process.group, NO_ESTIMATE).total,
+                "memory_unknown": list(memory.get(process.group, NO_ESTIMATE).unknown),
+            }
+            for process in local.processes
+        ],
+        "notes": list(local.notes),
+    }
+
+
+def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> None:
+    out = output()
+    out.print(yaml.safe_dump(manifests.dump(job), sort_keys=False, default_flow_style=None, width=110), markup=False)
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in ("process", "device", "cores", "port", "memory", "of which"):
+        justify: JustifyMethod = "right" if heading in ("port", "memory") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "of which")
+    for process in local.processes:
+        table.add_row(*_row(process, memory.get(process.group, NO_ESTIMATE)))
+    out.print(table)
+    out.print(
+        "\nMemory is estimated: weights, key-value cache at the full batch, gradients and optimizer; "
+        "activations come on top. Ports are chosen anew at each start.",
+        style="dim",
+    )
+    for note in local.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:
+    parts = [f"{name} {size(count)}" for name, count in estimate.parts.items()]
+    parts += [f"{role} unknown (not on this disk)" for role in estimate.unknown]
+    return (
+        process.name,
+        process.device,
+        ",".join(map(str, sorted(process.cores))) if process.cores else "any",
+        str(process.port),
+        size(estimate.total) if estimate.parts else "",
+        ", ".join(parts),
+    )
