@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlhf_api.names import ExitCode
@@ -62,7 +62,7 @@ class RewardChild:
         try:
             await child._load(load_seconds)
         except BaseException:
-            child.kill()
+            await child._end()
             raise
         return child
 
@@ -105,8 +105,13 @@ class RewardChild:
     async def close(self) -> None:
         """Kills the child and waits until it is gone."""
         self.kill()
-        if self._reader is not None:
-            await asyncio.wait({self._reader})
+        assert self._reader is not None
+        await asyncio.wait({self._reader})
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Calls back once the process has ended, for whatever reason."""
+        assert self._reader is not None
+        self._reader.add_done_callback(lambda _: callback())
 
     async def _load(self, load_seconds: float) -> None:
         assert self._process.stdout is not None
@@ -132,12 +137,20 @@ class RewardChild:
                 if future is not None and not future.done():
                     future.set_result(reply)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            await self._end()
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(ChildGoneError(self._ended()))
+
+    async def _end(self) -> None:
+        """Nothing of the process is left: neither it nor its pipes."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self._process.stdin.wait_closed()
 
     def _ended(self) -> str:
         code = self._process.returncode

@@ -7,6 +7,7 @@ failure of its sample and its child is killed; calls that shared the child are m
 
 import asyncio
 import os
+from functools import partial
 from typing import Final
 
 from rlhf_api.job.models import RewardFunction
@@ -35,7 +36,8 @@ class FunctionReward:
         self._timeout = timeout_seconds
         self._threads = threads
         self._limit = children
-        self._children: set[RewardChild] = set()
+        self._children: set[RewardChild] = set()  # that may be called
+        self._processes: set[RewardChild] = set()  # that may still run
         self._starting = 0
         self._idle: asyncio.LifoQueue[RewardChild | None] = asyncio.LifoQueue()  # None: there is room for a new one
         self._async_calls = asyncio.Semaphore(CALLS)
@@ -60,8 +62,7 @@ class FunctionReward:
 
     async def close(self) -> None:
         """Kills every child."""
-        for child in self._children:
-            await child.close()
+        await asyncio.gather(*(child.close() for child in self._processes))
 
     # ------------------------------------------------------------ synchronous functions
 
@@ -115,6 +116,8 @@ class FunctionReward:
         try:
             child = await RewardChild.start(self._arguments, self._threads, max(LOAD_SECONDS, self._timeout))
             self._children.add(child)
+            self._processes.add(child)
+            child.when_gone(partial(self._processes.discard, child))
         except BaseException:
             self._idle.put_nowait(None)
             raise
