@@ -1,0 +1,273 @@
+"""A real worker process against a coordinator played by hand: its whole life, sessions that break, and how it ends."""
+
+import asyncio
+import json
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.integration.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
+from tests.models import write_policy
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_api.channels import aio_channel
+from rlhf_api.names import Env
+from rlhf_operator.certificates import new_authority
+from rlhf_workers import models
+from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
+from rlhf_workers.inference.samples import sample_of
+from rlhf_workers.peer_server import PeerServer, start_server
+from rlhf_workers.weight_source import WeightSource
+
+pytestmark = pytest.mark.slow
+
+REWARD = """
+def score(prompt, response, record):
+    return None if response == "pass" else record["bonus"] + len(response)
+"""
+TASKS = ("reference", "values", "reward")
+
+
+def job(folder: Path, **changes: Any) -> str:
+    path = str(folder / "policy")
+    sources = {"actor": {"path": path}, "critic": {"path": path}}
+    reward = {"function": {"file": str(folder / "reward.py")}}
+    spec = {
+        "algorithm": {"ppo": {}},
+        "deterministic": True,
+        "models": {**sources, "reward": reward, **changes},
+        "prompts": {"path": "prompts.jsonl"},
+    }
+    return json.dumps(
+        {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": spec}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_policy(tmp_path / "policy")
+    (tmp_path / "reward.py").write_text(REWARD)
+    return tmp_path
+
+
+def score_sample(number: int, response: list[int], text: str = "abc") -> pb.ScoreSample:
+    return pb.ScoreSample(
+        key=pb.SampleKey(iteration=0, sample=number, epoch=1),
+        tasks=TASKS,
+        prompt=pack(np.array([5, 6, 7], np.int32)),
+        response=pack(np.array(response, np.int32)),
+        prompt_text="1+1=",
+        response_text=text,
+        record='{"bonus": 0.5}',
+    )
+
+
+async def scored(session: ScriptedSession, count: int) -> dict[tuple[int, str], pb.ScoredSample]:
+    return {(message.key.sample, message.task): message for message in await session.all("scored", count)}
+
+
+class CriticStage:
+    """A training rank's weights: the policy's backbone and a value head that is not zero; can be made to wait."""
+
+    def __init__(self, policy: Path) -> None:
+        model = critic(policy)
+        torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(5))
+        self.parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        self.model = model
+        self.open = asyncio.Event()
+
+    def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        assert (model, version) == ("critic", 1)
+        yield from self.parameters.items()
+
+
+class WaitingSource(WeightSource):
+    """Describes at once; streams when the stage is opened."""
+
+    def __init__(self, stage: CriticStage) -> None:
+        super().__init__(lambda: stage)
+        self._stage = stage
+
+    async def Fetch(  # noqa: N802
+        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WeightChunk]:
+        await self._stage.open.wait()
+        async for chunk in super().Fetch(request, context):
+            yield chunk
+
+
+def critic(policy: Path) -> models.ValueModel:
+    return models.load_backbone_with_value_head(
+        str(policy), field="", dtype=torch.float32, device=torch.device("cpu"), attention="eager"
+    )
+
+
+@asynccontextmanager
+async def serving(stage: CriticStage, certificates: Path | None) -> AsyncIterator[PeerServer]:
+    server = await start_server("127.0.0.1:0", certificates, WaitingSource(stage))
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_the_life_of_a_worker(folder: Path) -> None:
+    """Registers, scores, survives a broken session idle and busy, and obeys Exit while it is stuck; all over TLS."""
+    now = datetime.now(UTC)
+    certificates = folder / "certificates"
+    new_authority("tiny", now).issue([], now).write(certificates)
+    torch.set_num_threads(1)
+    coordinator = ScriptedCoordinator()
+    await coordinator.listen(certificates)
+    metrics = f"127.0.0.1:{free_port()}"
+    stage = CriticStage(folder / "policy")
+    environment = {Env.CERTIFICATES: str(certificates), Env.METRICS: metrics, Env.THREADS: "1"}
+    async with (
+        serving(stage, certificates) as peer,
+        worker_process(coordinator.address, "inference", folder / "worker.log", **environment) as process,
+    ):
+        session = await coordinator.session()
+        first = session.register
+        assert (first.worker, first.group, first.index, first.device) == ("inference-0", "inference", 0, "cpu")
+        assert first.pid == process.pid
+        assert first.device_memory_bytes > 2**30
+        assert first.state == pb.WorkerState()
+        session.welcome(job(folder))
+        session.send(1, become_inference=pb.BecomeInference(tasks=TASKS))
+        assert not (await session.done(1)).HasField("failure")
+
+        samples = [score_sample(0, [8, 9, 10, 1]), score_sample(1, [11], text="pass")]
+        session.send(2, score=pb.Score(samples=samples))
+        before = await scored(session, 6)
+        check_scores(folder, samples, before, critic(folder / "policy"))
+        beat = await session.first("heartbeat", lambda beat: beat.tokens > 0)
+        assert beat.busy_seconds > 0
+        await check_probes(first.address, certificates, metrics)
+
+        # The coordinator is killed and comes back at its address; the worker is still what it was.
+        await coordinator.stop()
+        await coordinator.listen(certificates, int(coordinator.address.rpartition(":")[2]))
+        broken = time.monotonic()
+        session = await coordinator.session()
+        assert time.monotonic() - broken < 10
+        again = session.register
+        assert again.incarnation == first.incarnation
+        assert again.state == pb.WorkerState(role="inference", versions={"critic": 0})
+        session.welcome(job(folder), epoch=2)
+
+        # A load that waits for its peer goes on across a session; samples of the old session are forgotten.
+        sources = [pb.WeightLocation(address=f"127.0.0.1:{peer.port}")]
+        load = pb.LoadWeights(model="critic", version=1, sources=sources)
+        session.send(3, load_weights=load)
+        session.send(4, score=pb.Score(samples=samples))
+        await asyncio.sleep(0.5)
+        session.end()
+        session = await coordinator.session()
+        assert session.register.state == pb.WorkerState(
+            role="inference", versions={"critic": 0}, busy=True, command_id=3
+        )
+        session.welcome(job(folder), epoch=2)
+        stage.open.set()
+        done = await session.done(3)
+        assert done.load.version == 1
+        assert done.load.bytes > 0
+        session.send(5, score=pb.Score(samples=samples))
+        after = await scored(session, 6)
+        assert len([message for message in session.received if message.HasField("scored")]) == 6
+        check_scores(folder, samples, after, stage.model)
+        assert before[0, "reference"].result == after[0, "reference"].result
+
+        stage.open.clear()
+        session.send(6, load_weights=load)
+        await asyncio.sleep(0.3)
+        session.send(7, exit=pb.Exit(code=75, reason="a peer was lost"))
+        assert await asyncio.wait_for(process.wait(), 5) == 75
+    await coordinator.stop()
+    assert "exit 75: a peer was lost" in (folder / "worker.log").read_text()
+
+
+def check_scores(
+    folder: Path, samples: list[pb.ScoreSample], scores: dict[tuple[int, str], pb.ScoredSample], value: Any
+) -> None:
+    """Bitwise what the scorers give when called alone in another process."""
+    cpu = torch.device("cpu")
+    path = str(folder / "policy")
+    policy = models.load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
+    for message in samples:
+        number = message.key.sample
+        reference = LogProbabilityScorer(policy, 1.0, cpu).score([sample_of(message)])[0]
+        values = ValueScorer(value, cpu).score([sample_of(message)])[0]
+        assert unpack(scores[number, "reference"].result).tobytes() == reference.tobytes()
+        assert unpack(scores[number, "values"].result).tobytes() == values.tobytes()
+        assert all(scores[number, task].key == message.key for task in TASKS)
+    assert unpack(scores[0, "reward"].result).tolist() == [3.5]
+    assert scores[1, "reward"].abstained
+
+
+async def check_probes(address: str, certificates: Path, metrics: str) -> None:
+    """Health over the worker's own server, and its Prometheus series."""
+    async with aio_channel(address, certificates) as channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{metrics}/metrics").read().decode())
+    assert 'rlhf_worker_tokens_total{worker="inference-0"}' in text
+    assert 'rlhf_worker_weight_version{model="critic",worker="inference-0"} 0.0' in text
+
+
+async def test_what_cannot_be_loaded_is_told_and_sigterm_ends_cleanly(folder: Path) -> None:
+    """A role that fails leaves a worker that can be told to try again."""
+    coordinator = ScriptedCoordinator()
+    await coordinator.listen(None)
+    async with worker_process(coordinator.address, "inference", folder / "worker.log") as process:
+        session = await coordinator.session()
+        session.welcome(job(folder))
+        session.send(1, score=pb.Score(samples=[score_sample(0, [8])]))
+        assert (await session.done(1)).failure.reason == "WrongRole"
+        (folder / "reward.py").write_text("def score(prompt, response, record)\n")
+        session.send(2, become_inference=pb.BecomeInference(tasks=["reward"]))
+        failure = (await session.done(2)).failure
+        assert (failure.reason, failure.exit_code) == ("RewardFunctionInvalid", 20)
+        assert failure.field == "spec.models.reward.function.file"
+        assert "reward.py:1: SyntaxError" in failure.message
+        weights = folder / "policy" / "model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-100])
+        session.send(3, become_inference=pb.BecomeInference(tasks=["reference"]))
+        failure = (await session.done(3)).failure
+        assert (failure.reason, failure.exit_code, failure.field) == ("ModelCorrupt", 21, "spec.models.actor.path")
+        weights.write_bytes(whole)
+        (folder / "reward.py").write_text(REWARD)
+        session.send(4, become_inference=pb.BecomeInference(tasks=TASKS))
+        assert not (await session.done(4)).HasField("failure")
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    await coordinator.stop()
+
+
+async def test_a_taken_port_is_exit_code_24_and_names_the_address(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        log = tmp_path / "worker.log"
+        async with worker_process("127.0.0.1:9", "training", log, **{Env.LISTEN: address}) as process:
+            assert await asyncio.wait_for(process.wait(), 60) == 24
+    assert log.read_text().splitlines()[-1].endswith(f"RLHF_LISTEN={address}: the address is in use by another process")
