@@ -16,9 +16,12 @@ ORDER_STREAM: Final = 0x6F72646572
 
 
 def epoch_order(seed: int, iteration: int, epoch: int, samples: int) -> list[int]:
-    """A random order of sample numbers 0 .. samples-1; the same for the same arguments on every machine."""
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])))
-    return [int(index) for index in generator.permutation(samples)]
+    """A random order of sample numbers 0 .. samples-1; the same for the same arguments on every machine, for good.
+
+    Sorted by raw Philox numbers, whose stream numpy keeps stable between versions, as it does not `permutation`.
+    """
+    keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(samples)
+    return sorted(range(samples), key=lambda sample: (int(keys[sample]), sample))
 
 
 def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
