@@ -14,6 +14,7 @@ from kubernetes import client, config
 from manifest_cases import Case, changed, invalid_cases
 
 from cluster import Cluster
+from cluster.processes import wait_until
 from rlhf_api import crd
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import read
@@ -24,6 +25,7 @@ from rlhf_api.rules import RULES
 pytestmark = pytest.mark.slow
 
 SEED = 20260822
+SERVED_TIMEOUT = 60.0  # seconds until a new kind is served; 1 on an idle machine
 RULE_WORDS = tuple(rule.message for rule in RULES)
 MANIFESTS = 300  # random manifests; a dry-run create takes about 5 ms
 
@@ -55,8 +57,20 @@ CHANGES: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def jobs(api_cluster: Cluster) -> client.CustomObjectsApi:
     api_cluster.kubectl("apply", "-f", str(crd.PATH))  # client side: it must fit the annotation
-    api_cluster.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{GROUP}", "--timeout=30s")
-    return client.CustomObjectsApi(config.new_client_from_config(str(api_cluster.kubeconfig)))
+    api = client.CustomObjectsApi(config.new_client_from_config(str(api_cluster.kubeconfig)))
+
+    def served() -> bool:
+        # Not `kubectl wait`, which fails while the definition has no conditions at all.
+        try:
+            api.list_namespaced_custom_object(GROUP, VERSION, "default", PLURAL)
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    wait_until("the API server to serve RLHFJobs", served, SERVED_TIMEOUT)
+    return api
 
 
 def causes(jobs: client.CustomObjectsApi, job: dict[str, Any]) -> list[tuple[str, str]]:
