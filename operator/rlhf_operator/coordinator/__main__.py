@@ -6,7 +6,6 @@ journal when it is started again with the same RLHF_RUN_DIR. This process never 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -15,36 +14,30 @@ import time
 from pathlib import Path
 from typing import Final
 
-import yaml
 from pydantic import ValidationError
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
+from rlhf_api.problems import ManifestError
 from rlhf_operator.coordinator import checkpoint
-from rlhf_operator.coordinator.decisions import Finish
-from rlhf_operator.coordinator.effects import Effects
 from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.intake import Intake
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.logs import configure_logs
-from rlhf_operator.coordinator.loop import Loop
-from rlhf_operator.coordinator.metrics import serve_metrics
 from rlhf_operator.coordinator.prompts import PromptSet, file_digest, load_tokenizer, read_prompts
 from rlhf_operator.coordinator.recorder import GuardedRecorder
 from rlhf_operator.coordinator.restore import Restored, restore
 from rlhf_operator.coordinator.run import Outcome, Run, begin_run
-from rlhf_operator.coordinator.saving import Saving
 from rlhf_operator.coordinator.schedule import schedule_json
-from rlhf_operator.coordinator.server import CoordinatorService, start_server
+from rlhf_operator.coordinator.server import order_stop
+from rlhf_operator.coordinator.serving import Addresses, serve
 from rlhf_operator.coordinator.world import Plan, plan_of
 from rlhf_operator.reports.recorder import RunRecorder
 
 log = logging.getLogger("coordinator")
 
-FAREWELL_SECONDS: Final = 5.0
-"""Workers get their Exit and hang up within a second; more waiting helps nobody."""
 EXIT_CODES: Final = {"Complete": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED, "Failed": ExitCode.FAILED}
 
 
@@ -59,8 +52,8 @@ def environment(name: Env) -> str:
 def read_job(path: Path) -> RLHFJob:
     """The resolved job."""
     try:
-        return RLHFJob.model_validate(yaml.safe_load(path.read_bytes()))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+        return RLHFJob.model_validate(read(path.read_text()).data)
+    except (OSError, ManifestError, ValidationError) as error:
         message = f"{path} is not a valid RLHFJob: {error}"
         raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error
 
@@ -101,37 +94,21 @@ def prepare() -> tuple[Run, Restored]:
     return begin_run(plan, restored, journal, prompts, recorder), restored
 
 
-async def serve(run: Run, restored: Restored) -> Outcome:
-    """Runs the job to its end."""
-    saving = Saving(run)
-    intake, effects = Intake(run, saving), Effects(run, saving)
-    if restored.ledger.iteration >= run.plan.spec.iterations:
-        log.info("all %d iterations are done", run.plan.spec.iterations)
-        effects.carry_out(Finish("Complete"))
-        return Outcome("Complete")
-    if restored.begun_ns is None:
-        effects.begin_iteration(restored.ledger.iteration)
-    else:
-        run.journal.resume(restored.ledger.iteration)
-    service = CoordinatorService(run, intake)
+async def run_job(run: Run, restored: Restored) -> Outcome:
+    """Serves the job with signals as the way to stop it."""
     certificates = os.environ.get(Env.CERTIFICATES)
-    server = await start_server(service, environment(Env.LISTEN), Path(certificates) if certificates else None)
-    metrics_address = os.environ.get(Env.METRICS)
-    end_metrics = serve_metrics(metrics_address, run) if metrics_address else None
+    addresses = Addresses(
+        listen=environment(Env.LISTEN),
+        certificates=Path(certificates) if certificates else None,
+        metrics=os.environ.get(Env.METRICS) or None,
+    )
+
+    def stop() -> None:
+        order_stop(run, checkpoint=True, reason="asked to stop by a signal")
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: service.order_stop(checkpoint=True, reason="asked to stop by a signal")
-        )
-    log.info("job %s, iteration %d, start %d", run.plan.job.name, run.world.iteration, run.coordinator_epoch)
-    await Loop(run, intake, effects).until_over()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(run.sessions.until_empty(), FAREWELL_SECONDS)
-    await server.stop(1.0)
-    if end_metrics is not None:
-        end_metrics()
-    run.journal.close()
-    assert run.outcome is not None
-    return run.outcome
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return await serve(run, restored, addresses)
 
 
 def failed(failure: pb.Failure) -> int:
@@ -148,7 +125,7 @@ def main() -> int:
     configure_logs()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        outcome = asyncio.run(serve(*prepare()))
+        outcome = asyncio.run(run_job(*prepare()))
     except JobError as error:
         return failed(error.failure)
     if outcome.failure is not None:

@@ -122,12 +122,11 @@ def _save(plan: Plan, world: World, now: float) -> list[Decision]:
 def _overdue(plan: Plan, world: World, now: float) -> list[Decision]:
     """A wait that took too long: a stuck worker restarts, an absent one that nobody can stand in for fails the job."""
     limit = plan.spec.run_policy.start_timeout_seconds
-    limit = max(limit, plan.spec.models.reward.timeout_seconds * (plan.spec.models.reward.retries + 1))
     decisions: list[Decision] = []
     for wait in waits.waits(plan, world):
-        if now - wait.since <= limit:
+        if now - wait.since <= limit + wait.allowance:
             continue
-        message = f"waited {limit} s for {wait.sentence}"
+        message = f"waited {now - wait.since:.0f} s for {wait.sentence}"
         if wait.stuck:
             decisions.append(Leave(wait.worker, ExitCode.RESTART, message))
         elif wait.fatal:

@@ -104,17 +104,10 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Answers when the job has stopped."""
-        self.order_stop(checkpoint=request.checkpoint, reason=request.reason or "asked to stop")
+        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason or "asked to stop")
         await self._run.over.wait()
         world = self._run.world
         return pb.StopReply(iteration=world.version, checkpoint=world.checkpoint.folder)
-
-    def order_stop(self, *, checkpoint: bool, reason: str) -> None:
-        """Ends the job after the optimizer batch that is running."""
-        log.info("stopping: %s", reason)
-        self._run.event("stop", reason)
-        self._run.world.stop = StopOrder(checkpoint, reason)
-        self._run.wake()
 
     async def _first(self, context: Context) -> pb.Register:
         message = None
@@ -167,6 +160,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             heartbeat_seconds=min(1.0, fleet.timeout / 4),
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
         )
+
+
+def order_stop(run: Run, *, checkpoint: bool, reason: str) -> None:
+    """Ends the job after the optimizer batch that is running."""
+    log.info("stopping: %s", reason)
+    run.event("stop", reason)
+    run.world.stop = StopOrder(checkpoint, reason)
+    run.wake()
 
 
 async def start_server(service: CoordinatorService, listen: str, certificates: Path | None) -> grpc.aio.Server:

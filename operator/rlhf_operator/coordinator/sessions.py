@@ -43,7 +43,7 @@ class Sessions:
         """The stream is over."""
         if self._open.get(session.worker) is session:
             del self._open[session.worker]
-            self._closed.set()
+        self._closed.set()
 
     def end(self, worker: str) -> None:
         """Ends a worker's stream from our side."""

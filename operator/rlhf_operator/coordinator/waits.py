@@ -23,6 +23,8 @@ class Wait:
     """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
     fatal: bool
     """Nobody can stand in for an absent worker."""
+    allowance: float = 0.0
+    """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
 
 
 def waits(plan: Plan, world: World) -> list[Wait]:
@@ -34,7 +36,7 @@ def waits(plan: Plan, world: World) -> list[Wait]:
         elif not worker.session:
             found += _absent(world, worker)
         else:
-            found += _working(world, worker)
+            found += _working(plan, world, worker)
     return found
 
 
@@ -51,7 +53,7 @@ def _absent(world: World, worker: Worker) -> list[Wait]:
     return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
 
 
-def _working(world: World, worker: Worker) -> list[Wait]:
+def _working(plan: Plan, world: World, worker: Worker) -> list[Wait]:
     slow = worker.slow
     if slow is not None:
         # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
@@ -61,4 +63,6 @@ def _working(world: World, worker: Worker) -> list[Wait]:
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:
         return []
-    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False)]
+    reward = plan.spec.models.reward
+    allowance = float(reward.timeout_seconds * (reward.retries + 1))
+    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False, allowance)]

@@ -1,0 +1,159 @@
+"""A job for coordinator tests: no models, prompts made of numbers, simulated workers, the coordinator in-process."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import simulated_worker
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of, samples_per_prompt
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.batch import packed, spans_of
+from rlhf_operator.coordinator.journal import Journal
+from rlhf_operator.coordinator.prompts import Prompt, PromptSet, random_key
+from rlhf_operator.coordinator.restore import restore
+from rlhf_operator.coordinator.run import Outcome, Run, begin_run
+from rlhf_operator.coordinator.schedule import schedule_json
+from rlhf_operator.coordinator.serving import Addresses, serve
+from rlhf_operator.coordinator.world import plan_of
+from rlhf_operator.reports.recorder import RunRecorder
+
+ALGORITHMS = {
+    "ppo": {"ppo": {"miniBatchSize": 8}},
+    "grpo": {"grpo": {"miniBatchSize": 8, "groupSize": 4}},
+}
+
+
+def make_job(
+    folder: Path, *, algorithm: str = "ppo", iterations: int = 3, batch: int = 16, every: int = 2, **spec: Any
+) -> RLHFJob:
+    """A resolved job; `spec` replaces parts of the spec."""
+    policy = folder / "policy"
+    policy.mkdir(parents=True, exist_ok=True)
+    (policy / "config.json").write_text("{}")
+    models: dict[str, Any] = {"actor": {"path": str(policy)}, "reward": {"function": {"module": "rewards"}}}
+    if algorithm == "ppo":
+        models["critic"] = {"path": str(policy)}
+    content = {
+        "algorithm": ALGORITHMS[algorithm],
+        "iterations": iterations,
+        "seed": 5,
+        "models": models,
+        "prompts": {"path": str(folder / "prompts.jsonl")},
+        "rollout": {"batchSize": batch, "maxResponseTokens": 48},
+        "generation": {"replicas": 2, "maxBatchSize": 6},
+        "inference": {"replicas": 2},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4},
+        "checkpoints": {"path": str(folder / "checkpoints"), "every": every, "keep": 2},
+        "runPolicy": {"workerTimeoutSeconds": 5, "startTimeoutSeconds": 20},
+        **spec,
+    }
+    manifest = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "simulated"}}
+    return RLHFJob.model_validate({**manifest, "spec": content})
+
+
+def make_prompts(job: RLHFJob, count: int = 11) -> PromptSet:
+    """Prompts without a tokenizer."""
+    each = samples_per_prompt(job.spec)
+    lines = [Prompt(n + 1, struct.pack("<2i", n, n + 1), f"p{n}", f'{{"prompt": "p{n}"}}') for n in range(count)]
+    return PromptSet(
+        lines,
+        seed=job.spec.seed,
+        shuffle=True,
+        per_iteration=job.spec.rollout.batch_size // each,
+        samples_per_prompt=each,
+    )
+
+
+def expected_weights(job: RLHFJob, iterations: int | None = None) -> str:
+    """The hash chain of an undisturbed run, from the data alone."""
+    prompts, spec = make_prompts(job), job.spec
+    tasks = graph_of(spec).tasks_of(Group.INFERENCE)
+    weights = "initial"
+    for iteration in range(spec.iterations if iterations is None else iterations):
+        samples = []
+        for index in range(spec.rollout.batch_size):
+            key = random_key(spec.seed, iteration, index)
+            length = simulated_worker.response_length(key, spec.rollout.max_response_tokens)
+            tokens, log_probabilities = simulated_worker.response(key, 0, length)
+            fields = {task.produces[0]: packed("float32", simulated_worker.score(task.name, tokens)) for task in tasks}
+            fields["log_probabilities"] = packed("float32", log_probabilities)
+            samples.append(
+                pb.TrainSample(
+                    sample=index,
+                    group=prompts.group(index),
+                    prompt=packed("int32", prompts.of(iteration, index).tokens),
+                    response=packed("int32", tokens),
+                    fields=fields,
+                    versions=spans_of([(iteration, length)]),
+                )
+            )
+        weights = simulated_worker.next_weights(weights, samples)
+    return weights
+
+
+def free_address() -> str:
+    """A loopback address nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Coordinated:
+    """Coordinators of one job, one after the other, at one address in one run folder."""
+
+    def __init__(self, job: RLHFJob, folder: Path, certificates: Path | None = None) -> None:
+        self.job, self.folder = job, folder
+        self.address = free_address()
+        self.certificates = certificates
+        self.run: Run | None = None
+        self._task: asyncio.Task[Outcome] | None = None
+
+    def start(self, *, resume: bool = False) -> Run:
+        """A new coordinator goes on from what is on disk."""
+        plan = plan_of(self.job, schedule_json(self.job.spec))
+        journal = Journal(self.folder / "journal")
+        restored = restore(plan, journal, "prompts", time.time_ns(), resume=resume)
+        closed = restored.last_closed
+        recorder = RunRecorder(self.folder, closed[0] if closed else restored.ledger.iteration)
+        if closed:
+            recorder.iteration(*closed)
+        self.run = begin_run(plan, restored, journal, make_prompts(self.job), recorder)
+        self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
+        return self.run
+
+    async def outcome(self, seconds: float = 30.0) -> Outcome:
+        """How the job ended."""
+        assert self._task is not None
+        return await asyncio.wait_for(self._task, seconds)
+
+    async def until(self, phase: str, iteration: int = 0, seconds: float = 10.0) -> None:
+        """Waits until the job is in a phase of an iteration, or beyond that iteration."""
+        run, end = self.run, time.monotonic() + seconds
+        assert run is not None
+        while run.world.iteration < iteration or (run.world.iteration == iteration and run.accounts.phase != phase):
+            assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.accounts.phase}"
+            await asyncio.sleep(0.002)
+
+    async def cancel(self) -> None:
+        """Ends the coordinator's task, if it still runs."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._task
+
+    def counts(self) -> Mapping[Group, int]:
+        """Workers of the job."""
+        spec = self.job.spec
+        return {
+            Group.GENERATION: spec.generation.replicas,
+            Group.INFERENCE: spec.inference.replicas,
+            Group.TRAINING: spec.training.ranks,
+        }

@@ -1,0 +1,221 @@
+"""The coordinator over real gRPC with simulated workers: whole jobs, and what happens when somebody dies."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.coordinated import Coordinated, expected_weights, make_job
+from tests.simulated_worker import Crew, Pace, crew
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_api.names import ExitCode, Group
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def jobs() -> AsyncIterator[list[Coordinated]]:
+    started: list[Coordinated] = []
+    yield started
+    for coordinated in started:
+        await coordinated.cancel()
+
+
+def begin(
+    jobs: list[Coordinated], folder: Path, *, pace: Pace | None = None, **spec: object
+) -> tuple[Coordinated, Crew]:
+    coordinated = Coordinated(make_job(folder, **spec), folder / "run")  # type: ignore[arg-type]
+    jobs.append(coordinated)
+    coordinated.start()
+    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+
+
+def trained_once(workers: Crew, iterations: int) -> None:
+    """Within one group's life no iteration is trained twice, and the last lineage has no gap."""
+    for worker in workers.workers:
+        if worker.group is Group.TRAINING:
+            lives = {(number, epoch) for number, epoch, _ in worker.trained}
+            for life in lives:
+                done = [iteration for number, epoch, iteration in worker.trained if (number, epoch) == life]
+                assert done == list(range(done[0], done[0] + len(done)))
+            assert worker.trained[-1][2] == iterations - 1
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("overlap", ["On", "Off"])
+async def test_a_job_trains_every_sample_once(
+    jobs: list[Coordinated], tmp_path: Path, algorithm: str, overlap: str
+) -> None:
+    inference = {"replicas": 2, "overlap": overlap}
+    coordinated, workers = begin(jobs, tmp_path, algorithm=algorithm, iterations=4, inference=inference)
+    outcome = await coordinated.outcome()
+    assert outcome.phase == "Complete"
+    assert await workers.end() == [0] * 6
+    assert {workers[f"training-{rank}"].weights for rank in (0, 1)} == {expected_weights(coordinated.job)}
+    trained_once(workers, 4)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    assert all(line["reward"] > 0 and line["kl"] == pytest.approx(0.001, abs=1e-5) for line in lines)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["phase"] == "Complete"
+    assert summary["iterations"] == 4
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["iteration-000002", "iteration-000004"]
+    newest = tmp_path / "checkpoints" / "iteration-000004"
+    assert json.loads((newest / "checkpoint.json").read_text())["version"] == 4
+    models = set(graph_of(coordinated.job.spec).trained)
+    assert {path.name for path in newest.iterdir() if path.is_dir()} == models
+
+
+async def test_workers_that_die_lose_nothing(jobs: list[Coordinated], tmp_path: Path) -> None:
+    pace = Pace(tokens_per_tick=2)
+    coordinated, workers = begin(jobs, tmp_path, iterations=6, batch=24, pace=pace)
+    victims = workers.victims(seed=1)
+    for _ in range(6):
+        await asyncio.sleep(0.15)
+        next(victims).kill()
+    outcome = await coordinated.outcome()
+    assert outcome.phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == workers["training-1"].weights == expected_weights(coordinated.job)
+
+
+async def test_broken_sessions_give_back_tokens_and_keep_the_training_group(
+    jobs: list[Coordinated], tmp_path: Path
+) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=4, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
+    await coordinated.until("Generating", 1)
+    await asyncio.sleep(0.05)
+    for worker in workers.workers:
+        worker.drop_session()
+    await coordinated.until("Training", 2)
+    workers["training-0"].drop_session()
+    outcome = await coordinated.outcome()
+    assert outcome.phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert {epoch for _, epoch, _ in workers["training-1"].trained} == {1}
+    assert coordinated.run is not None
+    assert coordinated.run.totals.group_restarts == 0
+
+
+async def test_a_lost_rank_restarts_its_group_which_replays(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=5, every=2, pace=Pace(train_seconds=0.1))
+    await coordinated.until("Training", 3)
+    workers["training-1"].kill()
+    outcome = await coordinated.outcome()
+    assert outcome.phase == "Complete"
+    await workers.end()
+    assert {workers[f"training-{rank}"].weights for rank in (0, 1)} == {expected_weights(coordinated.job)}
+    survivor = workers["training-0"]
+    assert [order.code for order in survivor.exits] == [ExitCode.RESTART, ExitCode.OK]
+    # The newest checkpoint before was of version 2: iteration 2 is replayed, 3 is trained on for the first time.
+    assert [iteration for _, epoch, iteration in survivor.trained if epoch == 2] == [2, 3, 4]
+
+
+async def test_the_coordinator_goes_on_after_it_is_gone(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=5, pace=Pace(tokens_per_tick=2, train_seconds=0.05))
+    for phase, iteration in (("Generating", 0), ("Training", 1), ("Publishing", 1), ("Generating", 3)):
+        await coordinated.until(phase, iteration)
+        await coordinated.cancel()
+        coordinated.start()
+    outcome = await coordinated.outcome()
+    assert outcome.phase == "Complete"
+    assert await workers.end() == [0] * 6
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert {epoch for _, epoch, _ in workers["training-0"].trained} == {1}, "running training was not disturbed"
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(5))
+
+
+async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: list[Coordinated], tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def flaky(sample: pb.ScoreSample, task: str, tries: int) -> pb.ScoredSample | None:
+        broken = sample.key.sample == 3 and task == "reward"
+        if not broken or (sample.key.iteration == 0 and len(asked) >= 2):
+            return None
+        asked.append((sample.key.iteration, tries))
+        failure = pb.Failure(reason="RewardRaised", message="KeyError: 'answer'", retryable=True)
+        return pb.ScoredSample(key=sample.key, task=task, failure=failure)
+
+    coordinated, workers = begin(jobs, tmp_path, algorithm="grpo", iterations=3, pace=Pace(fail_score=flaky))
+    outcome = await coordinated.outcome()
+    await workers.end()
+    assert outcome.phase == "Failed"
+    assert outcome.failure is not None
+    assert outcome.failure.exit_code == ExitCode.USER_CODE
+    assert outcome.failure.field == "spec.models.reward"
+    assert "sample 3 failed 3 times" in outcome.failure.message
+    assert "KeyError: 'answer'" in outcome.failure.message
+    # Iteration 0 got over two failures, the second try on the other worker; iteration 1 used its three tries up.
+    assert asked == [(0, 0), (0, 0), (1, 0), (1, 0), (1, 1)]
+    assert not (tmp_path / "checkpoints" / "iteration-000002").exists()
+
+
+async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp_path: Path) -> None:
+    def nonsense(sample: pb.ScoreSample, task: str, tries: int) -> pb.ScoredSample | None:
+        if sample.key.sample != 1 or task != "reward":
+            return None
+        values = pb.Array(dtype="float32", shape=[1], data=b"\x00\x00\xc0\x7f")
+        return pb.ScoredSample(key=sample.key, task=task, result=values)
+
+    coordinated, workers = begin(jobs, tmp_path, pace=Pace(fail_score=nonsense))
+    outcome = await coordinated.outcome()
+    await workers.end()
+    assert outcome.failure is not None
+    assert "not finite" in outcome.failure.message
+
+
+async def test_stopping_checkpoints_and_resuming_goes_on(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=5, every=100, pace=Pace(tokens_per_tick=2))
+    await coordinated.until("Generating", 3)
+    async with aio_channel(coordinated.address, None) as channel:
+        reply = await CoordinatorStub(channel).Stop(pb.StopRequest(checkpoint=True))
+    assert (await coordinated.outcome()).phase == "Stopped"
+    assert await workers.end() == [0] * 6
+    assert reply.iteration == 3
+    assert reply.checkpoint.endswith("iteration-000003")
+    # The journal goes on; so does another run folder, from the checkpoint.
+    coordinated.start()
+    workers = crew(dict(coordinated.counts()), coordinated.address)
+    assert (await coordinated.outcome()).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert workers["training-0"].trained[0][2] == 3
+
+
+async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated = Coordinated(make_job(tmp_path), tmp_path / "run")
+    jobs.append(coordinated)
+    coordinated.start()
+    async with aio_channel(coordinated.address, None) as channel:
+        stub = CoordinatorStub(channel)
+        status = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
+        assert status.phase == "Starting"
+        assert any(sentence.startswith("generation-1 to register (") for sentence in status.waiting_for)
+        assert status.ledger["queued"] == 16
+        workers = crew(dict(coordinated.counts()), coordinated.address)
+        phases = [status.phase async for status in stub.WatchStatus(pb.WatchStatusRequest(max_rate_hz=20))]
+    assert phases[0] == "Starting"
+    assert phases[-1] == "Complete"
+    assert {"Generating"} <= set(phases)
+    await workers.end()
+
+
+async def test_strangers_and_doubles_are_refused_with_a_reason(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=4, pace=Pace(tokens_per_tick=1))
+    await coordinated.until("Generating")
+    strangers = crew({Group.GENERATION: 3}, coordinated.address)
+    await coordinated.until("Generating", 2)
+    assert any("already connected from another live process" in text for text in strangers["generation-0"].refusals)
+    assert any("not part of this job" in text for text in strangers["generation-2"].refusals)
+    assert (await coordinated.outcome()).phase == "Complete"
+    await workers.end()
+    await strangers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
