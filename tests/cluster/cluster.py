@@ -146,6 +146,10 @@ class Cluster:
         assert processes is not None
         return processes
 
+    def wait_ready(self) -> None:
+        """Wait until the API server answers /readyz, for instance after its restart."""
+        wait_until("the API server's /readyz", self._control_plane.ready, START_TIMEOUT, check=self.check)
+
     def wait_nodes(self) -> None:
         """Wait until every real node is Ready with its GPUs."""
         wait_until(f"nodes {sorted(self.nodes)} to be Ready", self._nodes_ready, START_TIMEOUT, check=self.check)

@@ -57,6 +57,7 @@ def python() -> Path:
         _run(["debootstrap", "--variant=minbase", packages, DEBIAN, str(root)])
         for name in PYTHON_DROPPED:
             shutil.rmtree(root / name, ignore_errors=True)
+        (root / "root").chmod(0o755)  # others use an interpreter that is mounted below root's home
         _run(
             [
                 "tar",
@@ -71,7 +72,7 @@ def python() -> Path:
         shutil.rmtree(root)
         build(SOURCES / "python.Containerfile", work, PYTHON, archive)
 
-    return _cached("python", [SOURCES / "python.Containerfile"], f"{DEBIAN} {PYTHON_PACKAGES} {PYTHON_DROPPED}", make)
+    return _cached("python", [SOURCES / "python.Containerfile"], f"2 {DEBIAN} {PYTHON_PACKAGES} {PYTHON_DROPPED}", make)
 
 
 def build(

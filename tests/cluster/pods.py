@@ -16,8 +16,8 @@ POD_TIMEOUT = 60.0  # seconds for a small pod to start or end; 3 on an idle mach
 
 
 def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pod of one container of the Python image; `spec` joins the pod's spec, `resources` the container's."""
-    resources = spec.pop("resources", None)
+    """A pod of one container of the Python image; `spec` joins the pod's; `resources`, `mounts` the container's."""
+    resources, mounts = spec.pop("resources", None), spec.pop("mounts", None)
     container: dict[str, Any] = {
         "name": "main",
         "image": images.PYTHON,
@@ -32,6 +32,8 @@ def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None =
     }
     if resources:
         container["resources"] = {"requests": resources, "limits": resources}
+    if mounts:
+        container["volumeMounts"] = mounts
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -50,22 +52,25 @@ def python(name: str, program: str, **more: Any) -> dict[str, Any]:
     return pod(name, ["python3", "-c", program], **more)
 
 
-def wait(cluster: Cluster, name: str, *phases: str, timeout: float = POD_TIMEOUT) -> dict[str, Any]:
+def wait(
+    cluster: Cluster, name: str, *phases: str, namespace: str = "default", timeout: float = POD_TIMEOUT
+) -> dict[str, Any]:
     """Wait until pod `name` is in one of `phases`; answers the pod.
 
     Raises ClusterError with kubectl describe when it does not come, or ends in another phase.
     """
+    where = f"--namespace={namespace}"
     seen: dict[str, Any] = {}
 
     def arrived() -> bool:
-        seen.update(cluster.get("pod", name))
+        seen.update(cluster.get("pod", name, where))
         phase = seen["status"]["phase"]
         if phase in ("Succeeded", "Failed") and phase not in phases:
-            raise ClusterError(f"pod {name} is {phase}, waited for {phases}\n{cluster.kubectl('logs', name)}")
+            raise ClusterError(f"pod {name} is {phase}, waited for {phases}\n{cluster.kubectl('logs', name, where)}")
         return phase in phases
 
     try:
         wait_until(f"pod {name} to be {' or '.join(phases)}", arrived, timeout, every=0.3)
     except TimeoutError as error:
-        raise ClusterError(f"{error}\n{cluster.kubectl('describe', 'pod', name)}") from error
+        raise ClusterError(f"{error}\n{cluster.kubectl('describe', 'pod', name, where)}") from error
     return seen

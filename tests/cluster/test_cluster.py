@@ -7,10 +7,14 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
-from . import images, kwok, pods
+import rlhf_api
+
+from . import environment, images, kwok, pods
 from .cluster import Cluster, ClusterError
+from .fixture import NO_ROOT
 from .processes import wait_until
 from .settings import Settings
 
@@ -107,6 +111,23 @@ def test_a_restricted_pod_runs_to_completion_and_its_log_is_read_through_the_api
     assert "Read-only file system" in log
 
 
+def test_the_environment_of_this_machine_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}
+    mounted = environment.folders()
+    volumes, mounts = environment.pod_spec(mounted)
+    program = "import google.protobuf, grpc, numpy, rlhf_api; print(grpc.__version__, rlhf_api.__file__)"
+    worker = pods.pod("worker", [environment.PYTHON, "-c", program], volumes=volumes, mounts=mounts)
+    cluster.apply([namespace, *environment.volumes(mounted, "restricted")])
+    cluster.apply(worker, "--namespace=restricted")
+    pods.wait(cluster, "worker", "Succeeded", namespace="restricted")
+    log = cluster.kubectl("logs", "worker", "--namespace=restricted").split()
+    assert log == [grpc.__version__, rlhf_api.__file__]
+    forbidden = pods.pod("host", ["true"], volumes=[{"name": "all", "hostPath": {"path": "/"}}])
+    with pytest.raises(ClusterError, match='violates PodSecurity "restricted'):
+        cluster.apply(forbidden, "--namespace=restricted")
+
+
 def test_names_of_a_headless_service_and_service_addresses_are_reached_from_a_pod(cluster: Cluster, web: str) -> None:
     program = f"""
 import socket, urllib.request
@@ -185,3 +206,32 @@ def test_kubelet_restart_leaves_pods_and_gpus_alone(cluster: Cluster, web: str) 
         each["containerID"] for each in before["containerStatuses"]
     ]
     assert cluster.get("node", "n1")["status"]["allocatable"]["nvidia.com/gpu"] == "8"
+
+
+def test_objects_survive_the_end_of_etcd_and_api_server() -> None:
+    with Cluster(level="api") as cluster:
+        cluster.kubectl("create", "configmap", "kept", "--from-literal=a=b")
+        for name in ("etcd", "kube-apiserver"):
+            cluster.component(name).restart(name, grace=0)
+        cluster.wait_ready()
+        assert cluster.get("configmap", "kept")["data"] == {"a": "b"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
+def test_pods_of_two_nodes_reach_each_other_and_a_dead_node_is_noticed() -> None:
+    quick = {"kube-controller-manager": ["--node-monitor-grace-period=6s", "--node-monitor-period=1s"]}
+    with Cluster(level="node", nodes=2, gpus=0, images=[images.python()], component_args=quick) as cluster:
+        program = "import http.server as h; h.HTTPServer(('', 8000), h.SimpleHTTPRequestHandler).serve_forever()"
+        cluster.apply([pods.python(name, program, nodeName=name) for name in ("n1", "n2")])
+        addresses = {name: pods.wait(cluster, name, "Running")["status"]["podIP"] for name in ("n1", "n2")}
+        for here, there in (("n1", "n2"), ("n2", "n1")):
+            ask = f"import urllib.request as r; print(r.urlopen('http://{addresses[there]}:8000/etc/hostname').read())"
+            assert there in cluster.kubectl("exec", here, "--", "python3", "-c", ask)
+        cluster.nodes["n2"].end()
+
+        def unreachable() -> bool:
+            taints = cluster.get("node", "n2")["spec"].get("taints", [])
+            return "node.kubernetes.io/unreachable" in [taint["key"] for taint in taints]
+
+        wait_until("node n2 to be tainted", unreachable, pods.POD_TIMEOUT)
+        assert cluster.get("pod", "n1")["status"]["phase"] == "Running"

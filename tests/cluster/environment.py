@@ -1,0 +1,62 @@
+"""This machine's Python environment inside pods, by static volumes.
+
+Pure but for looking at where this interpreter lies. Worker images with torch are several GB; a pod that mounts the
+environment read-only at its own path runs the same code from a small image. The rule: a claim on a static volume and
+never a hostPath in a pod, which the restricted Pod Security level forbids.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PYTHON = f"{sys.prefix}/bin/python"
+
+
+def folders() -> dict[str, Path]:
+    """Volume name to folder, outermost first: what this interpreter needs to import the project."""
+    wanted = {"interpreter": Path(sys.base_prefix), "checkout": ROOT, "environment": Path(sys.prefix)}
+    return {
+        name: path
+        for name, path in wanted.items()
+        if not any(path.is_relative_to(other) for other in wanted.values() if other != path)
+    }
+
+
+def volumes(mounted: Mapping[str, Path], namespace: str = "default", *, writable: bool = False) -> list[dict[str, Any]]:
+    """A PersistentVolume and a claim bound to it for each folder; a volume belongs to one namespace."""
+    mode = "ReadWriteMany" if writable else "ReadOnlyMany"
+    objects = []
+    for name, path in mounted.items():
+        volume = f"{namespace}-{name}"
+        size = {"storage": "1Gi"}  # required, and not enforced on a hostPath
+        spec = {"accessModes": [mode], "storageClassName": ""}
+        objects += [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume},
+                "spec": spec | {"capacity": size, "hostPath": {"path": str(path), "type": "Directory"}},
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": spec | {"volumeName": volume, "resources": {"requests": size}},
+            },
+        ]
+    return objects
+
+
+def pod_spec(
+    mounted: Mapping[str, Path], *, writable: bool = False
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """`volumes` of a pod and `volumeMounts` of its containers that put each folder at its own path."""
+    claims = [
+        {"name": name, "persistentVolumeClaim": {"claimName": name, "readOnly": not writable}} for name in mounted
+    ]
+    mounts = [{"name": name, "mountPath": str(path), "readOnly": not writable} for name, path in mounted.items()]
+    return claims, mounts
