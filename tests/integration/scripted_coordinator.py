@@ -44,7 +44,7 @@ class ScriptedSession:
         self._outgoing.put_nowait(None)
 
     def arrive(self, message: pb.WorkerMessage) -> None:
-        self.received.append(message)
+        self.received += message.batch.messages if message.HasField("batch") else [message]
         self._arrived.set()
 
     async def first(self, kind: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:

@@ -14,7 +14,6 @@ import uuid
 from concurrent.futures import Future
 from typing import Any, Final
 
-import torch
 from pydantic import ValidationError
 
 from rlhf_api import control_pb2 as pb
@@ -22,7 +21,7 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_workers.compute import Compute
-from rlhf_workers.device import device_memory, device_name, used_memory
+from rlhf_workers.device import device_memory, device_name, open_device, used_memory
 from rlhf_workers.logs import flush_logs
 from rlhf_workers.metrics import serve_metrics
 from rlhf_workers.outbox import SessionOutbox
@@ -55,7 +54,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._fatal: Future[pb.Failure] = Future()
         self._outbox = SessionOutbox(settings.worker, self._wake_up)
-        self._device = torch.device(settings.device)
+        self._device = open_device(settings.device)
         self._compute = Compute(self._device, self._outbox, settings.certificates, self._fatal.set_result)
         self._incarnation = uuid.uuid4().hex
         self._rendezvous = ""
@@ -157,8 +156,8 @@ class Agent:
     async def _give_back(self) -> None:
         self._outbox.fence()
         self._held = self._compute.reset()
-        waiting = asyncio.wrap_future(self._held)
-        await asyncio.wait({waiting}, timeout=GIVE_BACK_SECONDS)
+        if self._compute.snapshot.active:
+            await asyncio.wait({asyncio.wrap_future(self._held)}, timeout=GIVE_BACK_SECONDS)
 
     def _register(self) -> pb.Register:
         settings, snapshot = self._settings, self._compute.snapshot

@@ -123,6 +123,10 @@ class Compute:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(
+                self._device
+            )  # a thread's own setting; collectives and kernels without a device use it
         worked = False
         while True:
             item = self._next(worked)

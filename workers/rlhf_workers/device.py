@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
+from rlhf_api.names import Env
+from rlhf_workers.settings import SettingsError
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def open_device(name: str) -> torch.device:
+    """`cpu` or `cuda:N`; SettingsError when this machine has no such device."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"{Env.DEVICE}={name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
 
 
 @cache

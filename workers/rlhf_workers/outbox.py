@@ -9,11 +9,17 @@ Thread-safe; never blocks the compute thread. Must never resend: the next Regist
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 
 log = logging.getLogger(__name__)
+
+BATCH_MESSAGES: Final = 512
+"""Messages sent at once; what a step of a full engine has to say."""
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes sent at once, far below what a stream message may hold, so that a heartbeat never waits long."""
 
 
 class SessionOutbox:
@@ -95,18 +101,24 @@ class SessionOutbox:
 
     # ------------------------------------------------------------ for the session
 
-    def peek(self) -> pb.WorkerMessage | None:
-        """The oldest unsent message; `sent` removes it."""
+    def unsent(self) -> list[pb.WorkerMessage]:
+        """The oldest messages, as many as fit into one Batch; `sent` removes them."""
         with self._lock:
-            return self._messages[0] if self._messages else None
+            messages, size = [], 0
+            for message in self._messages:
+                size += message.ByteSize()
+                if messages and (size > BATCH_BYTES or len(messages) == BATCH_MESSAGES):
+                    break
+                messages.append(message)
+            return messages
 
-    def sent(self, message: pb.WorkerMessage) -> None:
-        """The message left; a sent answer ends its command."""
+    def sent(self, messages: Sequence[pb.WorkerMessage]) -> None:
+        """These left; a sent answer ends its command."""
         with self._lock:
-            if self._messages and self._messages[0] is message:
+            for message in messages:
                 self._messages.popleft()
-            if message.WhichOneof("message") == "done":
-                self._running.pop(message.done.command_id, None)
+                if message.WhichOneof("message") == "done":
+                    self._running.pop(message.done.command_id, None)
 
     def fence(self) -> None:
         """The session broke. Keeps one command at most: the oldest whose answer has not left."""

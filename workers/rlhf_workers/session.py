@@ -95,13 +95,14 @@ class Session:
             if now() >= next_beat:
                 await call.write(pb.WorkerMessage(heartbeat=self._heartbeat()))
                 next_beat = now() + period
-            message = self._outbox.peek()
-            if message is not None:
-                await call.write(message)
-                self._outbox.sent(message)
+            messages = self._outbox.unsent()
+            if messages:
+                batch = pb.WorkerMessage(batch=pb.Batch(messages=messages))
+                await call.write(batch if len(messages) > 1 else messages[0])
+                self._outbox.sent(messages)
                 continue
             self._wake.clear()
-            if self._outbox.peek() is None:
+            if not self._outbox.unsent():
                 try:
                     await asyncio.wait_for(self._wake.wait(), max(next_beat - now(), 0.0))
                 except TimeoutError:

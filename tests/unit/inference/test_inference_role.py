@@ -54,10 +54,8 @@ def score_sample(number: int, response: Sequence[int], text: str = "", tasks: Se
 
 
 def sent(outbox: SessionOutbox) -> list[pb.WorkerMessage]:
-    messages = []
-    while (message := outbox.peek()) is not None:
-        messages.append(message)
-        outbox.sent(message)
+    messages = outbox.unsent()
+    outbox.sent(messages)
     return messages
 
 

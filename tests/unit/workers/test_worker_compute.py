@@ -1,0 +1,214 @@
+"""The compute thread: commands in order, roles in turn, samples given back, and every exception told."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_workers.compute import Compute
+from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.role import Outbox, WorkError
+
+
+class Counting:
+    """A role that decodes one token of each sample a step, and fails when told to."""
+
+    handles = frozenset({"generate", "load_weights", "train"})
+
+    def __init__(self, name: str, model: str) -> None:
+        self.name, self.model = name, model
+        self.held: dict[int, int] = {}
+        self.loaded = 0
+        self.fault: Exception | None = None
+        self.training: int | None = None
+        self.closed = False
+        self.threads: set[int] = set()
+
+    def handle(self, command: pb.Command, outbox: Outbox) -> None:
+        self.threads.add(threading.get_ident())
+        kind = command.WhichOneof("command")
+        if kind == "train":
+            self.training = command.id
+            return
+        if kind == "load_weights":
+            if command.load_weights.version < 0:
+                raise RuntimeError("no such\nversion")
+            self.loaded = command.load_weights.version
+        for sample in command.generate.samples:
+            self.held[sample.key.sample] = 0
+        outbox.done(pb.CommandDone(command_id=command.id))
+
+    def step(self, outbox: Outbox) -> bool:
+        self.threads.add(threading.get_ident())
+        if self.fault is not None:
+            raise self.fault
+        for sample in self.held:
+            self.held[sample] += 1
+        outbox.count(len(self.held))
+        time.sleep(0.001)
+        return bool(self.held)
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        samples = [
+            pb.SampleProgress(key=pb.SampleKey(sample=sample), offset=tokens) for sample, tokens in self.held.items()
+        ]
+        self.held.clear()
+        return samples
+
+    def versions(self) -> Mapping[str, int]:
+        return {self.model: self.loaded}
+
+    def active(self) -> int:
+        return len(self.held)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A compute thread with an outbox that nobody empties."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, Counting] = {}
+        self.fatal: list[pb.Failure] = []
+        self.outbox = SessionOutbox("generation-0", lambda: None)
+        self.compute = Compute(torch.device("cpu"), self.outbox, None, self.fatal.append, self.build)
+        self.compute.start(cast(RLHFJob, SimpleNamespace()))
+
+    def build(self, job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> Counting:
+        kind = str(command.WhichOneof("command"))
+        if command.become_inference.tasks:
+            raise WorkError("ModelMissing", "there is no such folder", field="spec.models.critic.path")
+        model = {"become_generation": "actor", "become_inference": "critic", "become_training": "actor"}[kind]
+        role = Counting(kind.removeprefix("become_"), model)
+        self.roles[role.name] = role
+        return role
+
+    def send(self, number: int, **command: Any) -> None:
+        self.compute.submit(pb.Command(id=number, **command))
+
+    def done(self, number: int) -> pb.CommandDone:
+        def answer() -> pb.CommandDone | None:
+            answers = (message.done for message in self.outbox.unsent() if message.HasField("done"))
+            return next((answer for answer in answers if answer.command_id == number), None)
+
+        until(lambda: answer() is not None)
+        found = answer()
+        assert found is not None
+        return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited 10 s"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def generate(*samples: int) -> pb.Generate:
+    return pb.Generate(samples=[pb.GenerateSample(key=pb.SampleKey(sample=sample)) for sample in samples])
+
+
+def test_roles_live_on_one_thread_and_are_closed_by_it(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.send(2, generate=generate(0, 1))
+    bench.done(2)
+    until(lambda: bench.outbox.tokens > 10)
+    assert bench.compute.snapshot.roles == ("generation",)
+    assert bench.compute.snapshot.active == 2
+    assert bench.compute.busy_seconds() > 0
+    role = bench.roles["generation"]
+    assert bench.compute.close(5)
+    assert role.closed
+    assert len(role.threads) == 1
+    assert threading.get_ident() not in role.threads
+
+
+def test_what_is_given_back_carries_its_tokens_and_queued_commands_are_forgotten(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.send(2, generate=generate(0, 1))
+    bench.done(2)
+    bench.outbox.fence()
+    bench.send(3, generate=generate(2))
+    held = bench.compute.reset().result(5)
+    assert {message.key.sample for message in held} == {0, 1}
+    assert all(message.offset > 0 for message in held)
+    assert bench.compute.queued_samples() == 0
+    bench.send(4, generate=generate(5))
+    bench.done(4)
+    assert set(bench.roles["generation"].held) == {5}
+    bench.compute.close(5)
+
+
+def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.send(2, become_inference=pb.BecomeInference())
+    bench.send(3, load_weights=pb.LoadWeights(model="critic", version=4))
+    bench.done(3)
+    until(lambda: dict(bench.compute.snapshot.versions) == {"actor": 0, "critic": 4})
+    bench.send(4, load_weights=pb.LoadWeights(model="reward", version=4))
+    assert bench.done(4).failure.reason == "WrongRole"
+    bench.compute.close(5)
+
+
+def test_a_failing_command_is_answered_with_what_happened(bench: Bench) -> None:
+    bench.send(1, generate=generate(0))
+    failure = bench.done(1).failure
+    assert (failure.reason, failure.retryable) == ("WrongRole", True)
+    assert "holds no role" in failure.message
+    bench.send(2, become_inference=pb.BecomeInference(tasks=["values"]))
+    assert bench.done(2).failure.field == "spec.models.critic.path"
+    bench.send(3, become_generation=pb.BecomeGeneration())
+    bench.send(4, load_weights=pb.LoadWeights(model="actor", version=-1))
+    failure = bench.done(4).failure
+    assert failure.reason == "Internal"
+    assert "test_worker_compute.py:" in failure.message
+    assert "in handle: " in failure.message
+    bench.send(5, generate=generate(0))
+    assert not bench.done(5).HasField("failure")
+    bench.compute.close(5)
+
+
+def test_a_role_that_breaks_in_a_step_fails_its_running_command(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    bench.send(2, train=pb.Train())
+    until(lambda: bench.roles["generation"].training == 2)
+    bench.roles["generation"].fault = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
+    failure = bench.done(2).failure
+    assert (failure.reason, failure.field) == ("OutOfMemory", "spec.generation.maxBatchSize")
+    assert failure.message.endswith("; lower spec.generation.maxBatchSize")
+
+
+def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.send(2, generate=generate(0))
+    bench.done(2)
+    bench.roles["generation"].fault = WorkError("PromptLength", "too long", exit_code=22)
+    until(lambda: bool(bench.fatal))
+    assert (bench.fatal[0].reason, bench.fatal[0].exit_code) == ("PromptLength", 22)
+    assert len(bench.fatal) == 1
+
+
+def test_becoming_again_replaces_the_role(bench: Bench) -> None:
+    bench.send(1, become_training=pb.BecomeTraining(group_epoch=3))
+    bench.done(1)
+    first = bench.roles["training"]
+    bench.send(2, become_training=pb.BecomeTraining(group_epoch=4))
+    bench.done(2)
+    assert first.closed
+    assert bench.compute.snapshot.group_epoch == 4
+    assert bench.compute.snapshot.roles == ("training",)
+    bench.compute.close(5)
