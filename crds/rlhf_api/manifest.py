@@ -79,8 +79,9 @@ def changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
     """The job with everything explicit: relative paths made absolute against `base`, the manifest's folder; the
-    reference and the critic start from the actor where the graph needs them and none is given; rates that follow
-    another written out; no status. Resolving twice changes nothing. Folders are not opened.
+    reference and the critic start from the actor where the graph needs them and none is given, and are left out
+    where it does not; rates that follow another written out; no status. Resolving twice changes nothing.
+    Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields
@@ -117,7 +118,9 @@ def _resolved_models(job: RLHFJob, base: Path) -> Models:
         reward = reward.model_copy(update={"model": _source(reward.model, base)})
 
     def role(name: str, given: ModelSource | None) -> ModelSource | None:
-        return _source(given, base) if given is not None else actor if name in needed else None
+        if name not in needed:
+            return None
+        return actor if given is None else _source(given, base)
 
     return models.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""`spec.models`: where each model role comes from. A role the algorithm's graph does not need must not be given."""
+"""`spec.models`: where each model role comes from. A role the algorithm's graph does not need is left out."""
 
 from typing import Annotated, ClassVar
 
@@ -75,7 +75,8 @@ class Models(ApiModel):
     actor: ModelSource
     """The policy that is trained."""
     critic: ModelSource | None = None
-    """The value model: a causal language model folder; a missing value head is initialised to zero. Only with ppo."""
+    """The value model: a causal language model folder; a missing value head is initialised to zero.
+    Left unused by algorithms without a critic, so that changing the algorithm stays a change of one field."""
     reference: ModelSource | None = None
     """The frozen model the KL term compares with; the actor's own folder when unset."""
     reward: Reward

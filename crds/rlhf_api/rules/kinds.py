@@ -84,16 +84,6 @@ def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
             yield from unions(inner, f"{path}.{field.alias}")
 
 
-def unused_role(algorithm: str, role: str) -> Rule:
-    return Rule(
-        field=f"spec.models.{role}",
-        node="spec",
-        cel=f"!has(self.algorithm.{algorithm}) || !has(self.models.{role})",
-        holds=lambda values: not values.has(f"spec.algorithm.{algorithm}") or not values.has(f"spec.models.{role}"),
-        message=f"must not be set with algorithm {algorithm}, which has no {role}: remove it",
-    )
-
-
 def nothing_to_fuse(algorithm: str) -> Rule:
     return Rule(
         field="spec.fusion.intraStage.mode",

@@ -6,7 +6,7 @@ from typing import Final
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
-from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions, unused_role
+from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
 from rlhf_api.rules.rule import Rule
 
 MAX_WORKERS: Final = 4096
@@ -25,9 +25,6 @@ def _of_algorithms() -> Iterator[Rule]:
         yield multiple("spec.rollout.batchSize", mini_batch, of=path)
         yield multiple(mini_batch, "spec.training.microBatchSize", "spec.training.parallelism.data", of=path)
         graph = full_graph(algorithm)
-        for role in ("critic", "reference"):
-            if role not in graph.roles:
-                yield unused_role(algorithm, role)
         if len(graph.trained) < 2:
             yield nothing_to_fuse(algorithm)
 

@@ -153,6 +153,11 @@ def test_reference_is_not_made_up_without_a_kl_term(tmp_path: Path) -> None:
     assert job.spec.models.reference is None
 
 
+def test_the_algorithm_alone_may_be_changed_and_models_it_does_not_need_are_left_out(tmp_path: Path) -> None:
+    job = resolve(parse(changed("grpo", {"spec.models.critic": {"path": "/models/critic"}}, [])), tmp_path)
+    assert job.spec.models.critic is None
+
+
 def test_changes_names_what_may_not_change() -> None:
     old = parse(changed("ppo", {}, []))
     allowed = {"spec.iterations": 200, "spec.suspend": True, "spec.generation.replicas": 2, "spec.checkpoints.every": 5}
