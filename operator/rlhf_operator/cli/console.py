@@ -5,7 +5,6 @@ from typing import Final
 
 from rich.console import Console
 
-
 WIDE: Final = 160
 """Columns where nobody said how wide the output is (a pipe, a file)."""
 

@@ -25,6 +25,8 @@ from rlhf_operator.local.translate import Process
 
 LEAVE_SECONDS: Final = 10.0
 """Time the other processes get to end by themselves after the coordinator did: it told them to."""
+FAILED_LEAVE_SECONDS: Final = 2.0
+"""The same when the job failed: it may have failed before anybody could be told anything."""
 TERMINATE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL."""
 CHECKPOINT_SECONDS: Final = 60.0
@@ -84,7 +86,7 @@ class Supervisor:
             keeper.add_done_callback(self._keeper_failed)
         try:
             end = await self._ended
-            await self._wind_down(keepers)
+            await self._wind_down(end)
         finally:
             for keeper in keepers:
                 keeper.cancel()
@@ -181,14 +183,15 @@ class Supervisor:
                 else:
                     child.send_signal(number)
 
-    async def _wind_down(self, keepers: Sequence[asyncio.Task[None]]) -> None:
+    async def _wind_down(self, end: EndJob) -> None:
         """Lets the others leave, then asks, then the caller kills."""
         if Group.COORDINATOR.value in self._children:
             self._stopping = True
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)
             await self._all_gone((Group.COORDINATOR.value,), CHECKPOINT_SECONDS)
         names = tuple(process.name for process in self._processes)
-        if await self._all_gone(names, self._leave_seconds):
+        told = end.code in (ExitCode.OK, ExitCode.INTERRUPTED)
+        if await self._all_gone(names, self._leave_seconds if told else FAILED_LEAVE_SECONDS):
             return
         for name in names:
             self._signal(name, signal.SIGTERM)

@@ -21,7 +21,9 @@ from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
 Json = dict[str, Any]
 
-_NOT_HERE: Final = frozenset({"HOME", "PYTHONUNBUFFERED", Env.LOG_FORMAT.value, Env.METRICS.value})
+_NOT_HERE: Final = frozenset(
+    {"HOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", Env.LOG_FORMAT.value, Env.METRICS.value}
+)
 """Pod variables that have another good value on this machine: the caller's."""
 
 
@@ -115,6 +117,7 @@ def _process(
         Env.CERTIFICATES: str(place.certificates),
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
+    env.update(_bytecode(caller))
     if group is Group.COORDINATOR:
         env[Env.METRICS] = f"{LOOPBACK}:{next(ports)}"
     if share.gpus or env.get(Env.DEVICE) == "cpu":
@@ -130,6 +133,15 @@ def _process(
         port=int(address.rpartition(":")[2]),
         device=f"cuda:{','.join(share.gpus)}" if share.gpus else "cpu",
     )
+
+
+def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:
+    """A caller that wants no bytecode beside its sources gets it elsewhere: an image has it compiled, but here every
+    start of every worker would compile all of torch and transformers, ten seconds of CPU time each."""
+    if not caller.get("PYTHONDONTWRITEBYTECODE") or "HOME" not in caller:
+        return {}
+    cache = Path(caller.get("XDG_CACHE_HOME") or Path(caller["HOME"]) / ".cache")
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache / "rlhf-operator" / "bytecode")}
 
 
 def _environment(container: Json, caller: Mapping[str, str]) -> dict[str, str]:

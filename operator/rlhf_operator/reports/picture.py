@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -26,19 +27,24 @@ DOTS_PER_INCH: Final = 140
 _MERGE_SHARE: Final = 1 / 2000
 """Spans of one kind closer than this share of the picture are drawn as one: the gap is less than a dot."""
 
+_LABEL_SHARE: Final = 0.06
+"""Width of an iteration's label as a share of the picture."""
+
 KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
-    ("decode", "#4c78a8", ("decode", "generate")),
-    ("prefill", "#9ecae9", ("prefill", "resume")),
-    ("reward", "#f58518", ("score/reward", "reward")),
-    ("score with a model", "#eeca3b", ("score",)),
+    ("generate", "#4c78a8", ("decode", "Generating")),
+    ("prefill", "#9ecae9", ("prefill",)),
+    ("reward", "#f58518", ("score/reward",)),
+    ("score", "#eeca3b", ("score", "Scoring")),
     ("train actor", "#54a24b", ("train/actor",)),
-    ("train critic", "#88d27a", ("train/critic",)),
-    ("train, other", "#b6992d", ("train", "optimizer", "gradient", "fetch")),
-    ("weights", "#e45756", ("load-weights", "publish", "weights")),
-    ("checkpoint", "#b279a2", ("checkpoint", "save")),
-    ("other", "#bab0ac", ("",)),
+    ("train critic", "#a6d96a", ("train/critic",)),
+    ("train, other", "#2f6b3a", ("train", "Training")),
+    ("weights", "#e45756", ("load-weights", "Publishing")),
+    ("checkpoint", "#b279a2", ("checkpoint", "Checkpointing")),
+    ("start", "#9d9189", ("become-", "Starting", "Recovering")),
+    ("wait", "#e3e0de", ()),
+    ("other", "#5b5b5b", ("",)),
 )
-"""(legend, colour, span name prefixes); the first kind with a matching prefix is it."""
+"""(legend, colour, span name prefixes); the first kind with a matching prefix is it. Spans named `.../wait...` wait."""
 _ORDER: Final = ("coordinator", "generation", "inference", "training")
 
 
@@ -58,34 +64,51 @@ def draw(run_dir: Path) -> list[Path]:
 def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
     """One row a worker, colours by kind of work, the last iterations of the run."""
     spans, first = _last_iterations(spans)
-    start = min(span.start for span in spans)
+    start = _begin(spans)
     end = max(span.start + span.seconds for span in spans)
     rows = sorted({span.worker for span in spans}, key=_row_order)
     figure = Figure(figsize=(13, 1.6 + 0.42 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    used = []
-    for legend, colour, _ in KINDS:
-        for row, worker in enumerate(rows):
-            bars = [(s.start - start, s.seconds) for s in spans if s.worker == worker and _kind(s.name) == legend]
-            if bars:
-                merged = _merge(sorted(bars), (end - start) * _MERGE_SHARE)
-                axes.broken_barh(merged, (row - 0.38, 0.76), facecolors=colour, linewidth=0)
-                used.append((legend, colour))
-    for iteration in range(first + 1, max(span.iteration for span in spans) + 1):
-        begins = min((s.start for s in spans if s.iteration == iteration and s.worker != "coordinator"), default=None)
-        if begins is not None:
-            axes.axvline(begins - start, color="#333333", linewidth=0.8, linestyle=(0, (4, 3)))
-            axes.annotate(f"iteration {iteration}", (begins - start, -0.62), fontsize=8, color="#333333")
-    axes.annotate(f"iteration {first}", (0, -0.62), fontsize=8, color="#333333")
+    used = _draw_bars(axes, spans, rows, start, end)
+    _draw_iterations(axes, spans, first, start, end)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.75)
     axes.set_xlim(0, end - start)
     axes.set_xlabel("seconds")
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(color=colour, label=legend) for legend, colour in dict.fromkeys(used)]
+    handles = [Patch(color=colour, label=legend) for legend, colour, _ in KINDS if legend in used]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     return _save(figure, path)
+
+
+def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float, end: float) -> set[str]:
+    """One row of bars a worker, from `start` on; returns the kinds that were drawn."""
+    used = set()
+    for legend, colour, _ in KINDS:
+        for row, worker in enumerate(rows):
+            found = [s for s in spans if s.worker == worker and _kind(s.name) == legend and s.start + s.seconds > start]
+            bars = [(max(s.start, start) - start, s.start + s.seconds - max(s.start, start)) for s in found]
+            if bars:
+                merged = _merge(sorted(bars), (end - start) * _MERGE_SHARE)
+                axes.broken_barh(merged, (row - 0.38, 0.76), facecolors=colour, linewidth=0)
+                used.add(legend)
+    return used
+
+
+def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:
+    """A line and a number where each iteration begins; no number where there is no room for one."""
+    labelled = -1.0
+    for iteration in range(first, max(span.iteration for span in spans) + 1):
+        begins = [s.start for s in spans if s.iteration == iteration and s.worker != _ORDER[0] and s.start >= start]
+        if not begins:
+            continue
+        at = min(begins) - start
+        if iteration > first:
+            axes.axvline(at, color="#333333", linewidth=0.8, linestyle=(0, (4, 3)))
+        if labelled < 0 or at - labelled > (end - start) * _LABEL_SHARE:
+            axes.annotate(f" iteration {iteration}", (at, -0.62), fontsize=8, color="#333333")
+            labelled = at
 
 
 def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
@@ -124,7 +147,15 @@ def _last_iterations(spans: Sequence[TimelineSpan]) -> tuple[list[TimelineSpan],
 
 
 def _kind(name: str) -> str:
+    if "/wait" in name:
+        return "wait"
     return next(legend for legend, _, prefixes in KINDS if name.startswith(prefixes))
+
+
+def _begin(spans: Sequence[TimelineSpan]) -> float:
+    """Where the picture begins: at the first work, so that the start of all workers does not fill it."""
+    work = [span.start for span in spans if _kind(span.name) != "start" and span.worker != _ORDER[0]]
+    return min(work or [span.start for span in spans])
 
 
 def _row_order(worker: str) -> tuple[int, int, str]:

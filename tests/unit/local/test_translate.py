@@ -62,7 +62,7 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
     assert worker.env[Env.GROUP] == "generation"
     assert worker.env[Env.INDEX] == "1"
     assert worker.env[Env.THREADS] == worker.env["OMP_NUM_THREADS"] == "3"
-    assert worker.env["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert "PYTHONDONTWRITEBYTECODE" not in worker.env
     assert worker.env["CUDA_VISIBLE_DEVICES"] == ""
     assert Env.RENDEZVOUS not in worker.env
     assert rank.env[Env.RENDEZVOUS] == "127.0.0.1"
@@ -74,6 +74,14 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
 def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
     job = RLHFJob.model_validate_json(job_file(render(resolve(manifest(), base, base / "run"), {})))
     assert job.spec.models.actor.path == str(base / "policy")
+
+
+def test_workers_never_compile_all_of_torch_at_every_start(base: Path) -> None:
+    caller = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/me"}
+    env = translated(base, caller)["generation-0"].env
+    assert env["PYTHONDONTWRITEBYTECODE"] == ""
+    assert env["PYTHONPYCACHEPREFIX"] == "/home/me/.cache/rlhf-operator/bytecode"
+    assert "PYTHONPYCACHEPREFIX" not in translated(base, {"HOME": "/home/me"})["generation-0"].env
 
 
 def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> None:
