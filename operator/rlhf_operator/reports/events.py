@@ -1,12 +1,15 @@
 """TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
 
 Rule: a restart writes a new file that begins with a START record at its first step, by which TensorBoard forgets what
-older files say of that step and later ones. TensorBoard's package is imported at the first record: it takes a while.
+older files say of that step and later ones. TensorBoard's package takes half a second to import; a thread does that
+meanwhile, so that neither the start nor the first iteration waits for it.
 """
 
+import importlib
 import math
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +28,7 @@ class EventsFile:
         self._folder = folder
         self._first_step = first_step
         self._writer: RecordWriter | None = None
+        threading.Thread(target=importlib.import_module, args=("tensorboard.summary.writer.record_writer",)).start()
 
     def scalars(self, step: int, time_ns: int, values: Mapping[str, float]) -> None:
         """Finite values under their names. Raises OSError."""
