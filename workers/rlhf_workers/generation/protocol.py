@@ -136,9 +136,5 @@ class Engine(Protocol):
         """Undoes sleep."""
 
     @property
-    def active(self) -> int:
-        """Samples being decoded."""
-
-    @property
-    def queued(self) -> int:
-        """Samples waiting for a slot."""
+    def held(self) -> int:
+        """Samples submitted and neither reported finished nor withdrawn."""

@@ -65,7 +65,7 @@ def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Row-wise index i with cumulative(i-1) <= uniform * total < cumulative(i); never one of weight zero."""
     cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
     last = torch.searchsorted(cumulative, total, right=False)
     return torch.minimum(index, last)[:, 0].clamp_max(weights.shape[-1] - 1)

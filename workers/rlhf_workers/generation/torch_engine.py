@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from rlhf_api.names import ExitCode
 from rlhf_workers.generation.forward import CausalForward
 from rlhf_workers.generation.lanes import BucketLanes, Lanes, OneLane, Pass, padded
 from rlhf_workers.generation.protocol import (
@@ -34,6 +35,7 @@ from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.stopping import StopRule
 from rlhf_workers.generation.tiles import MAX_PROMPTS, Tiles
 from rlhf_workers.models import replace_weights
+from rlhf_workers.role import WorkError
 
 PREFILL_TOKENS: Final = 4096
 """Padded prompt tokens of one prefill pass, and about of all prefills of one step: a step stays well under a second."""
@@ -74,6 +76,7 @@ class TorchEngine:
         self._tiles = Tiles(self._forward) if deterministic else None
         if self._tiles is not None:
             self._tiles.require()
+        _require_context(self._forward, limits)
         self._stop = StopRule(
             tokenizer, self._forward.vocabulary, _stop_ids(model, tokenizer, parameters), parameters.stop
         )
@@ -86,14 +89,9 @@ class TorchEngine:
     # ------------------------------------------------------------ protocol.Engine
 
     @property
-    def active(self) -> int:
-        """Samples being decoded."""
-        return self.limits.max_batch_size - self._table.free
-
-    @property
-    def queued(self) -> int:
-        """Samples waiting for a slot."""
-        return len(self._queue)
+    def held(self) -> int:
+        """See Engine."""
+        return len(self._held)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See Engine; a sample whose tokens are complete already is finished by the next step."""
@@ -311,6 +309,18 @@ class TorchEngine:
         if self._tiles is None:
             return OneLane(self.limits.max_batch_size, largest, self._forward.device)
         return BucketLanes(self.limits.max_batch_size, largest, self._forward.device, self._tiles)
+
+
+def _require_context(forward: CausalForward, limits: EngineLimits) -> None:
+    """WorkError when the longest sequence does not fit the model."""
+    longest = limits.max_prompt_tokens + limits.max_response_tokens
+    if forward.max_positions is not None and longest > forward.max_positions:
+        field = "spec.rollout.maxResponseTokens"
+        message = (
+            f"{field}: maxPromptTokens {limits.max_prompt_tokens} + maxResponseTokens {limits.max_response_tokens} "
+            f"= {longest} is more than the {forward.max_positions} positions of the model"
+        )
+        raise WorkError("ContextTooShort", message, field=field, exit_code=ExitCode.USAGE)
 
 
 def _stop_ids(model: Any, tokenizer: Any, parameters: SamplingParameters) -> list[int]:

@@ -1,0 +1,254 @@
+"""The generation role of a worker: commands in, progress and finished samples out, an engine in between.
+
+Rule: speaks the wire on one side and `protocol.Engine` on the other, and decides nothing about decoding. Every token
+goes out within a quarter of a second of its step, so a lost worker costs that much work; a finished sample goes out at
+once. Must never answer a command twice, and never report a sample that was withdrawn or given back. When the process
+dies here, the coordinator goes on from the tokens it was told.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
+from rlhf_workers import weights
+from rlhf_workers.generation.activity import Activity
+from rlhf_workers.generation.protocol import (
+    Engine,
+    EngineError,
+    Request,
+    Response,
+    SampleKey,
+    SamplingParameters,
+    VersionRun,
+)
+from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
+from rlhf_workers.role import Outbox, WorkError
+
+PROGRESS_NS: Final = 250_000_000
+"""Between progress messages: what a lost worker costs, at four small messages a second a sample."""
+ACTOR: Final = "actor"
+ACTOR_FIELD: Final = "spec.models.actor.path"
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
+EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
+
+
+class Fetch(Protocol):
+    """`weights.fetch`: all tensors of a model at a version, or WorkError."""
+
+    def __call__(
+        self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
+    ) -> dict[str, torch.Tensor]: ...
+
+
+class GenerationRole:
+    """Implements `role.Role`."""
+
+    name: str = "generation"
+    handles: frozenset[str] = frozenset({"generate", "withdraw", "load_weights"})
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        certificates: Path | None = None,
+        *,
+        fetch: Fetch = weights.fetch,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._certificates = certificates
+        self._fetch = fetch
+        self._clock_ns = clock_ns
+        self._activity = Activity()
+        self._progress_ns = clock_ns()
+        self._iteration = 0
+
+    def handle(self, command: pb.Command, outbox: Outbox) -> None:
+        """See Role; every command is answered before this returns."""
+        done = pb.CommandDone(command_id=command.id)
+        try:
+            match command.WhichOneof("command"):
+                case "generate":
+                    self._generate(command.generate)
+                case "withdraw":
+                    done.withdraw.CopyFrom(self._withdraw(command.withdraw))
+                case "load_weights":
+                    done.load.CopyFrom(self.load(command.load_weights, outbox))
+                case other:
+                    raise WorkError("WrongRole", f"the generation role does not take the command {other}")
+        except EngineError as error:
+            raise _work_error(error) from error
+        outbox.done(done)
+
+    def step(self, outbox: Outbox) -> bool:
+        """See Role: one engine step, and the messages that are due."""
+        if not self._engine.held:
+            self._activity.flush(outbox)
+            return False
+        start_ns = self._clock_ns()
+        try:
+            report = self._engine.step()
+        except EngineError as error:
+            raise _work_error(error) from error
+        end_ns = self._clock_ns()
+        outbox.count(report.decoded)
+        for response in report.finished:
+            outbox.finished(self._finished(response))
+        if not 0 <= end_ns - self._progress_ns < PROGRESS_NS:
+            self._progress_ns = end_ns
+            for response in self._engine.progress():
+                outbox.progress(_progress(response))
+        self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
+        return True
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        """See Role."""
+        return [_progress(response) for response in self._engine.withdraw()]
+
+    def versions(self) -> Mapping[str, int]:
+        """See Role."""
+        return {ACTOR: self._engine.version}
+
+    def active(self) -> int:
+        """See Role."""
+        return self._engine.held
+
+    def close(self) -> None:
+        """See Role."""
+        self._engine.withdraw()
+        self._engine.sleep()
+
+    def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
+        """Fetches and loads a version of the actor, whole or not at all."""
+        if command.model != ACTOR:
+            raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
+        start_ns = self._clock_ns()
+        tensors = self._fetch(command.model, command.version, command.sources, self._certificates)
+        size = self._engine.load_weights(tensors, command.version)
+        end_ns = self._clock_ns()
+        if outbox is not None:
+            self._activity.flush(outbox)
+            outbox.span("load-weights", start_ns, end_ns, command.version, bytes=str(size))
+        return pb.LoadResult(version=command.version, bytes=size, seconds=(end_ns - start_ns) / 1e9)
+
+    def _generate(self, command: pb.Generate) -> None:
+        requests = [_request(sample) for sample in command.samples]
+        self._engine.submit(requests)
+        self._iteration = max((request.key.iteration for request in requests), default=self._iteration)
+
+    def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:
+        keys = [SampleKey(key.iteration, key.sample, key.epoch) for key in command.keys]
+        return pb.WithdrawResult(samples=[_progress(response) for response in self._engine.withdraw(keys)])
+
+    def _finished(self, response: Response) -> pb.FinishedSample:
+        return pb.FinishedSample(
+            key=_key(response.key),
+            tokens=pack(response.tokens),
+            log_probabilities=pack(response.log_probabilities),
+            versions=_spans(response),
+            finish_reason=response.finish_reason,
+            text=self._tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True),
+        )
+
+
+def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
+    """Loads the policy and its engine; WorkError when the folder, the engine's arguments or the sizes do not fit."""
+    spec = job.spec
+    if spec.generation.engine != "torch":
+        message = f"spec.generation.engine: {spec.generation.engine} is not available in this worker; use torch"
+        raise WorkError("EngineUnavailable", message, field="spec.generation.engine", exit_code=ExitCode.USAGE)
+    dtype, attention = _engine_arguments(spec.generation.engine_args, device, spec.deterministic)
+    path = spec.models.actor.path
+    model = load_causal_lm(path, field=ACTOR_FIELD, dtype=dtype, device=device, attention=attention)
+    tokenizer = load_tokenizer(path, ACTOR_FIELD)
+    rollout = spec.rollout
+    engine = TorchEngine(
+        model,
+        tokenizer,
+        SamplingParameters(
+            rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop), tuple(rollout.stop_token_ids)
+        ),
+        EngineLimits(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens),
+        deterministic=spec.deterministic,
+        field=ACTOR_FIELD,
+    )
+    role = GenerationRole(engine, tokenizer, certificates)
+    wanted = command.become_generation.weights
+    if wanted.version or any(location.folder != path for location in wanted.sources):
+        role.load(wanted, None)
+    return role
+
+
+def _engine_arguments(
+    arguments: Mapping[str, Any], device: torch.device, deterministic: bool
+) -> tuple[torch.dtype, Attention]:
+    """dtype and attention from `engineArgs`; by default float32 on CPU, bfloat16 on a GPU, and the fused attention
+    kernel unless results must be reproducible."""
+    chosen = {
+        "dtype": "float32" if device.type == "cpu" else "bfloat16",
+        "attention": "eager" if deterministic else "sdpa",
+    } | dict(arguments)
+    allowed: dict[str, Sequence[str]] = {"dtype": tuple(DTYPES), "attention": ATTENTIONS}
+    if deterministic:
+        allowed["attention"] = ("eager",)
+    for name, value in chosen.items():
+        field = f"spec.generation.engineArgs.{name}"
+        if name not in allowed:
+            message = f"{field}: the torch engine has no such argument; it takes {', '.join(allowed)}"
+            raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
+        if value not in allowed[name]:
+            why = " in a deterministic job" if deterministic and name == "attention" else ""
+            message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{why}"
+            raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
+    return DTYPES[chosen["dtype"]], chosen["attention"]
+
+
+def _request(sample: pb.GenerateSample) -> Request:
+    known = bool(sample.tokens.dtype)
+    return Request(
+        SampleKey(sample.key.iteration, sample.key.sample, sample.key.epoch),
+        unpack(sample.prompt).astype(np.int32),
+        sample.random_key,
+        sample.max_response_tokens,
+        unpack(sample.tokens).astype(np.int32) if known else np.empty(0, np.int32),
+        unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
+        tuple(VersionRun(span.version, span.tokens) for span in sample.versions),
+    )
+
+
+def _progress(response: Response) -> pb.SampleProgress:
+    return pb.SampleProgress(
+        key=_key(response.key),
+        offset=response.offset,
+        tokens=pack(response.tokens),
+        log_probabilities=pack(response.log_probabilities),
+        versions=_spans(response),
+    )
+
+
+def _spans(response: Response) -> list[pb.VersionSpan]:
+    return [pb.VersionSpan(version=run.version, tokens=run.tokens) for run in response.versions]
+
+
+def _key(key: SampleKey) -> pb.SampleKey:
+    return pb.SampleKey(iteration=key.iteration, sample=key.sample, epoch=key.epoch)
+
+
+def _work_error(error: EngineError) -> WorkError:
+    code = EXIT_CODES.get(error.reason, ExitCode.FAILED)
+    return WorkError(error.reason, str(error), field=error.field, exit_code=code)
