@@ -12,9 +12,9 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import RewardCalls
-from rlhf_workers.inference.reward_endpoint import EndpointReward
 from rlhf_workers.inference.reward_function import FunctionReward
 from rlhf_workers.inference.reward_model import RewardModelScorer, own_tokenizer
+from rlhf_workers.inference.reward_source import RewardSource
 from rlhf_workers.role import WorkError
 
 Scorer: TypeAlias = ModelScorer | RewardCalls
@@ -66,16 +66,20 @@ def _reward(spec: RLHFJobSpec, device: torch.device) -> Scorer:
     reward = spec.models.reward
     if reward.model is not None:
         return _reward_model(spec, reward.model.path, device)
-    if reward.function is not None:
-        source: FunctionReward | EndpointReward = FunctionReward(
-            reward.function, reward.timeout_seconds, spec.inference.cpu_threads
-        )
-    else:
-        assert reward.endpoint is not None
-        source = EndpointReward(reward.endpoint, reward.timeout_seconds)
-    calls = RewardCalls(source)
+    calls = RewardCalls(_reward_source(spec))
     calls.start()
     return calls
+
+
+def _reward_source(spec: RLHFJobSpec) -> RewardSource:
+    reward = spec.models.reward
+    if reward.function is not None:
+        return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads)
+    assert reward.endpoint is not None
+    # Only a job with an endpoint pays for loading an HTTP client.
+    from rlhf_workers.inference.reward_endpoint import EndpointReward
+
+    return EndpointReward(reward.endpoint, reward.timeout_seconds)
 
 
 def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device) -> Scorer:
