@@ -72,12 +72,12 @@ def make_prompts(job: RLHFJob, count: int = 11) -> PromptSet:
     )
 
 
-def expected_weights(job: RLHFJob, iterations: int | None = None) -> str:
+def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
     """The hash chain of an undisturbed run, from the data alone."""
-    prompts, spec = make_prompts(job), job.spec
+    prompts, spec = prompts or make_prompts(job), job.spec
     tasks = graph_of(spec).tasks_of(Group.INFERENCE)
     weights = "initial"
-    for iteration in range(spec.iterations if iterations is None else iterations):
+    for iteration in range(spec.iterations):
         samples = []
         for index in range(spec.rollout.batch_size):
             key = random_key(spec.seed, iteration, index)

@@ -26,7 +26,8 @@ from rlhf_operator.coordinator import checkpoint
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.logs import configure_logs
-from rlhf_operator.coordinator.prompts import PromptSet, file_digest, load_tokenizer, read_prompts
+from rlhf_operator.coordinator.prompt_cache import keep_tokenized, tokenized_before
+from rlhf_operator.coordinator.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
 from rlhf_operator.coordinator.recorder import GuardedRecorder
 from rlhf_operator.coordinator.restore import Restored, restore
 from rlhf_operator.coordinator.run import Outcome, Run, begin_run
@@ -58,12 +59,15 @@ def read_job(path: Path) -> RLHFJob:
         raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error
 
 
-def read_prompt_set(plan: Plan) -> PromptSet:
-    """The prompts of a job, tokenized."""
+def read_prompt_set(plan: Plan, journal: Journal, digest: str) -> PromptSet:
+    """The prompts of a job, tokenized: now, or when its journal was begun."""
     spec = plan.spec
     each = samples_per_prompt(spec)
-    tokenizer = load_tokenizer(spec.models.actor.path)
-    prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+    prompts = tokenized_before(journal, digest)
+    if prompts is None:
+        tokenizer = load_tokenizer(spec.models.actor.path)
+        prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+        keep_tokenized(journal, digest, prompts)
     return PromptSet(
         prompts,
         seed=spec.seed,
@@ -78,9 +82,9 @@ def prepare() -> tuple[Run, Restored]:
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
     plan = plan_of(job, schedule_json(job.spec))
-    prompts = read_prompt_set(plan)
     journal = Journal(run_dir / "journal")
-    digest = file_digest(Path(job.spec.prompts.path))
+    digest = prompts_digest(job.spec)
+    prompts = read_prompt_set(plan, journal, digest)
     resume = os.environ.get(Env.RESUME) == "1"
     restored = restore(plan, journal, digest, time.time_ns(), resume=resume)
     if job.spec.checkpoints is not None:

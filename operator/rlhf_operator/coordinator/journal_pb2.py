@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rlhf_api import control_pb2 as rlhf__api_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'rlhf_operator/coordinator/journal.proto\x12\x0frlhf.journal.v1\x1a\x16rlhf_api/control.proto\"\xe9\x01\n\x06Record\x12\'\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x16.rlhf.journal.v1.BegunH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.rlhf.v1.FinishedSampleH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.rlhf.v1.ScoredSampleH\x00\x12+\n\x07trained\x18\x04 \x01(\x0b\x32\x18.rlhf.journal.v1.TrainedH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.rlhf.journal.v1.ClosedH\x00\x42\x08\n\x06record\"F\n\x05\x42\x65gun\x12\x11\n\titeration\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\"@\n\x07Trained\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.rlhf.v1.TrainResult\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\"\x91\x01\n\x06\x43losed\x12\x35\n\x07metrics\x18\x01 \x03(\x0b\x32$.rlhf.journal.v1.Closed.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0f\n\x07rewards\x18\x03 \x03(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'rlhf_operator/coordinator/journal.proto\x12\x0frlhf.journal.v1\x1a\x16rlhf_api/control.proto\"\x9d\x02\n\x06Record\x12\'\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x16.rlhf.journal.v1.BegunH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.rlhf.v1.FinishedSampleH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.rlhf.v1.ScoredSampleH\x00\x12+\n\x07trained\x18\x04 \x01(\x0b\x32\x18.rlhf.journal.v1.TrainedH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.rlhf.journal.v1.ClosedH\x00\x12\x32\n\x06prompt\x18\x06 \x01(\x0b\x32 .rlhf.journal.v1.TokenizedPromptH\x00\x42\x08\n\x06record\"F\n\x05\x42\x65gun\x12\x11\n\titeration\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\"@\n\x07Trained\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.rlhf.v1.TrainResult\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\"\x91\x01\n\x06\x43losed\x12\x35\n\x07metrics\x18\x01 \x03(\x0b\x32$.rlhf.journal.v1.Closed.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0f\n\x07rewards\x18\x03 \x03(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"M\n\x0fTokenizedPrompt\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06record\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSED_METRICSENTRY']._loaded_options = None
   _globals['_CLOSED_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_RECORD']._serialized_start=85
-  _globals['_RECORD']._serialized_end=318
-  _globals['_BEGUN']._serialized_start=320
-  _globals['_BEGUN']._serialized_end=390
-  _globals['_TRAINED']._serialized_start=392
-  _globals['_TRAINED']._serialized_end=456
-  _globals['_CLOSED']._serialized_start=459
-  _globals['_CLOSED']._serialized_end=604
-  _globals['_CLOSED_METRICSENTRY']._serialized_start=558
-  _globals['_CLOSED_METRICSENTRY']._serialized_end=604
+  _globals['_RECORD']._serialized_end=370
+  _globals['_BEGUN']._serialized_start=372
+  _globals['_BEGUN']._serialized_end=442
+  _globals['_TRAINED']._serialized_start=444
+  _globals['_TRAINED']._serialized_end=508
+  _globals['_CLOSED']._serialized_start=511
+  _globals['_CLOSED']._serialized_end=656
+  _globals['_CLOSED_METRICSENTRY']._serialized_start=610
+  _globals['_CLOSED_METRICSENTRY']._serialized_end=656
+  _globals['_TOKENIZEDPROMPT']._serialized_start=658
+  _globals['_TOKENIZEDPROMPT']._serialized_end=735
 # @@protoc_insertion_point(module_scope)

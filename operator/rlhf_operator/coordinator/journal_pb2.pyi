@@ -28,6 +28,7 @@ class Record(_message.Message):
     SCORED_FIELD_NUMBER: _builtins.int
     TRAINED_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begun(self) -> Global___Begun:
         """first record of every segment"""
@@ -44,6 +45,10 @@ class Record(_message.Message):
     def closed(self) -> Global___Closed:
         """published, checkpointed if due; the next segment follows"""
 
+    @_builtins.property
+    def prompt(self) -> Global___TokenizedPrompt:
+        """in prompts.log only"""
+
     def __init__(
         self,
         *,
@@ -52,12 +57,13 @@ class Record(_message.Message):
         scored: _control_pb2.ScoredSample | None = ...,
         trained: Global___Trained | None = ...,
         closed: Global___Closed | None = ...,
+        prompt: Global___TokenizedPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -163,3 +169,34 @@ class Closed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Closed: _TypeAlias = Closed  # noqa: Y015
+
+@_typing.final
+class TokenizedPrompt(_message.Message):
+    """prompts.log holds the tokenized prompts of the job, one framed record each, so that a restart needs no tokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    line: _builtins.int
+    tokens: _builtins.bytes
+    """int32, little endian"""
+    text: _builtins.str
+    record: _builtins.str
+    def __init__(
+        self,
+        *,
+        line: _builtins.int = ...,
+        tokens: _builtins.bytes = ...,
+        text: _builtins.str = ...,
+        record: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "record", b"record", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizedPrompt: _TypeAlias = TokenizedPrompt  # noqa: Y015

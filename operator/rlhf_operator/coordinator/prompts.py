@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator.failures import JobError
@@ -85,9 +86,12 @@ def _hash(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of the prompt file, so that a journal is never continued with other prompts."""
-    return hashlib.sha256(_bytes(path)).hexdigest()
+def prompts_digest(spec: RLHFJobSpec) -> str:
+    """SHA-256 of the prompt file and of how it is read, so that a journal is never continued with other prompts."""
+    how = (spec.prompts.prompt_key, spec.prompts.chat_template, spec.models.actor.path, spec.rollout.max_prompt_tokens)
+    digest = hashlib.sha256(json.dumps(how).encode())
+    digest.update(_bytes(Path(spec.prompts.path)))
+    return digest.hexdigest()
 
 
 def read_prompts(prompts: Prompts, tokenizer: Any, max_tokens: int) -> list[Prompt]:

@@ -71,7 +71,7 @@ def _identity(plan: Plan, prompts_sha256: str) -> dict[str, Any]:
         "spec.seed": spec.seed,
         "spec.rollout.batchSize": spec.rollout.batch_size,
         "samples per prompt": samples_per_prompt(spec),
-        "spec.prompts.path (its contents)": prompts_sha256,
+        "spec.prompts (settings and contents)": prompts_sha256,
         "spec.prompts.shuffle": spec.prompts.shuffle,
     }
 
