@@ -65,6 +65,35 @@ def makespan_bound(lay: Layout) -> float:
     return max(published_bound(lay), max(machines))
 
 
+def peak_bound(lay: Layout, makespan: float) -> float:
+    """A lower bound on the peak activation of any schedule of the given makespan, from windows and from averages.
+
+    Windows: at any moment a device holds at least the micro-batches whose forward step must have started and whose
+    backward step cannot have ended. Averages: every micro-batch holds its activation for at least its way through the
+    later stages and back, so the device's mean over the makespan is at least the sum of those.
+    """
+    head, tail = step_windows(lay)
+    windows, energy = np.zeros(lay.instance.devices), np.zeros(lay.instance.devices)
+    changes: list[list[tuple[float, float]]] = [[] for _ in range(lay.instance.devices)]
+    for k in range(lay.stages):
+        last = lay.operations(k)[-1]
+        forward, freed = _steps(lay, KINDS * k), _steps(lay, last)
+        ends = head[freed] + lay.duration[last]
+        held = float(lay.activation[k])
+        energy[lay.device[k]] += held * float((ends - head[forward]).min()) * int(lay.microbatches[k])
+        windows[lay.device[k]] = max(windows[lay.device[k]], held)
+        row = changes[int(lay.device[k])]
+        for must, may in zip(makespan - tail[forward], ends, strict=True):
+            if must < may - 1e-9:
+                row += [(float(must), held), (float(may), -held)]
+    for device, row in enumerate(changes):
+        holds = 0.0
+        for _, change in sorted(row):  # at equal times what is freed comes first
+            holds += change
+            windows[device] = max(windows[device], holds)
+    return float(max(windows.max(), (energy / makespan).max()))
+
+
 def step_windows(lay: Layout) -> tuple[Floats, Floats]:
     """(earliest start, least time from start to the end of the schedule) of every step, each [steps].
 

@@ -1,7 +1,7 @@
 """How the inner loops of this package are compiled: numba, cached on disk where a disk is there to write.
 
 A function compiled here is pure: arrays in, numbers out. On a read-only file system numba refuses to decorate with a
-cache, so this falls back to compiling in memory, once a process (a few seconds for the whole package).
+cache, so this falls back to compiling in memory, once a process (about ten seconds for the whole package).
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def compiled(function: Function) -> Function:
     """Compile `function` on its first call; keep the machine code beside the module when that can be written."""
+    return _compile(function, {})
+
+
+def inlined(function: Function) -> Function:
+    """The same for a small function that compiled loops call: a call costs more than its body, for all its arrays."""
+    return _compile(function, {"forceinline": True})
+
+
+def _compile(function: Function, options: dict[str, bool]) -> Function:
     try:
-        return cast(Function, njit(cache=True)(function))
+        return cast(Function, njit(cache=True, **options)(function))
     except RuntimeError:  # no locator: neither the package folder nor a user cache folder can be written
-        return cast(Function, njit(function))
+        return cast(Function, njit(**options)(function))

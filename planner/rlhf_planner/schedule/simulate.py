@@ -205,7 +205,7 @@ def run_orders(  # noqa: C901  one flat loop, compiled
     top, done, makespan = devices, 0, 0.0
     while top > 0:
         top -= 1
-        d = stack[top]
+        d = int(stack[top])
         waiting[d] = False
         while at[d] < longest and orders[d, at[d]] >= 0:
             op = int(orders[d, at[d]])

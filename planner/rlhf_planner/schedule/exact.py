@@ -1,0 +1,238 @@
+"""Exact answers by constraint programming (ortools CP-SAT, one worker), where an instance is small enough.
+
+One interval a step, no overlap on a device, first in first out, precedences along micro-batches, activation as a
+cumulative resource. Times are whole numbers: exact where the instance has a decimal grid, else rounded up on a fine
+one, and then an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's deterministic time, so
+answers do not depend on the machine; `seconds` is only the wall-clock backstop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from rlhf_planner.schedule.anneal import memory_units
+from rlhf_planner.schedule.bounds import step_windows
+from rlhf_planner.schedule.simulate import BACKWARD, KINDS, WEIGHT, Ints, Layout, Timeline, orders_by_start, simulate
+
+EXACT_STEPS = 6000  # above this, building the model alone takes seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`timeline` if one was found. `bound`: proven lower bound on what was minimised. `infeasible`: proven."""
+
+    timeline: Timeline | None
+    bound: float
+    infeasible: bool = False
+    optimal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Times as whole numbers: `scale` units in one time unit; `exact` when no duration had to be rounded."""
+
+    scale: float
+    exact: bool
+
+    def up(self, times: object) -> Ints:
+        return np.ceil(np.asarray(times, dtype=np.float64) * self.scale - 1e-6).astype(np.int64)
+
+    def down(self, time: float) -> int:
+        return int(np.floor(time * self.scale + 1e-6))
+
+
+def time_grid(lay: Layout) -> Grid:
+    times = np.concatenate([lay.duration, lay.lag_before, lay.lag_after])
+    for digits in range(5):
+        scaled = times * 10**digits
+        if np.allclose(scaled, np.round(scaled), rtol=0, atol=1e-9):
+            return Grid(float(10**digits), True)
+    return Grid(500.0 / float(lay.duration[lay.duration > 0].min()), False)
+
+
+class Model:
+    """A CP-SAT model of one layout with makespan at most `horizon`; `steps` are the start variables, [steps]."""
+
+    def __init__(self, lay: Layout, horizon: float) -> None:
+        self.lay, self.grid = lay, time_grid(lay)
+        self.model = cp_model.CpModel()
+        self.horizon = self.grid.down(horizon)
+        self.duration, self.lag_before = self.grid.up(lay.duration), self.grid.up(lay.lag_before)
+        self.lag_after = self.grid.up(lay.lag_after)
+        head, tail = step_windows(lay)
+        # With rounded times the true windows could cut off every solution, so only the starts are kept.
+        low = self.grid.up(head) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64)
+        high = self.horizon - (self.grid.up(tail) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64))
+        self.possible = bool((low <= high).all())
+        self.steps: list[Any] = []
+        if self.possible:
+            self.steps = [self.model.new_int_var(int(a), int(b), "") for a, b in zip(low, high, strict=True)]
+            self._precedences()
+            self._devices()
+
+    def end(self, step: int, operation: int) -> Any:
+        return self.steps[step] + int(self.duration[operation])
+
+    def _precedences(self) -> None:
+        lay, add = self.lay, self.model.add
+        for k in range(lay.stages):
+            first = [int(lay.base[op]) for op in range(KINDS * k, KINDS * k + KINDS)]
+            forward = KINDS * k
+            for m in range(int(lay.microbatches[k])):
+                f, b, w = (at + m for at in first)
+                if lay.before[k] >= 0:
+                    upstream = int(lay.base[forward - KINDS]) + m
+                    add(self.steps[f] >= self.end(upstream, forward - KINDS) + int(self.lag_before[k]))
+                if lay.after[k] >= 0:
+                    downstream = int(lay.base[forward + KINDS + BACKWARD]) + m
+                    lag = int(self.lag_after[k])
+                    add(self.steps[b] >= self.end(downstream, forward + KINDS + BACKWARD) + lag)
+                else:
+                    add(self.steps[b] >= self.end(f, forward))
+                if lay.weight[k]:
+                    add(self.steps[w] >= self.end(b, forward + BACKWARD))
+                if m:
+                    for op in lay.operations(k):
+                        step = int(lay.base[op]) + m
+                        add(self.steps[step] >= self.end(step - 1, op))
+
+    def _devices(self) -> None:
+        lay = self.lay
+        for device in range(lay.instance.devices):
+            intervals = [
+                self.model.new_fixed_size_interval_var(self.steps[step], int(self.duration[op]), "")
+                for k in np.flatnonzero(lay.device == device)
+                for op in lay.operations(int(k))
+                for step in range(int(lay.base[op]), int(lay.base[op + 1]))
+            ]
+            self.model.add_no_overlap(intervals)
+
+    def cap(self, cap: float) -> None:
+        """Keep what every device holds at or under `cap`."""
+        lay, units = self.lay, memory_units(self.lay)
+        for device in range(lay.instance.devices):
+            intervals, demands = [], []
+            for k in np.flatnonzero(lay.device == device):
+                held = round(float(lay.activation[k]) * units.scale)
+                last = KINDS * int(k) + (WEIGHT if lay.weight[k] else BACKWARD)
+                for m in range(int(lay.microbatches[k]) if held else 0):
+                    start, end = self.steps[int(lay.base[KINDS * k]) + m], self.end(int(lay.base[last]) + m, last)
+                    size = self.model.new_int_var(0, self.horizon, "")
+                    intervals.append(self.model.new_interval_var(start, size, end, ""))
+                    demands.append(held)
+            self.model.add_cumulative(intervals, demands, units.of(cap))
+
+    def makespan(self, low: float) -> Any:
+        """A variable for the makespan, at least `low`, to minimise."""
+        lay = self.lay
+        variable = self.model.new_int_var(min(self.grid.down(low), self.horizon), self.horizon, "")
+        for op in range(KINDS * lay.stages):
+            if lay.base[op + 1] > lay.base[op]:
+                self.model.add(variable >= self.end(int(lay.base[op + 1]) - 1, op))
+        self.model.minimize(variable)
+        return variable
+
+    def hint(self, timeline: Timeline) -> None:
+        for variable, start in zip(self.steps, self.grid.up(timeline.start), strict=True):
+            self.model.add_hint(variable, int(start))
+
+    def solve(self, effort: float, seconds: float, seed: int) -> Answer:
+        """Run CP-SAT; the bound is of the objective, in time units of the instance."""
+        if not self.possible:
+            return Answer(None, float("inf"), infeasible=self.grid.exact)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed
+        solver.parameters.max_deterministic_time = max(effort, 1e-3)
+        solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
+        status = solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            return Answer(None, float("inf"), infeasible=self.grid.exact)
+        bound = solver.best_objective_bound / self.grid.scale if self.grid.exact and self.model.has_objective() else 0.0
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Answer(None, bound)
+        start = np.array([solver.value(variable) for variable in self.steps], dtype=np.float64)
+        timeline = simulate(self.lay, orders_by_start(self.lay, start))
+        return Answer(timeline, bound, optimal=status == cp_model.OPTIMAL and self.grid.exact)
+
+
+def decide(lay: Layout, horizon: float, cap: float | None, effort: float, seconds: float, seed: int) -> Answer:
+    """A schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
+    model = Model(lay, horizon)
+    if cap is not None and model.possible:
+        model.cap(cap)
+    return model.solve(effort, seconds, seed)
+
+
+def minimise_makespan(
+    lay: Layout, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
+) -> Answer:
+    """The shortest schedule under the cap, from `incumbent` on; the answer's bound is at least `low`."""
+    if incumbent.layout is not lay:
+        raise ValueError("the incumbent must be a schedule of the same layout")
+    model = Model(lay, incumbent.makespan)
+    if not model.possible:
+        return Answer(None, low)
+    if cap is not None:
+        model.cap(cap)
+    model.makespan(low)
+    if model.grid.exact:
+        model.hint(incumbent)
+    answer = model.solve(effort, seconds, seed)
+    return Answer(answer.timeline, max(low, answer.bound), answer.infeasible, answer.optimal)
+
+
+def device_peak_bound(lay: Layout, device: int, horizon: float, effort: float, seconds: float) -> float:
+    """Least peak of one device at makespan `horizon`, every other device imagined without limits; a proven lower
+    bound.
+    """
+    grid, units = time_grid(lay), memory_units(lay)
+    stages = np.flatnonzero(lay.device == device)
+    least = float(max((lay.activation[k] for k in stages), default=0.0))
+    if not grid.exact or not len(stages):
+        return least
+    head, tail = step_windows(lay)
+    latest = horizon - tail
+    model = cp_model.CpModel()
+    if (head > latest + 1e-6).any():
+        return least
+    held = [round(float(lay.activation[k]) * units.scale) for k in stages]
+    most = sum(h * int(lay.microbatches[k]) for h, k in zip(held, stages, strict=True))
+    capacity = model.new_int_var(units.of(least), most, "")
+    machine, kept, demands = [], [], []
+    for k, amount in zip(stages, held, strict=True):
+        previous: dict[int, Any] = {}
+        for m in range(int(lay.microbatches[k])):
+            start = {}
+            for op in lay.operations(int(k)):
+                step, length = int(lay.base[op]) + m, int(grid.up(lay.duration[op]))
+                start[op] = model.new_int_var(int(grid.up(head[step])), grid.down(float(latest[step])), "")
+                machine.append(model.new_fixed_size_interval_var(start[op], length, ""))
+                if previous:
+                    model.add(start[op] >= previous[op] + length)
+            chain = list(lay.operations(int(k)))
+            for a, b in pairwise(chain):
+                # the way there and back through the later stages, or just the step itself
+                least_gap = head[int(lay.base[b])] - head[int(lay.base[a])]
+                model.add(start[b] >= start[a] + int(grid.up(least_gap)))
+            previous = start
+            freed = start[chain[-1]] + int(grid.up(lay.duration[chain[-1]]))
+            size = model.new_int_var(0, grid.down(horizon), "")
+            kept.append(model.new_interval_var(start[chain[0]], size, freed, ""))
+            demands.append(amount)
+    model.add_no_overlap(machine)
+    model.add_cumulative(kept, demands, capacity)
+    model.minimize(capacity)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = max(effort, 1e-3)
+    solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        return least
+    return max(least, float(np.ceil(solver.best_objective_bound - 1e-6)) / units.scale)

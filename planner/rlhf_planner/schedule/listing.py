@@ -1,0 +1,223 @@
+"""List scheduling under a memory cap: the fast constructive half of the search.
+
+Whenever a device is idle it runs, of the steps that can start first, the one of highest priority. A forward step
+starts only when the cap leaves room for it *and* for one micro-batch of every other stage on the device that holds
+none. So the oldest unfinished micro-batch of every pipeline can always go on, and no schedule made here ever
+deadlocks or passes the cap, provided one micro-batch of all stages of a device fits together (`fits_together`). 65
+thousand steps take about 50 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhf_planner.schedule.bounds import step_windows
+from rlhf_planner.schedule.compiled import compiled
+from rlhf_planner.schedule.simulate import (
+    BACKWARD,
+    KINDS,
+    WEIGHT,
+    Bools,
+    Floats,
+    Ints,
+    Layout,
+    Timeline,
+    kernel_arguments,
+    orders_by_start,
+    simulate,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Priority of a step: `tail` x least time from its start to the end, plus a bonus by kind, in shares of the bound.
+
+    `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority.
+    """
+
+    tail: float
+    backward: float
+    weight: float
+    patience: float
+
+
+def rules() -> Iterator[Rule]:
+    """The rules tried, from those that tend to reach the bound to those that tend to hold little."""
+    for patience in (0.0, 1.0):
+        for tail in (1.0, 0.0, -1.0):
+            for backward in (-10.0, -0.2, -0.05, 0.0, 0.03, 0.1, 0.3, 10.0):
+                yield Rule(tail, backward, -20.0, patience)
+    for backward in (-0.05, 0.0, 0.03, 0.3):
+        yield Rule(1.0, backward, 0.0, 0.0)
+
+
+def fits_together(lay: Layout, cap: float | None) -> bool:
+    """Whether one micro-batch of all stages of every device fits under the cap."""
+    held = np.bincount(lay.device, weights=lay.activation)
+    return cap is None or float(held.max()) <= cap + 1e-9
+
+
+def list_schedule(lay: Layout, rule: Rule, cap: float | None, windows: tuple[Floats, Floats]) -> Timeline:
+    """The schedule that one rule gives. `windows` is `step_windows(lay)`."""
+    head, tail = windows
+    span = float((head + tail).max())
+    kind = np.repeat(np.arange(KINDS * lay.stages) % KINDS, np.diff(lay.base))
+    priority = rule.tail * tail + span * (rule.backward * (kind == BACKWARD) + rule.weight * (kind == WEIGHT))
+    patience = np.zeros(lay.instance.devices)
+    for device in range(lay.instance.devices):
+        on = np.flatnonzero(lay.device == device)
+        if len(on):
+            patience[device] = rule.patience * lay.duration[KINDS * on].min()
+    limit = np.inf if cap is None else cap + 1e-9
+    arrays = kernel_arguments(lay)
+    start = fill(*arrays, lay.activation, priority, patience, limit, operations_by_device(lay))
+    return simulate(lay, orders_by_start(lay, start))
+
+
+def listed(lay: Layout, cap: float | None) -> list[Timeline]:
+    """What all rules give, best first; empty when a cap is too tight for list scheduling."""
+    if not fits_together(lay, cap):
+        return []
+    windows = step_windows(lay)
+    return sorted((list_schedule(lay, rule, cap, windows) for rule in rules()), key=lambda found: found.rank)
+
+
+def operations_by_device(lay: Layout) -> Ints:
+    """[devices, most operations of a device], -1 after the last."""
+    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+    for k in range(lay.stages):
+        lists[int(lay.device[k])] += lay.operations(k)
+    table = np.full((len(lists), max(len(row) for row in lists)), -1, dtype=np.int64)
+    for device, row in enumerate(lists):
+        table[device, : len(row)] = row
+    return table
+
+
+@compiled
+def fill(
+    duration: Floats,
+    device: Ints,
+    microbatches: Ints,
+    base: Ints,
+    before: Ints,
+    after: Ints,
+    lag_before: Floats,
+    lag_after: Floats,
+    weight: Bools,
+    activation: Floats,
+    priority: Floats,
+    patience: Floats,
+    cap: float,
+    table: Ints,
+) -> Floats:
+    """Start times, [steps]. Devices pick in order of time; a pick is revised when a step becomes ready for the
+    device.
+    """
+    devices = table.shape[0]
+    idle, held = np.zeros(devices), np.zeros(devices)
+    count = np.zeros(len(duration), np.int64)
+    start = np.zeros(base[-1])
+    ready = np.full(len(duration), np.inf)
+    pick, when = np.full(devices, -1), np.full(devices, np.inf)
+    stale = np.ones(devices, np.bool_)
+    for _ in range(base[-1]):
+        for d in range(devices):
+            if stale[d]:
+                _ready_times(
+                    table[d], duration, microbatches, base, before, after, lag_before, lag_after, weight, activation,
+                    cap - held[d], count, start, ready,
+                )  # fmt: skip
+                pick[d], when[d] = _choose(table[d], base, count, ready, priority, idle[d], patience[d])
+                stale[d] = False
+        d = int(np.argmin(when))
+        op = int(pick[d])
+        k, kind = op // 3, op % 3
+        start[base[op] + count[op]] = when[d]
+        idle[d] = when[d] + duration[op]
+        count[op] += 1
+        if kind == 0:
+            held[d] += activation[k]
+        elif kind == 2 or not weight[k]:
+            held[d] -= activation[k]
+        stale[d] = True
+        if kind == 0 and after[k] >= 0:
+            stale[device[after[k]]] = True
+        if kind == 1 and before[k] >= 0:
+            stale[device[before[k]]] = True
+    return start
+
+
+@compiled
+def _ready_times(  # noqa: C901  one flat loop, compiled
+    row: Ints,
+    duration: Floats,
+    microbatches: Ints,
+    base: Ints,
+    before: Ints,
+    after: Ints,
+    lag_before: Floats,
+    lag_after: Floats,
+    weight: Bools,
+    activation: Floats,
+    room: float,
+    count: Ints,
+    start: Floats,
+    ready: Floats,
+) -> None:
+    """Fill `ready` for the operations of one device; infinity where the next step cannot run yet."""
+    reserve = 0.0
+    for op in row:
+        if op >= 0 and op % 3 == 0:
+            freed = count[op + 2] if weight[op // 3] else count[op + 1]
+            if count[op] == freed and count[op] < microbatches[op // 3]:
+                reserve += activation[op // 3]
+    for op in row:
+        if op < 0:
+            break
+        k, kind, m = op // 3, op % 3, count[op]
+        ready[op] = np.inf
+        if m >= microbatches[k] or (kind > 0 and count[op - 1] <= m):
+            continue
+        if kind == 2:
+            ready[op] = 0.0
+        elif kind == 1 and after[k] < 0:
+            ready[op] = start[base[op - 1] + m] + duration[op - 1]
+        elif kind == 1:
+            if count[op + 3] > m:
+                ready[op] = start[base[op + 3] + m] + duration[op + 3] + lag_after[k]
+        else:
+            freed = count[op + 2] if weight[k] else count[op + 1]
+            others = reserve - activation[k] if m == freed else reserve
+            if activation[k] + others > room:
+                continue
+            if before[k] < 0:
+                ready[op] = 0.0
+            elif count[op - 3] > m:
+                ready[op] = start[base[op - 3] + m] + duration[op - 3] + lag_before[k]
+
+
+@compiled
+def _choose(
+    row: Ints, base: Ints, count: Ints, ready: Floats, priority: Floats, idle: float, patience: float
+) -> tuple[int, float]:
+    """(operation, start): of those that can start within `patience` of the first, the one of highest priority."""
+    first = np.inf
+    for op in row:
+        if op >= 0:
+            first = min(first, max(ready[op], idle))
+    best, best_priority, best_start = -1, -np.inf, np.inf
+    if first == np.inf:
+        return best, best_start
+    for op in row:
+        if op < 0 or ready[op] == np.inf:
+            continue
+        begin = max(ready[op], idle)
+        if begin > first + patience:
+            continue
+        value = priority[base[op] + count[op]]
+        if value > best_priority or (value == best_priority and begin < best_start):
+            best, best_priority, best_start = int(op), value, begin
+    return best, best_start
