@@ -7,6 +7,7 @@ sum.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -41,10 +42,11 @@ class Batch:
     fields: dict[str, torch.Tensor]
     """Name -> float32 [B, T]."""
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sample, prompt and response."""
-        return [len(prompt) + int(length) for prompt, length in zip(self.prompts, self.response_lengths, strict=True)]
+        responses = self.response_lengths.tolist()
+        return [len(prompt) + length for prompt, length in zip(self.prompts, responses, strict=True)]
 
     @property
     def tokens(self) -> int:

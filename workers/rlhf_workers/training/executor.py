@@ -78,11 +78,11 @@ def execute(
     """
     run = _Run(work, peers, first_rank)
     for action in row:
-        start = time.time_ns()
+        run.begun_ns = time.time_ns()
         run.do(action)
         if action.peer is None:
             settle()
-            run.measured.append(Measured(action, start, time.time_ns()))
+            run.measured.append(Measured(action, run.begun_ns, time.time_ns()))
     run.finish()
     return run.measured
 
@@ -92,6 +92,8 @@ class _Run:
 
     def __init__(self, work: Mapping[int, PipelineWork], peers: Peers, first_rank: int) -> None:
         self.measured: list[Measured] = []
+        self.begun_ns = 0
+        """When the computation of the present action began: after its input had come."""
         self._work, self._peers, self._first_rank = work, peers, first_rank
         self._kept: dict[Key, _Kept] = {}
         self._forward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the next one
@@ -143,7 +145,8 @@ class _Run:
         action, handle, buffer = self._coming.pop((kind, key))
         start = time.time_ns()
         handle.wait()
-        self.measured.append(Measured(action, start, time.time_ns()))
+        self.begun_ns = time.time_ns()
+        self.measured.append(Measured(action, start, self.begun_ns))
         return buffer
 
     # ------------------------------------------------------------ computation
