@@ -6,12 +6,13 @@ Owns the command line alone. Everything it started ends with it, also by SIGKILL
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from . import images, leftovers
+from . import images, leftovers, toolchain
 from .cluster import Cluster
 
 
@@ -28,10 +29,14 @@ def main() -> None:
         "--image", type=Path, action="append", default=[], help="image archive to import; may be repeated"
     )
     parser.add_argument("--python-image", action="store_true", help=f"import {images.PYTHON}, built on first use")
+    parser.add_argument("--prepare", action="store_true", help="only build binaries and images into the cache")
     parser.add_argument("--clean", action="store_true", help="only remove what crashed runs left")
     arguments = parser.parse_args()
     if arguments.clean:
         print(f"cleaned slots: {leftovers.sweep() or 'none'}")
+        return
+    if arguments.prepare:
+        prepare()
         return
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,6 +49,16 @@ def main() -> None:
         print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
         print("up until Ctrl-C", file=sys.stderr, flush=True)
         stop.wait()
+
+
+def prepare() -> None:
+    """Build everything that is cached, so that no test waits for a compiler; images need root."""
+    for name in toolchain.PACKAGES:
+        print(toolchain.binary(name), flush=True)
+    toolchain.kwok_stages()
+    if os.geteuid() == 0:
+        for make in (images.pause, images.python):
+            print(make(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-# A real Kubernetes cluster on this machine, up until Ctrl-C. Arguments: make cluster CLUSTER="--level control-plane --kwok-nodes 100".
+# A real Kubernetes cluster on this machine; tests/cluster/README.md says what it needs.
 CLUSTER ?= --level node
-CLUSTER_PYTHON ?= $(CURDIR)/.venv/bin/python
 
-.PHONY: cluster cluster-binaries cluster-clean
+.PHONY: cluster cluster-prepare cluster-clean
 
-cluster:
-	@cd tests && exec $(CLUSTER_PYTHON) -m cluster $(CLUSTER)
+## A cluster that stays up until Ctrl-C and prints its KUBECONFIG (CLUSTER="--level control-plane --kwok-nodes 100").
+cluster: env
+	@cd tests && exec $(CURDIR)/$(BIN)/python -m cluster $(CLUSTER)
 
-# Builds the binaries into the cache, so that the first test does not wait for it.
-cluster-binaries:
-	@cd tests && exec $(CLUSTER_PYTHON) -m cluster.toolchain
+## Build the cluster's binaries and images into ~/.cache, so that no test waits for a compiler.
+cluster-prepare: env
+	@cd tests && exec $(CURDIR)/$(BIN)/python -m cluster --prepare
 
-# Removes what a killed run left; every start does the same.
-cluster-clean:
-	@cd tests && exec $(CLUSTER_PYTHON) -m cluster --clean
+## Remove what a killed run left; every start does the same.
+cluster-clean: env
+	@cd tests && exec $(CURDIR)/$(BIN)/python -m cluster --clean

