@@ -108,6 +108,23 @@ def test_the_fused_kernel_gives_the_gradients_of_written_out_attention(folders: 
         assert_same(gradients_of(fused, table, 2, batch), gradients_of(eager, table, 2, batch), 2e-5)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(
+    deterministic: bool, folders: dict[str, Path]
+) -> None:
+    batch = make_batch()
+    plain, low = (
+        make_job(folders["llama"], folders["qwen3"], deterministic=deterministic, training={"precision": precision})
+        for precision in ("Float32", "BFloat16")
+    )
+    table = serial(plain, 2, 1)
+    exact, rounded = (gradients_of(job, table, 2, batch) for job in (plain, low))
+    for name, expected in exact.items():
+        assert rounded[name].dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(rounded[name].flatten(), expected.flatten(), dim=0)
+        assert cosine > 0.98 or expected.norm() < 1e-4, name
+
+
 def split_backward(table: ScheduleTable) -> ScheduleTable:
     """Every backward as I at once and W as late as possible: behind everything else the rank does."""
     rows = []

@@ -153,6 +153,25 @@ def test_a_lost_peer_ends_the_process_with_the_code_that_asks_for_a_restart(fold
     assert not outbox.answers
 
 
+def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
+    def work(rank: int, peers: ThreadPeers) -> None:
+        role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4}})
+        outbox = Outbox()
+        role.handle(train(0), outbox)
+        role.step(outbox)
+        for stage in role._trainer.stages.values():
+            for parameter in stage.parameters():
+                parameter.data.fill_(float("nan"))
+        with pytest.raises(WorkError, match="the gradient of the actor is nan at optimizer step 1"):
+            role.step(outbox)
+        for attempt in (lambda: role.handle(train(0), outbox), lambda: list(role.tensors("actor", 0))):
+            with pytest.raises(WorkError, match="holds no whole version") as caught:
+                attempt()
+            assert caught.value.failure.exit_code == 75
+
+    on_ranks(2, work)
+
+
 def test_unsupported_models_and_too_many_stages_are_named(folder: Path, tmp_path: Path) -> None:
     transformers.AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(WorkError, match=r"spec.models.actor.path: .* model_type 'gpt2'; training cuts llama, mistral"):

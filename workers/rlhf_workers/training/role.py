@@ -18,6 +18,7 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.models import model_folder
 from rlhf_workers.role import Outbox, WorkError
@@ -64,8 +65,10 @@ class TrainingRole:
     ) -> None:
         self._job, self._trainer, self._batches, self._version, self._leave = job, trainer, batches, version, leave
         self._spans = spans
+        self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, dict[str, float]]] | None = None
         self._last: pb.TrainResult | None = None
+        self._broken = False  # a Train failed half-way: the weights are those of no version
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         if command.WhichOneof("command") == "train":
@@ -87,7 +90,7 @@ class TrainingRole:
             logging.shutdown()
             self._leave(error.failure.exit_code)
         except Exception:
-            self._running = None
+            self._running, self._broken = None, self._trainer.progress.steps != self._steps_before
             raise
         self._spans.flush(outbox)
         return True
@@ -112,6 +115,7 @@ class TrainingRole:
             if name != model or not trainer.layout.publishes(name, stage):
                 continue
             for parameter in optimizer.owned:
+                self._refuse_broken()
                 if self._version != version or self._running is not None:
                     holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
                     raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
@@ -121,13 +125,14 @@ class TrainingRole:
 
     def _begin_training(self, command: pb.Command, outbox: Outbox) -> None:
         iteration = command.train.iteration
+        self._refuse_broken()
         if self._last is not None and iteration == self._version - 1:
             outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
             return
         if iteration != self._version or self._running is not None:
             state = "is training" if self._running else f"holds version {self._version}"
             raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
-        self._spans.iteration = iteration
+        self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
         self._running = command, self._train(iteration, outbox)
 
     def _train(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
@@ -147,7 +152,17 @@ class TrainingRole:
         self._last = pb.TrainResult(iteration=command.train.iteration, version=self._version, metrics=metrics)
         outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
 
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise WorkError(
+                "WrongVersion",
+                f"this rank failed while it trained version {self._version + 1} and holds no whole version",
+                retryable=True,
+                exit_code=ExitCode.RESTART,
+            )
+
     def _save(self, command: pb.Command, outbox: Outbox) -> None:
+        self._refuse_broken()
         if self._running is not None:
             raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
         start = time.time_ns()
