@@ -125,6 +125,15 @@ class CheckpointStatus(StatusModel):
     """When it was finished."""
 
 
+class AccountedEnd(StatusModel):
+    """An end of a pod or of its container that the counts include already, so that it is never counted twice."""
+
+    pod: Annotated[str, Field(max_length=253)]
+    """The pod's name."""
+    id: Annotated[str, Field(max_length=64)]
+    """UID of the pod, or the beginning of its container's id."""
+
+
 class Restarts(StatusModel):
     """Restart accounting; survives the operator."""
 
@@ -136,6 +145,8 @@ class Restarts(StatusModel):
     """Why the last one happened."""
     last_time: Time | None = None
     """When the last one happened."""
+    accounted: Annotated[list[AccountedEnd], Field(max_length=12500)] = Field(default_factory=list)
+    """Ends of pods that still exist; the counts include them."""
 
 
 class RLHFJobStatus(StatusModel):

@@ -45,6 +45,11 @@ def certificates_name(job: RLHFJob) -> str:
     return f"{job.name}-certificates"
 
 
+def authority_name(job: RLHFJob) -> str:
+    """The Secret with the key of the job's authority; no pod mounts it."""
+    return f"{job.name}-authority"
+
+
 def configuration_name(job: RLHFJob) -> str:
     """The ConfigMap with the resolved job."""
     return f"{job.name}-job"

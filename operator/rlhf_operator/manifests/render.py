@@ -64,14 +64,26 @@ def render(
 ) -> Objects:
     """The objects of a resolved job; `epochs` counts the restarts of each group. Raises TemplateError."""
     images, epochs = images or Images(), epochs or {}
-    pods = [_coordinator(job, images.operator, epochs.get(Group.COORDINATOR, 0))]
-    for group, count, fields in workers(job):
-        for index in range(count):
-            ours = worker_pod(job, group, index, fields, images.worker)
-            labels = identity.labels(job, group, index, epochs.get(group, 0))
-            pods.append(_finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template")))
-    supporting = [configuration(job), secret(job, certificates), *services(job), network_policy(job)]
-    return Objects(supporting, pods)
+    pods = [pod(job, Group.COORDINATOR, 0, images, epochs.get(Group.COORDINATOR, 0))]
+    for group, count, _ in workers(job):
+        pods += [pod(job, group, index, images, epochs.get(group, 0)) for index in range(count)]
+    first, *others = plain(job)
+    return Objects([first, secret(job, certificates), *others], pods)
+
+
+def plain(job: RLHFJob) -> list[Json]:
+    """What pods need beside the Secret: ConfigMap, Services, NetworkPolicy."""
+    return [configuration(job), *services(job), network_policy(job)]
+
+
+def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0) -> Json:
+    """One pod of a resolved job. Raises TemplateError."""
+    if group is Group.COORDINATOR:
+        return _coordinator(job, images.operator, epoch)
+    fields: GroupFields = getattr(job.spec, group)
+    ours = worker_pod(job, group, index, fields, images.worker)
+    labels = identity.labels(job, group, index, epoch)
+    return _finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template"))
 
 
 def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
