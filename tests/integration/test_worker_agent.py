@@ -257,8 +257,27 @@ async def test_what_cannot_be_loaded_is_told_and_sigterm_ends_cleanly(folder: Pa
         (folder / "reward.py").write_text(REWARD)
         session.send(4, become_inference=pb.BecomeInference(tasks=TASKS))
         assert not (await session.done(4)).HasField("failure")
+        session.end()
+        session = await coordinator.session()
+        session.welcome(job(folder))
+        session.send(5, score=pb.Score(samples=[score_sample(0, [8])]))
+        assert len(await scored(session, 3)) == 3
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    await coordinator.stop()
+
+
+async def test_a_worker_of_another_manifest_asks_to_be_restarted(folder: Path) -> None:
+    coordinator = ScriptedCoordinator()
+    await coordinator.listen(None)
+    async with worker_process(coordinator.address, "inference", folder / "worker.log") as process:
+        session = await coordinator.session()
+        session.welcome(job(folder))
+        await session.first("heartbeat")
+        session.end()
+        session = await coordinator.session()
+        session.welcome(job(folder, reference={"path": "/models/other"}))
+        assert await asyncio.wait_for(process.wait(), 10) == 75
     await coordinator.stop()
 
 

@@ -30,6 +30,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.OK))
     # Before torch is loaded: its thread pools are sized once.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    # Before gRPC is: it reports every connection that a restarted peer closed, in a format of its own.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     import torch
 

@@ -12,7 +12,7 @@ import signal
 import time
 import uuid
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
 
@@ -144,14 +144,17 @@ class Agent:
 
     def _meet(self, welcome: pb.Welcome) -> None:
         log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
-        if self._job is not None:
-            return
         try:
-            self._job = RLHFJob.model_validate_json(welcome.job)
+            job = RLHFJob.model_validate_json(welcome.job)
         except ValidationError as error:
             self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
-            return
-        self._compute.start(self._job)
+        if self._job is None:
+            self._job = job
+            self._compute.start(job)
+        elif job.spec != self._job.spec:
+            self._exit(
+                ExitCode.RESTART, "the job's manifest changed; what this process holds was built for the old one"
+            )
 
     async def _give_back(self) -> None:
         self._outbox.fence()
@@ -202,7 +205,7 @@ class Agent:
         else:
             self._compute.submit(command)
 
-    def _exit(self, code: int, reason: str) -> None:
+    def _exit(self, code: int, reason: str) -> NoReturn:
         level = logging.INFO if code in (ExitCode.OK, ExitCode.RESTART) else logging.ERROR
         log.log(level, "exit %d: %s", code, reason)
         flush_logs()
