@@ -10,13 +10,13 @@ WIDE: Final = 160
 
 
 def output() -> Console:
-    """Standard output; never cuts or wraps a line that a program may read."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+    """Standard output."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 def errors() -> Console:
     """Standard error."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else WIDE)
 
 
 def duration(seconds: float) -> str:

@@ -18,6 +18,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Boxes are for people; a log gets plain lines.
+    rich_markup_mode="rich" if sys.stderr.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -44,7 +46,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the run folder (or the latest).")
     ] = False,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the coordinator; a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the coordinator; a free one.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="One line an iteration instead of the live view.")] = False,
 ) -> None:
     """Run a job on this machine: coordinator and workers as processes.
@@ -118,7 +120,7 @@ def _explain(error: Exception) -> int | None:
 
         print_problems(error, errors())
         return int(ExitCode.USAGE)
-    errors().print(f"error: {error}", style="red", markup=False)
+    errors().print(f"error: {error}", style="red", markup=False, soft_wrap=True)
     return int(error.exit_code) if isinstance(error, RunError) else int(ExitCode.USAGE)
 
 

@@ -67,7 +67,11 @@ def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> d
 
 def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> None:
     out = output()
-    out.print(yaml.safe_dump(manifests.dump(job), sort_keys=False, default_flow_style=None, width=110), markup=False)
+    out.print(
+        yaml.safe_dump(manifests.dump(job), sort_keys=False, default_flow_style=None, width=110),
+        markup=False,
+        soft_wrap=True,
+    )
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
     for heading in ("process", "device", "cores", "port", "memory", "of which"):
         justify: JustifyMethod = "right" if heading in ("port", "memory") else "left"
@@ -81,7 +85,7 @@ def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) 
         style="dim",
     )
     for note in local.notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class _Session:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        self._out.print(text, markup=False)
+        self._out.print(text, markup=False, soft_wrap=True)
 
     async def _watch(self) -> None:
         """Keeps the latest status."""
@@ -155,18 +155,13 @@ class _Session:
         if self._interrupts and code in (ExitCode.OK, ExitCode.INTERRUPTED):
             code = int(ExitCode.INTERRUPTED)
         if code not in (ExitCode.OK, ExitCode.INTERRUPTED):
-            errors().print(f"error: {self._reason(outcome)}", style="red", markup=False)
+            errors().print(f"error: {outcome.reason}", style="red", markup=False, soft_wrap=True)
         summary = self._complete_summary(run_dir, outcome, code)
         pictures = self._draw(run_dir)
-        self._say(summary_line(summary) if summary else f"ended with exit code {code}: {outcome.reason}")
+        if summary:
+            self._say(summary_line(summary))
         self._where_to_look(run_dir, summary, pictures)
         return code
-
-    def _reason(self, outcome: Outcome) -> str:
-        if self._status is not None and self._status.HasField("failure"):
-            failure = self._status.failure
-            return f"{failure.field}: {failure.message}" if failure.field else failure.message
-        return f"{outcome.reason}; the last lines of {self._folder.place.log('coordinator')} say more"
 
     def _complete_summary(self, run_dir: Path, outcome: Outcome, code: int) -> Mapping[str, Any]:
         """Adds what only the supervisor knows; empty when the coordinator never got as far as a summary."""

@@ -7,11 +7,15 @@ by name. Only processes of this user can be read, so others are never touched.
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Final
 
 TOKEN_VARIABLE: Final = "RLHF_RUN_TOKEN"  # noqa: S105 the name of the variable, not a secret
 """Environment variable that every process of a local run carries; a new value for every run folder."""
+
+GONE_SECONDS: Final = 5.0
+"""Time a killed process may take to disappear; longer means the kernel holds it (a device, a network file system)."""
 
 
 def find(token: str) -> list[int]:
@@ -29,9 +33,13 @@ def find(token: str) -> list[int]:
 
 
 def kill(token: str) -> list[int]:
-    """Ends every process that carries the token; returns their ids."""
-    found = find(token)
-    for process_id in found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process_id, signal.SIGKILL)
-    return found
+    """Ends every process that carries the token, and waits until they are gone; returns their ids."""
+    killed = found = find(token)
+    deadline = time.monotonic() + GONE_SECONDS
+    while found and time.monotonic() < deadline:
+        for process_id in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+        time.sleep(0.01)
+        found = find(token)
+    return killed

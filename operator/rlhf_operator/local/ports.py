@@ -42,7 +42,9 @@ def free_ports(random: Random) -> Iterator[int]:
 
 
 def claim(port: int) -> int:
-    """The port a user asked for. Raises RunError (exit code 24) when somebody listens on it."""
+    """The port a user asked for. Raises RunError when it is none, or (exit code 24) when somebody listens on it."""
+    if not 1 <= port <= 65535:
+        raise RunError(f"--port {port}: must be from 1 to 65535")
     if not is_free(port):
         raise RunError(
             f"--port {port}: the address {LOOPBACK}:{port} is in use; choose another port, or leave --port out",

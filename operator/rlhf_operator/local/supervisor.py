@@ -8,6 +8,7 @@ which what escaped both is found. Only ids of processes started here are signall
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +32,8 @@ TERMINATE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL."""
 CHECKPOINT_SECONDS: Final = 60.0
 """Time the coordinator gets for a last checkpoint when the job ends because a worker failed too often."""
+_LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
+"""Time, level and worker of a log line."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ class Supervisor:
             if isinstance(decision, Finished) or self._ended.done():
                 return
             if isinstance(decision, EndJob):
-                self._report(Event(process.name, decision.reason + _last_line(process.log)))
-                self._end(decision)
+                why = _last_line(process.log) if decision.code else ""
+                self._end(EndJob(decision.code, decision.reason + why))
                 return
             await self._announce(process, decision, code)
             streak = decision.streak
@@ -212,5 +215,5 @@ def _last_line(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
         if lines and not lines[-1].startswith("--- "):
-            return f": {lines[-1][:500]}"
+            return f": {_LOG_PREFIX.sub('', lines[-1])[:500]}"
     return ""

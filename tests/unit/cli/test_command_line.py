@@ -1,0 +1,135 @@
+"""Exit codes and messages of `rlhf`: a user's mistake is one message and never a traceback."""
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_operator.cli import main as command_line
+
+SPEC = {
+    "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 8}},
+    "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
+    "prompts": {"path": "prompts.jsonl"},
+    "rollout": {"batchSize": 8, "maxPromptTokens": 10, "maxResponseTokens": 30},
+    "generation": {"replicas": 2, "maxBatchSize": 4},
+    "training": {"microBatchSize": 4, "parallelism": {"pipeline": 2}},
+}
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A manifest whose model is a safetensors header of 1,000 parameters."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text(json.dumps(CONFIG))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
+    (tmp_path / "policy" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "reward.py").write_text("def score(prompt, response, record): return 1.0\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": SPEC}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def rlhf(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rlhf", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "missing.yaml"], 2, "missing.yaml"),
+        (["run", "job.yaml", "--set", "spec.iterations=0"], 2, "spec.iterations"),
+        (["run", "job.yaml", "--set", "iterations=1"], 2, "--set 'iterations=1'"),
+        (["run", "job.yaml", "--set", "spec.prompts.path=gone.jsonl"], 22, "spec.prompts.path"),
+        (["run", "job.yaml", "--set", "spec.models.actor.path=./gone"], 21, "spec.models.actor.path"),
+        (
+            ["run", "job.yaml", "--set", "spec.models.reward.function.file=gone.py"],
+            2,
+            "spec.models.reward.function.file",
+        ),
+        (["run", "job.yaml", "--set", "spec.training.gpusPerReplica=64"], 2, "spec.training.gpusPerReplica"),
+        (["run", "job.yaml", "--resume"], 2, "no run of job 'tiny'"),
+        (["run", "job.yaml", "--resume", "--run-dir", "empty"], 2, "there is no run in"),
+        (
+            ["plan", "job.yaml", "--set", "spec.generation.template={spec: {hostNetwork: true}}"],
+            2,
+            "spec.generation.template.spec.hostNetwork: True: must be false",
+        ),
+        (["run", "job.yaml", "--port", "99999"], 2, "99999"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_mistakes(
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    assert rlhf(monkeypatch, *arguments) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_port_in_use_is_named(job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert rlhf(monkeypatch, "run", "job.yaml", "--port", str(port)) == 24
+    assert f"--port {port}: the address 127.0.0.1:{port} is in use" in capsys.readouterr().err
+
+
+def test_validate_and_version(job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlhf(monkeypatch, "validate", "job.yaml") == 0
+    job.write_text(job.read_text().replace("batchSize: 8", "batchSize: eight"))
+    assert rlhf(monkeypatch, "validate", "job.yaml", "--json") == 2
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["problems"][0]["field"] == "spec.rollout.batchSize"
+    assert rlhf(monkeypatch, "version") == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_plan_says_what_would_run_where(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rlhf(monkeypatch, "plan", "job.yaml", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    processes = {process["name"]: process for process in plan["processes"]}
+    assert list(processes) == [
+        "coordinator",
+        "generation-0",
+        "generation-1",
+        "inference-0",
+        "training-0",
+        "training-1",
+    ]
+    # 4 samples x 40 tokens x 2 (key, value) x 2 layers x 2 heads x 8 wide x 4 bytes.
+    assert processes["generation-0"]["memory"] == {"weights": 4000, "key-value cache": 4 * 40 * 64 * 4}
+    assert processes["training-0"]["memory"] == {"weights": 2000, "gradients": 2000, "optimizer": 4000}
+    assert plan["job"]["spec"]["models"]["actor"]["path"] == str(job.parent / "policy")
+    assert len({process["port"] for process in plan["processes"]}) == 6
+    assert not (job.parent / "runs").exists()
+    assert rlhf(monkeypatch, "plan", "job.yaml", "--set", "spec.models.actor.path=org/name") == 0
+    assert "actor unknown (not on this disk)" in capsys.readouterr().out
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = "import sys, rlhf_operator.cli.main as m; print([n for n in sys.modules if '.' not in n])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for heavy in ("torch", "grpc", "pydantic", "numpy", "kubernetes", "kopf", "matplotlib", "transformers", "yaml"):
+        assert f"'{heavy}'" not in loaded

@@ -1,0 +1,128 @@
+"""What a user sees of a running job, on a terminal and in a log."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rlhf_api import control_pb2 as pb
+from rlhf_operator.cli.console import duration, size
+from rlhf_operator.cli.plain import iteration_line, summary_line
+from rlhf_operator.cli.progress import MetricsTail
+from rlhf_operator.cli.view import BLOCKS, render, sparkline
+from rlhf_operator.reports.metrics import MetricsFile
+
+STATUS = pb.JobStatus(
+    job="arithmetic",
+    phase="Generating",
+    iteration=36,
+    iterations=100,
+    ledger={"queued": 3, "decoding": 29, "generated": 51, "scored": 45, "trained": 0},
+    workers=[
+        pb.WorkerStatus(
+            worker="generation-0",
+            state="Busy",
+            activity="decode 12",
+            tokens_per_second=620,
+            versions={"actor": 36},
+            busy_share=0.83,
+        ),
+        pb.WorkerStatus(worker="inference-0", state="Lost"),
+    ],
+    seconds_left=133,
+    waiting_for=["inference-0 to come back (4 s)", "a", "b", "c"],
+    restarts={"inference-0": 2},
+    tokens=1234,
+    last_checkpoint="/run/checkpoints/iteration-000030",
+)
+
+
+def shown(status: pb.JobStatus, notices: list[str]) -> str:
+    console = Console(width=120, force_terminal=False)
+    lines = [{"iteration": i, "reward": i / 10, "kl": 0.01, "samples_per_second": 24.0} for i in range(5)]
+    with console.capture() as capture:
+        console.print(render(status, lines, notices))
+    return capture.get()
+
+
+def test_the_live_view_says_what_the_job_does_and_waits_for() -> None:
+    text = shown(STATUS, ["12:00:00 inference-0: ended with exit code 1"])
+    for expected in (
+        "iteration 37/100",
+        "Generating",
+        "2m 13s left",
+        "96/128 samples",
+        "45/128 samples",
+        "1,234 tokens",
+        "decoding 29",
+        "0.400",
+        "decode 12",
+        "83%",
+        "v36",
+        "Lost",
+        "waiting for inference-0 to come back (4 s), a, b and 1 more",
+        "checkpoint iteration-000030",
+        "ended with exit code 1",
+    ):
+        assert expected in text
+
+
+def test_an_empty_status_and_a_failed_one_can_be_shown() -> None:
+    assert "Starting" in shown(pb.JobStatus(job="new", phase="Starting", iterations=5), [])
+    failed = pb.JobStatus(job="j", phase="Failed", failure=pb.Failure(reason="RewardRaised", message="boom"))
+    assert "RewardRaised: boom" in shown(failed, [])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=200))
+def test_a_sparkline_keeps_order_and_width(values: list[float]) -> None:
+    line = sparkline(values, 20)
+    assert len(line) == min(20, len(values))
+    assert set(line) <= set(BLOCKS)
+    if 1 < len(values) <= 20 and max(values) > min(values):
+        assert line[values.index(max(values))] == BLOCKS[-1]
+        assert line[values.index(min(values))] == BLOCKS[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m 00s"), (187, "3m 07s"), (5 * 3600 + 720, "5h 12m"), (183600, "2d 03h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 B"), (3.4 * 2**20, "3.4 MiB"), (17 * 2**30, "17 GiB"), (2**41, "2048 GiB")]
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+def test_plain_lines() -> None:
+    line = {"iteration": 2, "reward": 0.4123, "kl": 0.01034, "samples_per_second": 24.1, "tokens_per_second": 4100.0}
+    assert iteration_line(line, 100, 130) == (
+        "iteration 3/100  reward 0.412  kl 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
+    )
+    assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
+    summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
+    assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
+
+
+def test_the_metrics_tail_hands_on_every_iteration_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    file = MetricsFile(path, 0)
+    file.append(0, 1, {"reward": 0.0})
+    file.append(1, 1, {"reward": 0.1})
+    with path.open("a") as torn:
+        torn.write('{"iteration": 2, "re')
+    assert [line["iteration"] for line in tail.read()] == [0, 1]
+    assert tail.read() == []
+    restarted = MetricsFile(path, 1)
+    restarted.append(1, 2, {"reward": 0.1})
+    restarted.append(2, 2, {"reward": 0.2})
+    assert [line["iteration"] for line in tail.read()] == [2]
+    assert [line["iteration"] for line in tail.lines] == [0, 1, 2]
