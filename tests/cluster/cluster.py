@@ -114,17 +114,11 @@ class Cluster:
         kubeconfig: Path | None = None,
     ) -> str:
         """Run kubectl and answer its output; raises ClusterError with what it printed."""
-        command = [str(binary("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
-        # kubectl caches discovery under HOME, by server address; a slot's address comes back with other contents.
-        environment = os.environ | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
-        )
-        if done.returncode:
-            raise ClusterError(
-                f"kubectl {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}"
-            )
-        return done.stdout
+        return self._run_client("kubectl", arguments, stdin, timeout, kubeconfig)
+
+    def helm(self, *arguments: str, timeout: float = KUBECTL_TIMEOUT, kubeconfig: Path | None = None) -> str:
+        """Run helm and answer its output; raises ClusterError with what it printed."""
+        return self._run_client("helm", arguments, None, timeout, kubeconfig)
 
     def apply(self, manifests: Path | Manifest | Iterable[Manifest], *options: str) -> str:
         """kubectl apply of a file, one object or several."""
@@ -178,6 +172,7 @@ class Cluster:
             f"{count} kwok nodes to be Ready",
             lambda: set(names) <= self._ready_nodes(),
             60 + count * 0.1,
+            every=0.5,
             check=self.check,
         )
         return names
@@ -216,6 +211,20 @@ class Cluster:
         if level != "api":
             wait_until("the default service account", self._default_account, START_TIMEOUT, check=self.check)
         self.wait_nodes()
+
+    def _run_client(
+        self, name: str, arguments: tuple[str, ...], stdin: str | None, timeout: float, kubeconfig: Path | None
+    ) -> str:
+        command = [str(binary(name)), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
+        # Both cache under HOME, by server address; a slot's address comes back with other contents.
+        home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
+        environment = os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+        )
+        if done.returncode:
+            raise ClusterError(f"{name} {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
 
     def _default_account(self) -> bool:
         return bool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -80,6 +81,21 @@ def test_a_component_that_ends_by_itself_is_named_with_its_log() -> None:
     broken = Cluster(level="api", component_args={"kube-apiserver": ["--no-such-flag"]})
     with pytest.raises(ClusterError, match=r"kube-apiserver ended with code 1(.|\n)*unknown flag: --no-such-flag"):
         broken.start()
+
+
+def test_helm_speaks_to_the_cluster(api_cluster: Cluster) -> None:
+    assert "NAMESPACE" in api_cluster.helm("list", "--all-namespaces")
+
+
+def test_after_a_failure_the_logs_and_the_objects_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLHF_CLUSTER_LOGS", str(tmp_path))
+    with pytest.raises(ZeroDivisionError), Cluster(level="api"):
+        raise ZeroDivisionError
+    [kept] = tmp_path.iterdir()
+    assert {"etcd.log", "kube-apiserver.log", "events.yaml", "pods.yaml"} <= {path.name for path in kept.iterdir()}
+    assert str(kept) in capsys.readouterr().err
 
 
 def test_fake_nodes_run_gpu_pods_until_the_gpus_are_used_up(control_plane_cluster: Cluster) -> None:
