@@ -172,6 +172,14 @@ async def test_a_bad_prompt_line_is_named(process: Process, tmp_path: Path) -> N
     assert f"spec.prompts.path: {tmp_path}/prompts.jsonl line 12 is not JSON" in process.last_line
 
 
+async def test_a_broken_tokenizer_is_named(process: Process, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "policy" / "tokenizer.json").write_text("{")
+    process.start()
+    assert await process.code() == ExitCode.BAD_MODEL
+    assert f"spec.models.actor.path: {tmp_path}/policy: its tokenizer cannot be loaded" in process.last_line
+
+
 async def test_a_port_in_use_is_named(process: Process, tmp_path: Path) -> None:
     write_files(tmp_path)
     other = await asyncio.start_server(lambda *_: None, *process.address.rsplit(":", 1))

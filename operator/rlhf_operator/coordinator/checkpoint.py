@@ -96,17 +96,17 @@ def finish(
     return Checkpoint(version, _publish(temporary, path, version))
 
 
-def discover(path: Path) -> tuple[list[Checkpoint], list[str]]:
-    """(complete checkpoints, newest first; what is wrong with the others, one sentence each). Stops at the first good
-    one: older ones are only listed by name, as they may be needed no more."""
+def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """(newest complete checkpoint of a version up to `at_most`, a sentence for each damaged one that is newer)."""
     problems: list[str] = []
-    listed = versions(path)
-    for place, version in enumerate(listed):
+    for version in versions(path):
+        if at_most is not None and version > at_most:
+            continue
         problem = verify(folder_of(path, version))
         if problem is None:
-            return [Checkpoint(older, folder_of(path, older)) for older in listed[place:]], problems
+            return Checkpoint(version, folder_of(path, version)), problems
         problems.append(f"{folder_of(path, version)} is passed over: {problem}")
-    return [], problems
+    return None, problems
 
 
 def versions(path: Path) -> list[int]:

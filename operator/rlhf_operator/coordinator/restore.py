@@ -47,18 +47,21 @@ def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, r
     without losing something."""
     facts = journal.job()
     path = Path(plan.spec.checkpoints.path) if plan.spec.checkpoints else None
-    found, warnings = checkpoint.discover(path) if path else ([], [])
     identity = _identity(plan, prompts_sha256)
     if facts:
         _same_job(facts["identity"], identity, journal.folder)
         facts["coordinator_epoch"] += 1
+        restored = _position(plan, journal, facts)
+        version = restored.ledger.iteration + restored.trained
+        found, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
     else:
-        _may_begin(path, found, warnings, resume)
-        base = found[0].version if found else 0
-        facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": base}
-    restored = _position(plan, journal, facts)
-    restored.checkpoint = _base(restored, found, journal, int(facts["base"]))
-    restored.warnings = warnings
+        _may_begin(path, resume)
+        found, warnings = checkpoint.discover(path) if path else (None, [])
+        version = found.version if found else 0
+        facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
+        restored = _position(plan, journal, facts)
+        restored.warnings = warnings
+    restored.checkpoint = _base(version, found, journal, int(facts["base"]))
     journal.write_job(facts)
     return restored
 
@@ -83,11 +86,12 @@ def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
             raise JobError("JobChanged", message, field=name, exit_code=ExitCode.USAGE)
 
 
-def _may_begin(path: Path | None, found: list[checkpoint.Checkpoint], problems: list[str], resume: bool) -> None:
-    if path is None or resume or not (found or problems):
+def _may_begin(path: Path | None, resume: bool) -> None:
+    listed = checkpoint.versions(path) if path else []
+    if resume or not listed:
         return
     message = (
-        f"{path} already holds checkpoints ({', '.join(f'iteration-{v:06d}' for v in checkpoint.versions(path))}); "
+        f"{path} already holds checkpoints ({', '.join(f'iteration-{version:06d}' for version in listed)}); "
         "resume from the newest with `--resume` (RLHF_RESUME=1), or set another spec.checkpoints.path"
     )
     raise JobError("CheckpointsExist", message, field=checkpoint.FIELD, exit_code=ExitCode.USAGE)
@@ -126,19 +130,16 @@ def _read(plan: Plan, journal: Journal, facts: dict[str, Any], iteration: int) -
     return state
 
 
-def _base(restored: Restored, found: list[checkpoint.Checkpoint], journal: Journal, base: int) -> CheckpointState:
-    """The checkpoint a training group starts from: the newest that is not ahead of the journal, and from which every
-    batch up to now can be replayed."""
-    version = restored.ledger.iteration + restored.trained
-    usable = next((item for item in found if item.version <= version), None)
-    start = usable.version if usable else 0
+def _base(version: int, found: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
+    """The checkpoint a training group starts from: every batch from there up to the job's version can be replayed."""
+    start = found.version if found else 0
     segments = set(journal.iterations())
     missing = [iteration for iteration in range(start, version) if iteration not in segments]
-    if missing or (usable is None and base):
-        have = f"the newest usable checkpoint is of version {start}" if usable else "there is no usable checkpoint"
+    if missing or (found is None and base):
+        have = f"the newest usable checkpoint is of version {start}" if found else "there is no usable checkpoint"
         message = f"the job is at version {version}, {have}, and the journal lacks iterations {missing or 'before it'}"
         raise JobError("JournalDamaged", message, field="RLHF_RUN_DIR")
-    return CheckpointState(newest=start, folder=str(usable.folder) if usable else "")
+    return CheckpointState(newest=start, folder=str(found.folder) if found else "")
 
 
 def mean(values: list[float]) -> float | None:

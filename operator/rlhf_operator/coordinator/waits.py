@@ -64,5 +64,5 @@ def _working(plan: Plan, world: World, worker: Worker) -> list[Wait]:
     if not work:
         return []
     reward = plan.spec.models.reward
-    allowance = float(reward.timeout_seconds * (reward.retries + 1))
+    allowance = float(reward.timeout_seconds * (reward.retries + 1)) if scoring else 0.0
     return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False, allowance)]
