@@ -77,7 +77,8 @@ def test_api_level_is_ready_and_enforces_rbac(api_cluster: Cluster) -> None:
         api_cluster.kubectl("get", "pods", kubeconfig=stranger)
 
 
-def test_a_component_that_ends_by_itself_is_named_with_its_log() -> None:
+def test_a_component_that_ends_by_itself_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_CLUSTER_LOGS", str(tmp_path))
     broken = Cluster(level="api", component_args={"kube-apiserver": ["--no-such-flag"]})
     with pytest.raises(ClusterError, match=r"kube-apiserver ended with code 1(.|\n)*unknown flag: --no-such-flag"):
         broken.start()

@@ -1,4 +1,4 @@
-// The binaries of the test cluster, pinned and checked by go.sum; built by tests/cluster/binaries.py into a cache folder.
+// The binaries of the test cluster, pinned and checked by go.sum; built by tests/cluster/toolchain.py into a cache folder.
 module rlhf.dev/tests/cluster/binaries
 
 go 1.26.0
