@@ -22,7 +22,7 @@ from rlhf_operator.local.ports import LOOPBACK, claim, free_ports
 from rlhf_operator.local.resolve import resolve
 from rlhf_operator.local.translate import Place, Process, demands, job_file, processes
 from rlhf_operator.manifests import render
-from rlhf_operator.manifests.configuration import JOB_KEY
+from rlhf_operator.manifests.paths import JOB_KEY
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Supervisor:
             if isinstance(decision, Finished) or self._ended.done():
                 return
             if isinstance(decision, EndJob):
-                why = _last_line(process.log) if decision.code else ""
+                why = _last_line(process.log) if code > 0 else ""
                 self._end(EndJob(decision.code, decision.reason + why))
                 return
             await self._announce(process, decision, code)
@@ -142,7 +142,8 @@ class Supervisor:
         self._counted += decision.counted
         self._restarts[process.name] += 1
         limit = f" (restart {self._counted} of {self._backoff_limit})" if decision.counted else ""
-        why = _last_line(process.log) if decision.counted else ""
+        # What a killed process said last is not why it ended.
+        why = _last_line(process.log) if decision.counted and code > 0 else ""
         self._report(
             Event(process.name, f"ended with {describe(code)}, starts again in {decision.delay:.1f} s{limit}{why}")
         )

@@ -16,7 +16,7 @@ from rlhf_operator.local.devices import Demand, Share
 from rlhf_operator.local.errors import RunError
 from rlhf_operator.local.ports import LOOPBACK
 from rlhf_operator.manifests import Objects
-from rlhf_operator.manifests.configuration import JOB_KEY
+from rlhf_operator.manifests.paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
 Json = dict[str, Any]

@@ -6,22 +6,24 @@ Rule: the ConfigMap holds no secret, the Secret holds no authority key.
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from rlhf_api.job import RLHFJob
 from rlhf_operator.manifests import identity
-
-JOB_KEY: Final = "job.json"
-"""Key of the ConfigMap, hence file name, of the resolved job."""
+from rlhf_operator.manifests.paths import JOB_KEY, REWARD_KEY, REWARD_PATH
 
 
 def configuration(job: RLHFJob) -> dict[str, Any]:
     """The resolved job as JSON, nulls included: a null that turns something off must not come back as its default.
 
-    Status is left out: it changes, the configuration of a running job does not.
+    A reward function in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status
+    is left out: it changes, the configuration of a running job does not.
     """
     document = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     kept = ("name", "namespace", "uid", "labels", "annotations")
+    function = document["spec"]["models"]["reward"].get("function")
+    if function and function.get("configMap"):
+        function.update(configMap=None, file=f"{REWARD_PATH}/{REWARD_KEY}")
     document["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
     return {
         "apiVersion": "v1",

@@ -11,14 +11,10 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.configuration import JOB_KEY
+from rlhf_operator.manifests.paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
 
 CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
-CERTIFICATES_PATH: Final = "/etc/rlhf/certificates"
-JOB_PATH: Final = "/etc/rlhf/job"
-RUN_PATH: Final = "/var/lib/rlhf"
-"""Run folder of the coordinator in a job without checkpoints: it survives the container, not the pod."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 USER_ID: Final = 10001
 """Unprivileged user and group; a template may name another one that is not root."""
@@ -94,7 +90,13 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
         gpus=fields.gpus_per_replica,
         memory="1Gi",
     )
-    return _pod(job, group, index, container, [], WORKER_GRACE_SECONDS)
+    volumes = []
+    reward = job.spec.models.reward.function
+    # Generation workers become inference workers when the long tail migrates, without a restart.
+    if reward is not None and reward.config_map is not None and group is not Group.TRAINING:
+        container["volumeMounts"].append({"name": "reward", "mountPath": REWARD_PATH, "readOnly": True})
+        volumes.append({"name": "reward", "configMap": {"name": reward.config_map}})
+    return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
 
 
 def _container(

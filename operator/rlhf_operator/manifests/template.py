@@ -167,7 +167,7 @@ def _check_security(context: Json, path: str) -> None:
 
 def _check_volume(volume: Json, path: str) -> None:
     name = volume.get("name")
-    if name in ("certificates", "job", "run"):
+    if name in ("certificates", "job", "run", "reward"):
         raise TemplateError(f"{path}.name", name, "is the name of a volume of the operator; choose another")
     for source in sorted(set(volume) - {"name"} - _VOLUME_SOURCES):
         raise TemplateError(f"{path}.{source}", volume[source], "use a persistentVolumeClaim for files of a node")

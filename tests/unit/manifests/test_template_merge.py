@@ -210,3 +210,20 @@ def test_null_switches_survive_the_configuration() -> None:
     again = RLHFJob.model_validate_json(configuration["data"]["job.json"])
     assert again.spec == job.spec
     assert again.spec.training.optimizer.max_gradient_norm is None
+
+
+def test_a_reward_function_in_a_configmap_is_mounted_where_it_may_be_scored() -> None:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"]["models"]["reward"] = {"function": {"configMap": "my-reward"}}
+    job = RLHFJob.model_validate(document)
+    objects = render(job, {})
+    mounted = [
+        pod["metadata"]["labels"][LABEL_GROUP]
+        for pod in objects.pods
+        if {"name": "reward", "configMap": {"name": "my-reward"}} in pod["spec"]["volumes"]
+    ]
+    assert mounted == ["generation", "inference"]
+    (configuration,) = [o for o in objects.supporting if o["kind"] == "ConfigMap"]
+    function = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.reward.function
+    assert function is not None
+    assert (function.file, function.config_map) == ("/etc/rlhf/reward/reward.py", None)

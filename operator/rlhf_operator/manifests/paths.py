@@ -1,0 +1,14 @@
+"""Where things are mounted in a job's pods, and the keys of what is mounted there."""
+
+from typing import Final
+
+JOB_KEY: Final = "job.json"
+"""Key of the ConfigMap, hence file name, of the resolved job."""
+REWARD_KEY: Final = "reward.py"
+"""Key of the user's ConfigMap that holds the reward function."""
+CERTIFICATES_PATH: Final = "/etc/rlhf/certificates"
+JOB_PATH: Final = "/etc/rlhf/job"
+REWARD_PATH: Final = "/etc/rlhf/reward"
+"""The ConfigMap of spec.models.reward.function.configMap."""
+RUN_PATH: Final = "/var/lib/rlhf"
+"""Run folder of the coordinator in a job without checkpoints: it survives the container, not the pod."""
