@@ -12,6 +12,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_workers.loading import uncollected
 from rlhf_workers.role import Role
 
 Builder = Callable[[RLHFJob, pb.Command, torch.device, Path | None], Role]
@@ -26,6 +27,7 @@ BUILDERS: Final = {
 
 def build_role(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> Role:
     """The role a Become* command asks for, its models loaded; WorkError when that is not possible."""
-    module = import_module(BUILDERS[str(command.WhichOneof("command"))])
+    with uncollected():
+        module = import_module(BUILDERS[str(command.WhichOneof("command"))])
     builder: Builder = module.build
     return builder(job, command, device, certificates)
