@@ -32,6 +32,7 @@ class RunRecorder:
         self._run_dir = run_dir
         self._clock = clock
         self._flushed = 0
+        self._finished = False
         self._metrics = metrics.MetricsFile(run_dir / metrics.FILE, next_iteration)
         self._events = (run_dir / EVENTS_FILE).open("a", encoding="utf-8")
         self._scalars: events.EventsFile | None = events.EventsFile(run_dir / events.FOLDER, next_iteration)
@@ -54,8 +55,8 @@ class RunRecorder:
         self._flush(now, force=True)
 
     def span(self, span: pb.Span) -> None:
-        """Something a worker did."""
-        if self._timeline is None:
+        """Something a worker did; what comes after the end of the run is left out."""
+        if self._timeline is None or self._finished:
             return
         try:
             self._timeline.span(
@@ -66,7 +67,9 @@ class RunRecorder:
             self._give_up_timeline(error)
 
     def event(self, time_ns: int, kind: str, message: str, **attributes: Any) -> None:
-        """Something that happened, in words. Raises OSError."""
+        """Something that happened, in words; what comes after the end of the run is left out. Raises OSError."""
+        if self._finished:
+            return
         self._events.write(json.dumps({"time_ns": time_ns, "kind": kind, "message": message, **attributes}) + "\n")
         self._events.flush()
         if self._timeline is not None:
@@ -77,6 +80,7 @@ class RunRecorder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run is over: writes summary.json and completes the files. Raises OSError."""
+        self._finished = True
         self._metrics.close()
         lines = metrics.read_metrics(self._run_dir / metrics.FILE)
         _write_summary(self._run_dir, lines, summary)

@@ -43,6 +43,15 @@ def test_a_run_leaves_every_report(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "events.jsonl").read_text())["kind"] == "WorkerLost"
 
 
+def test_stragglers_after_the_end_are_left_out(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0)
+    recorder.finish({"phase": "Complete"})
+    recorder.span(span("generation-0", "decode", 1, 2))
+    recorder.event(5, "WorkerLost", "generation-0 hung up")
+    assert (tmp_path / "events.jsonl").read_text() == ""
+    assert list(read_spans(tmp_path / "timeline.json")) == []
+
+
 def test_a_restart_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     first = RunRecorder(tmp_path, 0)
     for iteration in range(5):
