@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlhf_planner.schedule.anneal import COLD, HOT, Walk, memory_units
-from rlhf_planner.schedule.baselines import ONE_AT_A_TIME, check_cap_possible, keeps_cap, run_baselines
+from rlhf_planner.schedule.baselines import check_cap_possible, keeps_cap, one_at_a_time, run_baselines
 from rlhf_planner.schedule.bounds import makespan_bound, peak_bound
 from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound, minimise_makespan
 from rlhf_planner.schedule.listing import listed
@@ -103,6 +103,11 @@ class _Search:
     def left(self) -> float:
         return self.options.seconds - (self.clock() - self.began)
 
+    @property
+    def share_left(self) -> float:
+        """Share of the budget that is left, counted in tries."""
+        return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
+
     def spend(self, share: float) -> float:
         """Take a share of the whole budget (or what is left) from the tries for the exact solver, in seconds."""
         seconds = max(0.0, min(share * self.options.seconds, self.tries_left / TRIES_A_SECOND))
@@ -128,15 +133,15 @@ def solve(instance: Instance, options: Options, clock: Callable[[], float]) -> S
     plain = layout(instance)
     baselines = run_baselines(plain)
     name = min(baselines, key=lambda key: baselines[key].rank)
-    lay = layout(instance, options.split)
+    lay = layout(instance, True) if options.split else plain
     search = _Search(lay, options, clock, baselines[name], name, makespan_bound(lay), began)
     for timeline in listed(lay, instance.memory_cap)[:1]:
         search.offer(timeline, "list scheduling")
     fast = _fastest(search)
-    if fast is not None:
-        if not search.offer(fast, "list scheduling") and not keeps_cap(fast):
-            _fit_under_cap(search, fast)
-        _lower_peak(search, fast)
+    search.offer(fast, "list scheduling")
+    if not keeps_cap(fast):
+        _fit_under_cap(search, fast)
+    _lower_peak(search, fast)
     return Solution(
         timeline=search.best,
         method=search.method,
@@ -148,31 +153,29 @@ def solve(instance: Instance, options: Options, clock: Callable[[], float]) -> S
     )
 
 
-def _fastest(search: _Search) -> Timeline | None:
+def _fastest(search: _Search) -> Timeline:
     """The shortest schedule found without regard to memory, of the search's layout; raises the bound on the way."""
     lay, options = search.lay, search.options
-    found = listed(lay, None)
-    fast = found[0] if found else None
-    if lay.steps > EXACT_STEPS or (fast is not None and fast.makespan <= search.bound * (1 + 1e-9)):
+    fast = listed(lay, None)[0]
+    if lay.steps > EXACT_STEPS or fast.makespan <= search.bound * (1 + 1e-9):
         return fast
-    effort = search.spend(0.15)
-    answer = decide(lay, search.bound, None, effort, search.left, options.seed)
-    if answer.timeline is None and fast is not None:
+    answer = decide(lay, search.bound, None, search.spend(0.15), search.left, options.seed)
+    if answer.timeline is None:
         answer = minimise_makespan(lay, search.bound, fast, None, search.spend(0.15), search.left, options.seed)
         search.bound = max(search.bound, answer.bound)
-    if answer.timeline is not None and (fast is None or answer.timeline.makespan < fast.makespan):
+    if answer.timeline is not None and answer.timeline.makespan < fast.makespan:
         fast = answer.timeline
         search.offer(fast, "constraint programming")
     return fast
 
 
 def _fit_under_cap(search: _Search, fast: Timeline) -> None:
-    """The least makespan at which annealing brings memory under the cap, from makespans near the least upwards."""
+    """The least makespan at which annealing brings memory under the cap; where small, exactly."""
     lay, options, cap = search.lay, search.options, search.cap
     assert cap is not None
-    if lay.steps <= EXACT_STEPS // 4 and search.best.layout is lay:
-        effort = search.spend(0.2)
-        answer = minimise_makespan(lay, search.bound, search.best, cap, effort, search.left, options.seed)
+    if lay.steps <= EXACT_STEPS // 4:
+        start = search.best if search.best.layout is lay else one_at_a_time(lay)
+        answer = minimise_makespan(lay, search.bound, start, cap, search.spend(0.3), search.left, options.seed)
         search.bound = max(search.bound, answer.bound)
         if answer.timeline is not None:
             search.offer(answer.timeline, "constraint programming")
@@ -214,9 +217,10 @@ def _lower_peak(search: _Search, fast: Timeline) -> None:
     if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
         return
     search.floor = _peak_floor(search, limit)
-    _exact_peak(search, limit, search.floor, 0.08)
-    units = memory_units(search.lay)
-    low, total = units.of(search.floor), search.tries_left
+    units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
+    if small:
+        _exact_peak(search, limit, search.floor, 0.08)
+    low, total = units.of(search.floor), search.tries_left // 2 if small else search.tries_left
     for round_ in range(_PROBES + len(_ROUNDS)):
         best = units.of(search.best.peak)
         if search.peak_at_floor or search.left <= 0 or search.tries_left <= 0:
@@ -229,7 +233,12 @@ def _lower_peak(search: _Search, fast: Timeline) -> None:
         walk = Walk(fast, limit, search.options.seed + round_)
         if not _descend(search, walk, max(target, units.of(search.floor)), int(total * share)):
             low = max(low, target)
-    _exact_peak(search, limit, search.best.peak - 1 / units.scale, 1.0)
+    while small and units.of(search.floor) <= low < units.of(search.best.peak) - 1:
+        target = (low + units.of(search.best.peak)) // 2
+        if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left):
+            low = max(low, target)
+        if search.share_left < 0.02 or search.left <= 0:
+            return
 
 
 def _descend(search: _Search, walk: Walk, target: int, tries: int) -> bool:
@@ -250,15 +259,17 @@ def _descend(search: _Search, walk: Walk, target: int, tries: int) -> bool:
     return met
 
 
-def _exact_peak(search: _Search, limit: float, peak: float, share: float) -> None:
-    """Ask the exact solver for a schedule with at most this peak; a proof that there is none raises the floor."""
-    if search.lay.steps > EXACT_STEPS // 4 or search.peak_at_floor or search.left <= 0:
-        return
+def _exact_peak(search: _Search, limit: float, peak: float, share: float) -> bool:
+    """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
+    if search.peak_at_floor or search.left <= 0:
+        return True
     answer = decide(search.lay, limit, peak, search.spend(share), search.left, search.options.seed)
     if answer.timeline is not None:
         _take(search, answer.timeline, "constraint programming")
-    elif answer.infeasible:
+        return False
+    if answer.infeasible:
         search.floor = max(search.floor, peak + 1 / memory_units(search.lay).scale)
+    return True
 
 
 def _take(search: _Search, timeline: Timeline, method: str) -> None:
@@ -281,5 +292,3 @@ def _peak_floor(search: _Search, limit: float) -> float:
             floor = max(floor, device_peak_bound(lay, device, limit, effort, search.left))
     return floor
 
-
-__all__ = ["ONE_AT_A_TIME", "Options", "Solution", "solve"]

@@ -1,0 +1,63 @@
+"""Solved instances kept in a directory, so that the same job never searches twice.
+
+The one module of this package that touches a disk; nothing else in the planner imports it, callers at the edge do.
+An entry is one JSON file named for what was asked: instance, options and the version of the search. It is written
+beside its name and moved there, so a process that dies leaves no half entry. An entry that cannot be read, or that
+the independent checker refuses, is a miss and never an error; a directory that cannot be written costs the next
+search, not this answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlhf_planner.schedule.check import ScheduleError, check_schedule
+from rlhf_planner.schedule.problem import Instance, InstanceError
+from rlhf_planner.schedule.report import devices_from_json
+from rlhf_planner.schedule.solve import Options
+
+SEARCH_VERSION = 1  # raise it when the search finds better schedules, so that old entries are not used
+
+
+def entry_path(directory: Path, instance: Instance, options: Options) -> Path:
+    """Where the answer for this question is kept."""
+    asked = f"{SEARCH_VERSION}:{instance.key()}:{options}"
+    return directory / f"schedule-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+
+
+def solve_cached(
+    directory: Path, instance: Instance, options: Options, search: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, Any], bool]:
+    """(the answer in the form of `solution_json`, whether it came from the directory); `search` makes a missing one."""
+    path = entry_path(directory, instance, options)
+    kept = _read(path, instance)
+    if kept is not None:
+        return kept, True
+    answer = search()
+    if not answer.get("cutShort"):  # a slow moment is no reason to keep a poor answer
+        _write(path, answer)
+    return answer, False
+
+
+def _read(path: Path, instance: Instance) -> dict[str, Any] | None:
+    try:
+        answer = json.loads(path.read_text())
+        check_schedule(instance, devices_from_json(answer))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, InstanceError, ScheduleError):
+        return None
+    return dict(answer)
+
+
+def _write(path: Path, answer: dict[str, Any]) -> None:
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(answer))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+"""From a simulated schedule to the table that training ranks execute, and to the plain steps that people and
+checkers read.
+
+One device is one rank of a data-parallel block. A table holds every computation of a rank in order and the transfers
+between ranks. Deadlock-free even when every transfer blocks both sides: all steps and transfers are put in one total
+order, a transfer as one event at the end of the step that makes its data, and each rank's row is its part of that
+order; so two ranks never wait for each other in a circle, and the k-th send between two ranks meets the k-th receive.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf_api.schedule import Action, Kind, ScheduleTable
+from rlhf_api.schedule import Pipeline as TablePipeline
+from rlhf_planner.schedule.check import Step, StepKind
+from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, Layout, Timeline
+
+
+def steps_by_device(timeline: Timeline) -> list[list[Step]]:
+    """The schedule as step records, one list a device in order of execution."""
+    lay = timeline.layout
+    count = np.zeros(KINDS * lay.stages, dtype=np.int64)
+    rows: list[list[Step]] = []
+    for orders in timeline.orders:
+        row = []
+        for op in orders:
+            if op < 0:
+                break
+            microbatch, k = int(count[op]), int(op) // KINDS
+            count[op] += 1
+            start = float(timeline.start[lay.base[op] + microbatch])
+            kind = _kind(lay, int(op))
+            row.append(
+                Step(int(lay.pipeline[k]), kind, microbatch, int(lay.stage[k]), start, start + float(lay.duration[op]))
+            )
+        rows.append(row)
+    return rows
+
+
+def _kind(lay: Layout, operation: int) -> StepKind:
+    k, kind = divmod(operation, KINDS)
+    if kind == FORWARD:
+        return "F"
+    if kind == BACKWARD:
+        return "I" if lay.weight[k] else "B"
+    return "W"
+
+
+def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | None = None) -> ScheduleTable:
+    """The table of a schedule. `models` names the model role of every pipeline; by default actor, then critic.
+
+    Pipelines that visit a rank twice (interleaved stages) are fine: a hand-over within a rank needs no transfer.
+    """
+    lay = timeline.layout
+    instance = lay.instance
+    if models is None:
+        models = tuple("actor" if index == 0 else "critic" for index in range(len(instance.pipelines)))
+    events: list[
+        tuple[float, int, int, int, Action]
+    ] = []  # (time, transfers before computation, sequence, rank, action)
+    sequence = 0
+    for rank, row in enumerate(steps_by_device(timeline)):
+        for step in row:
+            sequence += 1
+            action = Action(kind=step.kind, pipeline=step.pipeline, stage=step.stage, microbatch=step.microbatch)
+            events.append((step.start, 1, sequence, rank, action))
+            for side, transfer in _transfers(instance, step):
+                events.append((step.end, 0, sequence, side, transfer))
+    rows: list[list[Action]] = [[] for _ in range(instance.devices)]
+    for *_, rank, action in sorted(events, key=lambda event: event[:3]):
+        rows[rank].append(action)
+    return ScheduleTable(
+        method=method,
+        pipelines=tuple(
+            TablePipeline(name=pipe.name, model=model, stage_ranks=pipe.stage_devices, microbatches=pipe.microbatches)
+            for pipe, model in zip(instance.pipelines, models, strict=True)
+        ),
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def _transfers(instance: Instance, step: Step) -> list[tuple[int, Action]]:
+    """(rank, action) of both sides of the transfer that follows a step; none where the next stage is on the same
+    rank.
+    """
+    ranks = instance.pipelines[step.pipeline].stage_devices
+    kinds: dict[str, tuple[int, Kind, Kind]] = {
+        "F": (1, "SEND_F", "RECV_F"),
+        "B": (-1, "SEND_B", "RECV_B"),
+        "I": (-1, "SEND_B", "RECV_B"),
+    }
+    if step.kind not in kinds:
+        return []
+    direction, send, receive = kinds[step.kind]
+    other = step.stage + direction
+    if not 0 <= other < len(ranks) or ranks[other] == ranks[step.stage]:
+        return []
+    here, there = ranks[step.stage], ranks[other]
+    pipeline, microbatch = step.pipeline, step.microbatch
+    sending = Action(kind=send, pipeline=pipeline, stage=step.stage, microbatch=microbatch, peer=there)
+    receiving = Action(kind=receive, pipeline=pipeline, stage=other, microbatch=microbatch, peer=here)
+    return [(here, sending), (there, receiving)]
