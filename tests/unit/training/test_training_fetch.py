@@ -59,8 +59,7 @@ def test_a_refusal_is_passed_on(address: str) -> None:
 
 def test_an_absent_coordinator_is_waited_for_and_then_named() -> None:
     source = CoordinatorBatches("127.0.0.1:1", "training-0", None, timeout=1.0)
-    with pytest.raises(
-        WorkError, match="waited 1 s for the coordinator at 127.0.0.1:1 to give the batch of iteration 4"
-    ):
+    expected = r"waited 1 s for the coordinator at 127\.0\.0\.1:1 to give the batch of iteration 4"
+    with pytest.raises(WorkError, match=expected):
         source.fetch(4)
     source.close()
