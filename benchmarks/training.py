@@ -5,6 +5,7 @@
 Builds a random Llama of the asked size, forks one process a rank (pinned to a core each when there are enough), trains
 `--iterations` iterations of actor and critic on random samples, and prints the median iteration after a warm-up. Phases
 are of the slowest rank: forward, backward and waiting are spans of the executor; the rest is what no span covers.
+`cpu_seconds_per_rank` is the processor time of an iteration, the figure to compare on a machine that others use too.
 """
 
 import argparse
@@ -126,11 +127,12 @@ def run_rank(rank: int, world: int, address: str, folder: Path, options: argpars
     for iteration in range(options.iterations + 1):
         batch = batch_from(samples_of(options, iteration), options.samples, FIELDS)
         phases.clear()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         for _ in trainer.train(iteration, batch):
             pass
         seconds = time.perf_counter() - start
-        measured.append({"seconds": seconds, **phases, "other": seconds - sum(phases.values())})
+        other = seconds - sum(phases.values())
+        measured.append({"seconds": seconds, "cpu": time.process_time() - cpu, **phases, "other": other})
     (folder / f"rank-{rank}.json").write_text(json.dumps(measured[1:]))
     os._exit(0)  # without taking the group down politely: the others may still be in it
 
@@ -165,7 +167,7 @@ def report(options: argparse.Namespace, parameters: int, ranks: list[list[dict[s
     slowest = [max(iteration, key=lambda rank: rank["seconds"]) for iteration in zip(*ranks, strict=True)]
     steps = options.epochs * options.samples // options.mini_batch
     medians = {key: statistics.median(one.get(key, 0.0) for one in slowest) for key in slowest[0]}
-    seconds = medians.pop("seconds")
+    seconds, cpu = medians.pop("seconds"), medians.pop("cpu")
     result: dict[str, Any] = {
         "benchmark": "training",
         "parameters": parameters,
@@ -175,6 +177,7 @@ def report(options: argparse.Namespace, parameters: int, ranks: list[list[dict[s
         "tokens_per_sample": options.prompt + options.response,
         "seconds_per_iteration": round(seconds, 4),
         "seconds_per_step": round(seconds / steps, 4),
+        "cpu_seconds_per_rank": round(cpu, 4),
         "samples_per_second": round(options.samples * options.epochs / seconds, 1),
         "phases": {key: round(value, 4) for key, value in medians.items()},
     }
