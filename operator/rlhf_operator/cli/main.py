@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from rlhf_api.names import ExitCode
+from rlhf_operator.cli import schedule
 
 app = typer.Typer(
     name="rlhf",
@@ -22,6 +23,8 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stderr.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(schedule.app, name="schedule")
 
 Manifest = Annotated[Path, typer.Argument(help="RLHFJob manifest (YAML).", metavar="JOB.YAML", show_default=False)]
 Overrides = Annotated[

@@ -5,6 +5,7 @@ by runPolicy.backoffLimit, never reset, as Kubernetes counts. RESTART is a reque
 of the coordinator are verdicts about the job: no restart can change them. Owns no process, no clock.
 """
 
+import signal
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,16 +66,21 @@ class EndJob:
 
     code: int
     reason: str
+    told: bool = False
+    """The coordinator told the workers to leave."""
 
 
 def decide(ended: Ended, backoff_limit: int, *, stopping: bool = False) -> Restart | Finished | EndJob:
     """`stopping`: the user asked the job to stop, so the coordinator's end is the job's, whatever its code."""
     coordinator = ended.group is Group.COORDINATOR
     if ended.code == ExitCode.OK:
-        return EndJob(ExitCode.OK, "the coordinator finished") if coordinator else Finished()
+        return EndJob(ExitCode.OK, "the coordinator finished", told=True) if coordinator else Finished()
     if coordinator and (stopping or ended.code in VERDICTS):
-        code = ended.code if ended.code > 0 else int(ExitCode.FAILED)
-        return EndJob(code, f"the coordinator ended with {describe(ended.code)}")
+        # SIGTERM, by which it is asked to stop, ends it at once while it is still starting.
+        stopped = ended.code in (ExitCode.INTERRUPTED, -signal.SIGTERM)
+        code = ExitCode.INTERRUPTED if stopped else max(ended.code, ExitCode.FAILED)
+        reason = f"the coordinator ended with {describe(ended.code)}"
+        return EndJob(int(code), reason, told=ended.code == ExitCode.INTERRUPTED)
     streak = 0 if ended.seconds >= HEALTHY_SECONDS else ended.streak
     delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(streak, 30), LAST_DELAY_SECONDS)
     if ended.code == ExitCode.RESTART:

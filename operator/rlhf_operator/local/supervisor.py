@@ -14,7 +14,7 @@ import sys
 import time
 from asyncio.subprocess import Process as Child
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,8 @@ from rlhf_operator.local.translate import Process
 
 LEAVE_SECONDS: Final = 10.0
 """Time the other processes get to end by themselves after the coordinator did: it told them to."""
-FAILED_LEAVE_SECONDS: Final = 2.0
-"""The same when the job failed: it may have failed before anybody could be told anything."""
+UNTOLD_LEAVE_SECONDS: Final = 2.0
+"""The same when the coordinator may have ended before anybody could be told anything."""
 TERMINATE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL."""
 CHECKPOINT_SECONDS: Final = 60.0
@@ -133,7 +133,7 @@ class Supervisor:
                 return
             if isinstance(decision, EndJob):
                 why = _last_line(process.log) if code > 0 else ""
-                self._end(EndJob(decision.code, decision.reason + why))
+                self._end(replace(decision, reason=decision.reason + why))
                 return
             await self._announce(process, decision, code)
             streak = decision.streak
@@ -194,8 +194,7 @@ class Supervisor:
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)
             await self._all_gone((Group.COORDINATOR.value,), CHECKPOINT_SECONDS)
         names = tuple(process.name for process in self._processes)
-        told = end.code in (ExitCode.OK, ExitCode.INTERRUPTED)
-        if await self._all_gone(names, self._leave_seconds if told else FAILED_LEAVE_SECONDS):
+        if await self._all_gone(names, self._leave_seconds if end.told else UNTOLD_LEAVE_SECONDS):
             return
         for name in names:
             self._signal(name, signal.SIGTERM)

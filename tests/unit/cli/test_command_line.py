@@ -69,6 +69,7 @@ def rlhf(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ),
         (["run", "job.yaml", "--port", "99999"], 2, "99999"),
         (["frobnicate"], 2, "frobnicate"),
+        (["schedule", "solve", "--instance", "gone.json"], 2, "gone.json"),
     ],
 )
 def test_mistakes(

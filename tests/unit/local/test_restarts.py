@@ -33,7 +33,7 @@ W, C = Group.GENERATION, Group.COORDINATOR
         (Ended(W, 20, 5, 0, 0), Restart(0.2, 1, counted=True)),
         (Ended(C, 1, 5, 0, 0), Restart(0.2, 1, counted=True)),
         (Ended(C, -9, 5, 0, 0), Restart(0.2, 1, counted=True)),
-        (Ended(C, 0, 5, 0, 3), EndJob(0, "the coordinator finished")),
+        (Ended(C, 0, 5, 0, 3), EndJob(0, "the coordinator finished", told=True)),
         (Ended(C, 21, 5, 0, 0), EndJob(21, "the coordinator ended with exit code 21")),
         (
             Ended(W, -9, 5, 0, 3),
@@ -50,8 +50,12 @@ def test_table(ended: Ended, decision: object) -> None:
 
 
 def test_while_stopping_the_coordinators_end_is_the_jobs() -> None:
-    assert decide(Ended(C, 0, 1, 0, 0), 3, stopping=True) == EndJob(0, "the coordinator finished")
+    assert decide(Ended(C, 0, 1, 0, 0), 3, stopping=True) == EndJob(0, "the coordinator finished", told=True)
     assert isinstance(decide(Ended(C, -9, 1, 0, 0), 3, stopping=True), EndJob)
+    stopped = EndJob(130, "the coordinator ended with exit code 130", told=True)
+    assert decide(Ended(C, 130, 1, 0, 0), 3, stopping=True) == stopped
+    while_starting = EndJob(130, "the coordinator ended with signal 15")
+    assert decide(Ended(C, -15, 1, 0, 0), 3, stopping=True) == while_starting
     assert isinstance(decide(Ended(W, -9, 1, 0, 0), 3, stopping=True), Restart)
 
 
