@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 import time
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests import simulated_worker
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, samples_per_prompt
@@ -59,7 +62,11 @@ def make_job(
     return RLHFJob.model_validate({**manifest, "spec": content})
 
 
-def make_prompts(job: RLHFJob, count: int = 11) -> PromptSet:
+PROMPTS = 11
+"""An odd number: passes end in the middle of iterations."""
+
+
+def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
     """Prompts without a tokenizer."""
     each = samples_per_prompt(job.spec)
     lines = [Prompt(n + 1, struct.pack("<2i", n, n + 1), f"p{n}", f'{{"prompt": "p{n}"}}') for n in range(count)]
@@ -70,6 +77,29 @@ def make_prompts(job: RLHFJob, count: int = 11) -> PromptSet:
         per_iteration=job.spec.rollout.batch_size // each,
         samples_per_prompt=each,
     )
+
+
+def write_files(folder: Path, **spec: Any) -> RLHFJob:
+    """Manifest, prompts and a tokenizer on disk."""
+    job = make_job(folder, **spec)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{f"p{n}": n + 1 for n in range(20)}}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "policy" / "tokenizer.json"))
+    (folder / "policy" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    lines = [json.dumps({"prompt": f"p{n} p{n + 1}"}) for n in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(by_alias=True, exclude_none=True, mode="json")))
+    return job
+
+
+def prompts_of(job: RLHFJob) -> PromptSet:
+    """What the process must read from the files of `write_files`."""
+    lines = [
+        Prompt(n + 1, struct.pack("<2i", n + 1, n + 2), f"p{n} p{n + 1}", json.dumps({"prompt": f"p{n} p{n + 1}"}))
+        for n in range(PROMPTS)
+    ]
+    return PromptSet(lines, seed=5, shuffle=True, per_iteration=job.spec.rollout.batch_size, samples_per_prompt=1)
 
 
 def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:

@@ -25,7 +25,6 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
 
-TICK_SECONDS = 0.005
 RECONNECT_SECONDS = 0.05
 VOCABULARY = 1000
 
@@ -85,10 +84,13 @@ class Collective:
 class Pace:
     """How fast a simulated worker is, and how it misbehaves."""
 
+    tick_seconds: float = 0.005
     tokens_per_tick: int = 8
     score_seconds: float = 0.0
     train_seconds: float = 0.01
     progress_seconds: float = 0.02
+    fail_checkpoint: Callable[[], pb.Failure | None] | None = None
+    """What to answer instead of a checkpoint."""
     fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
     """(sample, task, earlier tries here) -> what to answer instead of the result."""
 
@@ -267,7 +269,7 @@ class SimulatedWorker:
                 if self._outbox:
                     messages, self._outbox = self._outbox, []
                     await call.write(pb.WorkerMessage(batch=pb.Batch(messages=messages)))
-                await asyncio.sleep(TICK_SECONDS)
+                await asyncio.sleep(self.pace.tick_seconds)
 
     def _progress(self, item: _Decoding, start: int) -> pb.SampleProgress:
         message = item.message
@@ -351,7 +353,7 @@ class SimulatedWorker:
         elif kind == "become_training":
             self._join(command.become_training)
         elif kind == "save_checkpoint":
-            done.checkpoint.CopyFrom(self._save(Path(command.save_checkpoint.folder)))
+            self._checkpoint(done, Path(command.save_checkpoint.folder))
         self._outbox.append(pb.WorkerMessage(done=done))
 
     def _start(self, command_id: int, work: "asyncio.Future[None] | object") -> None:
@@ -406,6 +408,14 @@ class SimulatedWorker:
         samples = [sample for part in parts for sample in part.samples]
         assert len(samples) == parts[0].total
         return samples
+
+    def _checkpoint(self, done: pb.CommandDone, folder: Path) -> None:
+        failure = self.pace.fail_checkpoint() if self.pace.fail_checkpoint is not None else None
+        if failure is not None:
+            (folder / "half-written").write_bytes(b"?")
+            done.failure.CopyFrom(failure)
+        else:
+            done.checkpoint.CopyFrom(self._save(folder))
 
     def _save(self, folder: Path) -> pb.CheckpointResult:
         data = self.weights.encode()

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
+from tests.coordinated import Coordinated, expected_weights, free_address, make_job
 from tests.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
@@ -14,6 +16,8 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
+from rlhf_operator.certificates import new_authority
+from rlhf_operator.coordinator.metrics import serve_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +37,13 @@ def begin(
     jobs.append(coordinated)
     coordinated.start()
     return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+
+
+def certificate_folder(folder: Path) -> Path:
+    """A certificate of an authority of its own."""
+    now = datetime.now(UTC)
+    new_authority("simulated", now).issue(["127.0.0.1"], now).write(folder)
+    return folder
 
 
 def trained_once(workers: Crew, iterations: int) -> None:
@@ -170,6 +181,65 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
     await workers.end()
     assert outcome.failure is not None
     assert "not finite" in outcome.failure.message
+
+
+@pytest.mark.parametrize("failures", [2, 1000])
+async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
+    jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr("rlhf_operator.coordinator.saving.DELAY_SECONDS", 0.1)
+    given: list[pb.Failure] = []
+
+    def full() -> pb.Failure | None:
+        if len(given) >= failures:
+            return None
+        given.append(pb.Failure(reason="StorageFull", message="actor/model-stage-00000: No space left on device"))
+        return given[-1]
+
+    coordinated, workers = begin(jobs, tmp_path, iterations=2, pace=Pace(fail_checkpoint=full))
+    outcome = await coordinated.outcome()
+    await workers.end()
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    if failures == 2:
+        assert outcome.phase == "Complete"
+        assert names == ["iteration-000002"]
+    else:
+        assert outcome.failure is not None
+        assert outcome.failure.exit_code == ExitCode.STORAGE
+        assert outcome.failure.field == "spec.checkpoints.path"
+        assert "No space left on device" in outcome.failure.message
+        assert names == [], "nothing half-written"
+
+
+async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: list[Coordinated], tmp_path: Path) -> None:
+    ours, others = certificate_folder(tmp_path / "ours"), certificate_folder(tmp_path / "others")
+    coordinated = Coordinated(make_job(tmp_path, iterations=1), tmp_path / "run", ours)
+    jobs.append(coordinated)
+    coordinated.start()
+    strangers = [crew({Group.GENERATION: 1}, coordinated.address, certificates=folder) for folder in (others, None)]
+    await asyncio.sleep(0.3)
+    assert coordinated.run is not None
+    assert not any(worker.seen for worker in coordinated.run.world.fleet)
+    workers = crew(dict(coordinated.counts()), coordinated.address, certificates=ours)
+    assert (await coordinated.outcome()).phase == "Complete"
+    for group in (*strangers, workers):
+        await group.end()
+
+
+async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> None:
+    coordinated, workers = begin(jobs, tmp_path, iterations=2)
+    await coordinated.until("Generating", 1)
+    assert coordinated.run is not None
+    address = free_address()
+    end = serve_metrics(address, coordinated.run)
+    text = (await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")).read().decode()
+    end()
+    assert 'rlhf_iteration{job="simulated"} 1.0' in text
+    assert 'rlhf_phase{job="simulated",phase="Training"}' in text
+    assert 'rlhf_iteration_metric{job="simulated",name="reward"}' in text
+    assert 'rlhf_phase_seconds_total{job="simulated",phase="Generating"}' in text
+    await coordinated.outcome()
+    await workers.end()
 
 
 async def test_stopping_checkpoints_and_resuming_goes_on(jobs: list[Coordinated], tmp_path: Path) -> None:

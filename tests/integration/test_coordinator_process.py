@@ -1,108 +1,22 @@
 """The coordinator as a process of its own: killed at random moments, stopped, started wrongly, out of disk."""
 
 import asyncio
-import contextlib
 import json
-import os
 import random
 import signal
-import struct
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
-import yaml
-from tests.coordinated import expected_weights, free_address, make_job
+from tests.coordinated import expected_weights, prompts_of, write_files
+from tests.coordinator_process import Process
 from tests.simulated_worker import Crew, Pace, crew
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from rlhf_api.channels import aio_channel
-from rlhf_api.control_pb2 import GetStatusRequest, WatchStatusRequest
-from rlhf_api.control_pb2_grpc import CoordinatorStub
-from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_operator.coordinator.prompts import Prompt, PromptSet
 
 pytestmark = pytest.mark.slow
 
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
-
-
-def write_files(folder: Path, **spec: object) -> RLHFJob:
-    """Manifest, prompts and a tokenizer on disk."""
-    job = make_job(folder, **spec)  # type: ignore[arg-type]
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{f"p{n}": n + 1 for n in range(20)}}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "policy" / "tokenizer.json"))
-    (folder / "policy" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    (folder / "policy" / "config.json").write_text('{"model_type": "llama"}')
-    lines = [json.dumps({"prompt": f"p{n} p{n + 1}"}) for n in range(11)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(by_alias=True, exclude_none=True, mode="json")))
-    return job
-
-
-def prompts_of(job: RLHFJob) -> PromptSet:
-    """What the process must read from the files of `write_files`."""
-    lines = [
-        Prompt(n + 1, struct.pack("<2i", n + 1, n + 2), f"p{n} p{n + 1}", json.dumps({"prompt": f"p{n} p{n + 1}"}))
-        for n in range(11)
-    ]
-    return PromptSet(lines, seed=5, shuffle=True, per_iteration=job.spec.rollout.batch_size, samples_per_prompt=1)
-
-
-class Process:
-    """The coordinator's process and its successors."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.address = folder, free_address()
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, preexec: Callable[[], None] | None = None, **environment: str) -> None:
-        variables = {
-            Env.JOB_FILE: str(self.folder / "job.yaml"),
-            Env.RUN_DIR: str(self.folder / "run"),
-            Env.LISTEN: self.address,
-            **environment,
-        }
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_operator.coordinator"],
-                env={**os.environ, **variables},
-                stderr=log,
-                preexec_fn=preexec,
-            )
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    async def code(self, seconds: float = 60.0) -> int:
-        assert self.process is not None
-        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), seconds)
-
-    async def until_serving(self) -> None:
-        """A connection may still be to the process before: then another one is made."""
-        while True:
-            async with aio_channel(self.address, None) as channel:
-                with contextlib.suppress(grpc.RpcError):
-                    await CoordinatorStub(channel).GetStatus(GetStatusRequest(), wait_for_ready=True, timeout=30)
-                    return
-
-    async def until_iteration(self, iteration: int) -> None:
-        async with aio_channel(self.address, None) as channel:
-            call = CoordinatorStub(channel).WatchStatus(WatchStatusRequest(max_rate_hz=20), wait_for_ready=True)
-            async for status in call:
-                if status.iteration >= iteration:
-                    return
-
-    @property
-    def last_line(self) -> str:
-        return (self.folder / "log").read_text().splitlines()[-1]
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ def _ready(plan: Plan, world: World, group: Group) -> list[Worker]:
 
 
 def _generate(plan: Plan, world: World) -> list[Decision]:
+    if not world.ledger.queued(1):
+        return []
     batch = plan.spec.generation.max_batch_size
     capacity = batch + max(1, batch // PREFETCH_SHARE)
     workers = _ready(plan, world, Group.GENERATION)
@@ -55,7 +57,8 @@ def _generate(plan: Plan, world: World) -> list[Decision]:
 
 def _score(plan: Plan, world: World, now: float) -> list[Decision]:
     ledger = world.ledger
-    if plan.spec.inference.overlap == "Off" and not ledger.all_generated:
+    waiting = plan.spec.inference.overlap == "Off" and not ledger.all_generated
+    if waiting or not ledger.unscored():
         return []
     workers = _ready(plan, world, Group.INFERENCE)
     per_sample = max(1, len(plan.tasks))

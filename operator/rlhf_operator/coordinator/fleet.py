@@ -20,8 +20,11 @@ from rlhf_api.names import ExitCode, Group, worker_name
 GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
 
-DUPLICATE_SILENCE_SECONDS: Final = 3.0
-"""A session silent for this long may be half dead: a new incarnation takes its name over instead of being refused."""
+BEATS_A_SECOND: Final = 64
+"""Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream that ends says so at once."""
+
+MISSED_BEATS: Final = 3
+"""A session silent for so many beats may be half dead: a new incarnation takes its name over instead of being refused."""
 
 
 class Work(StrEnum):
@@ -109,7 +112,10 @@ class Worker:
     @property
     def slow(self) -> Pending | None:
         """The slow command it is busy with."""
-        return next((item for item in self.pending.values() if item.work in SLOW_WORK), None)
+        for item in self.pending.values():
+            if item.work in SLOW_WORK:
+                return item
+        return None
 
     @property
     def idle(self) -> bool:
@@ -154,6 +160,8 @@ class Fleet:
             for index in range(count):
                 name = worker_name(group, index)
                 self.workers[name] = Worker(name, group, index, since=now)
+        self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / BEATS_A_SECOND))
+        """Seconds between two heartbeats of a worker."""
 
     def of(self, group: Group) -> list[Worker]:
         """Workers of a group by index."""
@@ -171,7 +179,7 @@ class Fleet:
         same = worker.incarnation == message.incarnation
         if not message.incarnation:
             return Refused(f"worker {message.worker} registered without an incarnation", known=False)
-        if worker.session and not same and not worker.leaving and now - worker.heard < DUPLICATE_SILENCE_SECONDS:
+        if worker.session and not same and not worker.leaving and now - worker.heard < MISSED_BEATS * self.heartbeat:
             return Refused(f"worker {message.worker} is already connected from another live process", known=True)
         restarted = worker.seen and not same
         worker.restarts += restarted

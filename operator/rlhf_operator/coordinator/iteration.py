@@ -123,7 +123,7 @@ def _overdue(plan: Plan, world: World, now: float) -> list[Decision]:
     """A wait that took too long: a stuck worker restarts, an absent one that nobody can stand in for fails the job."""
     limit = plan.spec.run_policy.start_timeout_seconds
     decisions: list[Decision] = []
-    for wait in waits.waits(plan, world):
+    for wait in waits.waits(plan, world, now - limit):
         if now - wait.since <= limit + wait.allowance:
             continue
         message = f"waited {now - wait.since:.0f} s for {wait.sentence}"

@@ -14,7 +14,7 @@ When the process dies the ledger is rebuilt from the journal: finished responses
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,9 +90,9 @@ class Ledger:
         """The next samples to hand out: those with most tokens first (they end last), then by index."""
         return [index for _, index in self._queue[:limit]]
 
-    def unscored(self) -> Iterable[int]:
+    def unscored(self) -> Collection[int]:
         """Samples with open tasks, in the order they finished."""
-        return self._unscored
+        return self._unscored.keys()
 
     def decoding_on(self, worker: str) -> int:
         """Samples this worker decodes."""

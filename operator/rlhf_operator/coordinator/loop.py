@@ -23,7 +23,8 @@ TICK_SECONDS: Final = 0.25
 """Resolution of everything that only time changes."""
 
 GATHER_SECONDS: Final = 0.002
-"""Messages that arrive together are decided on together; far below the time of a decode step."""
+"""Messages that arrive together are decided on together; far below the time of a decode step. Longer when deciding
+takes long (hundreds of workers): then as long as the last time, so that at most half of the time goes into it."""
 
 MOST_ROUNDS: Final = 64
 """Decisions that follow from decisions; more means that a decision does not change what it was made from."""
@@ -39,13 +40,15 @@ class Loop:
 
     async def until_over(self) -> None:
         """Returns when the job is Complete, Failed or Stopped."""
-        run = self._run
+        run, spent = self._run, 0.0
         while run.outcome is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(run.changed.wait(), TICK_SECONDS)
-                await asyncio.sleep(GATHER_SECONDS)
+                await asyncio.sleep(max(GATHER_SECONDS, spent))
             run.changed.clear()
+            begun = time.monotonic()
             self.turn()
+            spent = time.monotonic() - begun
 
     def turn(self) -> None:
         """Decides and acts until there is nothing left to decide."""

@@ -53,7 +53,8 @@ class PromptSet:
         self._shuffle = shuffle
         self._per_iteration = per_iteration
         self._samples_per_prompt = samples_per_prompt
-        self._order_of = lru_cache(maxsize=4)(self._order)
+        # The passes that one iteration goes through, and those of the one before, which may be replayed.
+        self._order_of = lru_cache(maxsize=4 + 2 * per_iteration // len(prompts))(self._order)
 
     def __len__(self) -> int:
         return len(self._prompts)

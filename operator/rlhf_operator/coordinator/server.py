@@ -157,7 +157,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         return pb.Welcome(
             coordinator_epoch=self._run.coordinator_epoch,
             job=self._job,
-            heartbeat_seconds=min(1.0, fleet.timeout / 4),
+            heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
         )
 

@@ -3,6 +3,7 @@
 Rule: pure. Every wait names the worker and what it is to do, and since when.
 """
 
+import math
 from dataclasses import dataclass
 
 from rlhf_api.names import Group
@@ -27,16 +28,16 @@ class Wait:
     """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
 
 
-def waits(plan: Plan, world: World) -> list[Wait]:
-    """All waits, by worker."""
+def waits(plan: Plan, world: World, before: float = math.inf) -> list[Wait]:
+    """All waits that began before a moment, by worker."""
     found: list[Wait] = []
     for worker in world.fleet:
         if worker.leaving:
-            found.append(Wait(worker.name, f"{worker.name} to restart", worker.since, False, True))
+            found += _leaving(worker) if worker.since < before else []
         elif not worker.session:
-            found += _absent(world, worker)
+            found += _absent(world, worker) if worker.since < before else []
         else:
-            found += _working(plan, world, worker)
+            found += _working(plan, world, worker, before)
     return found
 
 
@@ -46,6 +47,10 @@ def sentences(plan: Plan, world: World, now: float) -> list[str]:
     return [f"{wait.sentence} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
 
 
+def _leaving(worker: Worker) -> list[Wait]:
+    return [Wait(worker.name, f"{worker.name} to restart", worker.since, False, True)]
+
+
 def _absent(world: World, worker: Worker) -> list[Wait]:
     others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
     fatal = worker.group is Group.TRAINING or not others
@@ -53,12 +58,14 @@ def _absent(world: World, worker: Worker) -> list[Wait]:
     return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
 
 
-def _working(plan: Plan, world: World, worker: Worker) -> list[Wait]:
+def _working(plan: Plan, world: World, worker: Worker, before: float) -> list[Wait]:
     slow = worker.slow
     if slow is not None:
         # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
         since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
-        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)]
+        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
+    if worker.moved >= before:
+        return []
     decoding, scoring = world.ledger.decoding_on(worker.name), world.ledger.scoring_on(worker.name)
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:

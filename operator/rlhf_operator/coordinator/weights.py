@@ -42,8 +42,10 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
 
 def current(plan: Plan, world: World, worker: Worker) -> bool:
     """It has its role and every weight at the job's version."""
+    if not worker.idle or worker.role != worker.group.value:
+        return False
     models = (ACTOR,) if worker.group is Group.GENERATION else plan.scored_models
-    return worker.idle and worker.role == worker.group.value and all(worker.holds(m, world.version) for m in models)
+    return all(worker.versions.get(model) == world.version for model in models)
 
 
 def published(plan: Plan, world: World) -> bool:

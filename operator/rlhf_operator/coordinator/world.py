@@ -4,6 +4,7 @@ Rule: decisions read this and never change it; `effects` and `intake` change it 
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from rlhf_api import control_pb2 as pb
@@ -28,17 +29,17 @@ class Plan:
         """The manifest."""
         return self.job.spec
 
-    @property
+    @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Scoring tasks."""
         return self.graph.tasks_of(Group.INFERENCE)
 
-    @property
+    @cached_property
     def scored_models(self) -> tuple[str, ...]:
         """Models that inference workers hold and training changes: they need every new version."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
-    @property
+    @cached_property
     def lead(self) -> str:
         """The model whose version stands for the version of a training rank."""
         return self.graph.trained[0]

@@ -1,0 +1,101 @@
+"""The coordinator's own cost, without models: simulated workers over real gRPC, the coordinator as a real process.
+
+Two runs of the same job shape. `flood`: workers answer at once, so all is control plane: how many samples a second pass
+through the ledger (handed out, progress, finished, scored three times, journaled, fetched, trained) and how many the
+coordinator's CPU seconds would allow. `paced`: workers decode at a real engine's pace, reporting progress: the share
+of one core the coordinator takes, and the share of an iteration that everybody waits for it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.coordinated import write_files
+from tests.coordinator_process import Process
+from tests.simulated_worker import Pace, crew
+
+from rlhf_api.names import Group
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+FLOOD = Pace(tick_seconds=0.05, tokens_per_tick=10_000, train_seconds=0.0, progress_seconds=1e9)
+PACED = Pace(tick_seconds=0.5, tokens_per_tick=16, train_seconds=1.0, progress_seconds=4.0)
+"""32 tokens a second a sample; progress as often as the coordinator asks 256 workers for it."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterations: int) -> dict[str, Any]:
+    """One job; CPU and wall time from the first iteration's end to the last one's."""
+    training = arguments.training
+    generation = (arguments.workers - training) * 3 // 4
+    counts = {
+        Group.GENERATION: generation,
+        Group.INFERENCE: arguments.workers - training - generation,
+        Group.TRAINING: training,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(
+            folder,
+            iterations=iterations,
+            every=10_000,
+            rollout={"batchSize": arguments.samples, "maxResponseTokens": tokens},
+            generation={"replicas": counts[Group.GENERATION], "maxBatchSize": 64},
+            inference={"replicas": counts[Group.INFERENCE]},
+            training={"parallelism": {"pipeline": training}, "microBatchSize": 4},
+        )
+        process = Process(folder)
+        process.start()
+        assert process.process is not None
+        await process.until_serving()
+        workers = crew(counts, process.address, pace=pace)
+        await process.until_iteration(1, rate=2)
+        begun, cpu = time.monotonic(), cpu_seconds(process.process.pid)
+        await process.until_iteration(iterations - 1, rate=2)
+        seconds, cpu = time.monotonic() - begun, cpu_seconds(process.process.pid) - cpu
+        code = await process.code()
+        await workers.end()
+        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = lines[1 : iterations - 1]
+    samples = arguments.samples * len(measured)
+    return {
+        "exit_code": code,
+        "iterations": len(measured),
+        "seconds_an_iteration": seconds / len(measured),
+        "samples_per_second": samples / seconds,
+        "coordinator_cpu_seconds": cpu,
+        "coordinator_cpu_share": cpu / seconds,
+        "samples_per_cpu_second": samples / cpu,
+        "control_share": sum(line["control_share"] for line in measured) / len(measured),
+        "tokens_per_second": sum(line["tokens"] for line in measured) / seconds,
+    }
+
+
+def main() -> None:
+    """Prints both runs; the last line is one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--training", type=int, default=8, help="of the workers")
+    parser.add_argument("--samples", type=int, default=2048, help="of an iteration")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"workers": arguments.workers, "samples": arguments.samples}
+    results["flood"] = asyncio.run(measure(arguments, FLOOD, tokens=64, iterations=5))
+    results["paced"] = asyncio.run(measure(arguments, PACED, tokens=512, iterations=4))
+    for name in ("flood", "paced"):
+        print(name, {key: round(value, 4) for key, value in results[name].items()})
+    if arguments.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
