@@ -71,7 +71,7 @@ def write_policy(folder: Path, architecture: str = "llama", *, seed: int = 0, **
 
 
 def write_reward_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a sequence classification model with one output (unless `changes` say otherwise) into `folder` and returns it."""
+    """Writes a sequence classification model, with one output unless `changes` differ, into `folder`; returns it."""
     config = build_config(architecture, **{"num_labels": 1, **changes})
     return _write(folder, transformers.AutoModelForSequenceClassification, config, seed)
 

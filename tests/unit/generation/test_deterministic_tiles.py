@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import write_policy
+import transformers
+from tests.models import build_config, write_policy
 from tests.unit.generation.conftest import MakeEngine
 
 from rlhf_workers.generation.forward import CausalForward
 from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool
+from rlhf_workers.generation.protocol import SamplingParameters
 from rlhf_workers.generation.tiles import Tiles
+from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
 from rlhf_workers.models import load_causal_lm
 from rlhf_workers.role import WorkError
 
@@ -48,7 +51,7 @@ def model(load: Any) -> Any:
 
 
 def test_a_machine_whose_rows_depend_on_their_place_is_refused(model: Any) -> None:
-    with pytest.raises(WorkError, match="results depend on the place of a sample in its batch") as raised:
+    with pytest.raises(WorkError, match="a sample's results depend on the rest of its batch") as raised:
         Tiles(Neighbourly(model, "model")).require()
     assert raised.value.failure.field == "spec.deterministic"
 
@@ -72,10 +75,23 @@ def test_layers_of_odd_size_are_refused_or_harmless(tmp_path: Path) -> None:
         torch.nn.functional.silu(values.roll(1, 0)).roll(-1, 0), torch.nn.functional.silu(values)
     )
     if tail_differs:
-        with pytest.raises(WorkError, match="layer sizes to multiples of 32"):
+        with pytest.raises(WorkError, match="layer sizes must be multiples of 32"):
             Tiles(CausalForward(model, "model")).require()
     else:
         Tiles(CausalForward(model, "model")).require()
+
+
+def test_a_model_that_gathers_rows_by_expert_is_refused(load: Any) -> None:
+    """How many rows reach an expert, and with it the kernel that multiplies them, depends on the neighbours."""
+    config = build_config("llama").to_dict() | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.MixtralConfig(**{key: value for key, value in config.items() if key != "model_type"})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.MixtralForCausalLM._from_config(config, attn_implementation="eager").eval()
+    limits = EngineLimits(4, 48, 48)
+    TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=False)
+    with pytest.raises(WorkError, match="the model routes tokens to experts"):
+        TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=True)
 
 
 def test_fast_mode_tries_nothing(make_engine: MakeEngine) -> None:

@@ -124,7 +124,7 @@ def test_memory_follows_the_samples_and_never_passes_slots_times_length(make_eng
         engine.step()
         small = engine.kv_bytes()
         engine.withdraw()
-        engine.submit(requests(64, response=96))
+        engine.submit(requests(40, response=60))
         most = 0
         while engine.held:
             engine.step()

@@ -17,6 +17,8 @@ from rlhf_workers.role import WorkError
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in configurations."""
 VERIFY_TOKENS: Final = 24
 """Length of the sequence `verify` compares; longer than no window matters little, the masks are ours."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
@@ -34,6 +36,8 @@ class CausalForward:
         config = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.experts = any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
+        """Whether layers route tokens to experts."""
         self._field = field
         self._kinds = _layer_kinds(config, field)
         self._window = int(config.sliding_window) if SLIDING in self._kinds else 0
@@ -76,9 +80,22 @@ class CausalForward:
     @torch.inference_mode()
     def verify(self) -> None:
         """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass."""
+        try:
+            wanted, found = self._both_ways()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise _unsupported(self.model.config, self._field, f"it does not take our masks: {error}") from error
+        off = float((found - wanted).abs().max())
+        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(wanted.abs().max()))
+        if not off <= allowed and bool(wanted.isfinite().all()):
+            why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
+            raise _unsupported(self.model.config, self._field, why)
+
+    def _both_ways(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the second half of a random sequence: by a full pass, and by prefill and decode."""
         generator = np.random.Generator(np.random.Philox(key=0))
         ids = torch.from_numpy(generator.integers(0, self.vocabulary, VERIFY_TOKENS)).to(self.device)
-        wanted = self.model(input_ids=ids[None], use_cache=False).logits[0].float()
         half = VERIFY_TOKENS // 2
         pool = KvPool(TILE_ROWS, VERIFY_TOKENS)
         row = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -87,11 +104,8 @@ class CausalForward:
             self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
             for at in range(half, VERIFY_TOKENS)
         ]
-        off = float((torch.stack(found) - wanted[half:]).abs().max())
-        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(wanted.abs().max()))
-        if not off <= allowed:
-            why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
-            raise _unsupported(self.model.config, self._field, why)
+        wanted = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
+        return wanted, torch.stack(found)
 
     def _mask(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Additive masks [n, 1, queries, length]: key k is seen from position p when p - window < k <= p."""

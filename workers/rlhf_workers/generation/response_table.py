@@ -5,7 +5,6 @@ sample. Response arrays start short and double, so memory follows the longest re
 token without its log-probability and weight version.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -146,11 +145,10 @@ class ResponseTable:
         self._versions = np.pad(self._versions, more)
 
 
-def version_runs(versions: Iterable[int]) -> tuple[VersionRun, ...]:
+def version_runs(versions: npt.NDArray[np.int32]) -> tuple[VersionRun, ...]:
     """Runs of equal weight versions."""
-    array = np.fromiter(versions, np.int64)
-    if not array.size:
+    if not versions.size:
         return ()
-    starts = np.flatnonzero(np.diff(array, prepend=array[0] - 1))
-    lengths = np.diff(np.append(starts, array.size))
-    return tuple(VersionRun(int(array[start]), int(length)) for start, length in zip(starts, lengths, strict=True))
+    ends = np.append(np.flatnonzero(versions[1:] != versions[:-1]) + 1, versions.size)
+    lengths = np.diff(ends, prepend=0)
+    return tuple(VersionRun(int(versions[end - 1]), int(length)) for end, length in zip(ends, lengths, strict=True))

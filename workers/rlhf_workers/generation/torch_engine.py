@@ -33,7 +33,7 @@ from rlhf_workers.generation.protocol import (
 from rlhf_workers.generation.response_table import ResponseTable, Slots
 from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.stopping import StopRule
-from rlhf_workers.generation.tiles import MAX_PROMPTS, Tiles
+from rlhf_workers.generation.tiles import Tiles
 from rlhf_workers.models import replace_weights
 from rlhf_workers.role import WorkError
 
@@ -207,7 +207,7 @@ class TorchEngine:
         while self._queue and self._table.free and share > 0:
             batch: list[Request] = []
             length = 0
-            while self._queue and len(batch) < min(self._table.free, MAX_PROMPTS):
+            while self._queue and len(batch) < self._table.free:
                 longest = max(length, padded(len(self._prefix(self._queue[0]))))
                 if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
                     break
