@@ -36,6 +36,8 @@ class Kills:
     first: Sequence[str] = ()
     """Victims of the first kills, in order; the others are random."""
     longest_calm_seconds: float = 6.0
+    iterations_between: int = 0
+    """Iterations trained before each kill since the one before, so that it meets a job at work; 0: also recovery."""
 
 
 @dataclass
@@ -101,7 +103,7 @@ def run_job(manifest: Path, run_dir: Path, *, options: Sequence[str] = (), kills
         runner = subprocess.Popen([*command, *options], stdout=out, stderr=subprocess.STDOUT)
     try:
         if kills is not None:
-            _disturb(runner, kills, started, ended)
+            _disturb(runner, run_dir, kills, started, ended)
         ended.code = runner.wait(timeout=RUN_TIMEOUT_SECONDS - (time.monotonic() - started))
     except subprocess.TimeoutExpired:
         pass
@@ -119,13 +121,21 @@ def run_job(manifest: Path, run_dir: Path, *, options: Sequence[str] = (), kills
     return ended
 
 
-def _disturb(runner: subprocess.Popen[bytes], kills: Kills, started: float, ended: Ended) -> None:
+def _trained(run_dir: Path) -> int:
+    recorded = run_dir / "metrics.jsonl"
+    return recorded.read_text().count("\n") if recorded.is_file() else 0
+
+
+def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
     rng = random.Random(kills.seed)
     for number in range(kills.count):
         calm = rng.uniform(SHORTEST_CALM_SECONDS, kills.longest_calm_seconds)
         everyone = sorted(kills.among)
         victim = kills.first[number] if number < len(kills.first) else rng.choice(everyone)
+        trained = _trained(run_dir) + kills.iterations_between
+        while runner.poll() is None and _trained(run_dir) < trained:
+            time.sleep(0.05)
         time.sleep(calm)
         while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:
             pid = processes(runner.pid).get(victim)
