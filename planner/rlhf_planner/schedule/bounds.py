@@ -73,6 +73,7 @@ def peak_bound(lay: Layout, makespan: float) -> float:
     later stages and back, so the device's mean over the makespan is at least the sum of those.
     """
     head, tail = step_windows(lay)
+    hair = 1e-9 * max(1.0, makespan)  # a step may start the moment another ends, whatever sums of floats say
     windows, energy = np.zeros(lay.instance.devices), np.zeros(lay.instance.devices)
     changes: list[list[tuple[float, float]]] = [[] for _ in range(lay.instance.devices)]
     for k in range(lay.stages):
@@ -84,11 +85,11 @@ def peak_bound(lay: Layout, makespan: float) -> float:
         windows[lay.device[k]] = max(windows[lay.device[k]], held)
         row = changes[int(lay.device[k])]
         for must, may in zip(makespan - tail[forward], ends, strict=True):
-            if must < may - 1e-9:
-                row += [(float(must), held), (float(may), -held)]
+            if must < may - 2 * hair:
+                row += [(float(must) + hair, held), (float(may) - hair, -held)]
     for device, row in enumerate(changes):
         holds = 0.0
-        for _, change in sorted(row):  # at equal times what is freed comes first
+        for _, change in sorted(row):
             holds += change
             windows[device] = max(windows[device], holds)
     return float(max(windows.max(), (energy / makespan).max()))

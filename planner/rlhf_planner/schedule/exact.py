@@ -29,7 +29,7 @@ class Answer:
     timeline: Timeline | None
     bound: float
     infeasible: bool = False
-    optimal: bool = False
+    effort: float = 0.0  # deterministic time used
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,14 @@ def time_grid(lay: Layout) -> Grid:
         if np.allclose(scaled, np.round(scaled), rtol=0, atol=1e-9):
             return Grid(float(10**digits), True)
     return Grid(500.0 / float(lay.duration[lay.duration > 0].min()), False)
+
+
+def next_time(lay: Layout, makespan: float) -> float:
+    """The least makespan above one that is proven impossible: makespans are sums of durations, so multiples of the
+    grid.
+    """
+    grid = time_grid(lay)
+    return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
 
 class Model:
@@ -151,14 +159,15 @@ class Model:
         solver.parameters.max_deterministic_time = max(effort, 1e-3)
         solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
         status = solver.solve(self.model)
+        used = float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
-            return Answer(None, float("inf"), infeasible=self.grid.exact)
+            return Answer(None, float("inf"), self.grid.exact, used)
         bound = solver.best_objective_bound / self.grid.scale if self.grid.exact and self.model.has_objective() else 0.0
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Answer(None, bound)
+            return Answer(None, bound, effort=used)
         start = np.array([solver.value(variable) for variable in self.steps], dtype=np.float64)
         timeline = simulate(self.lay, orders_by_start(self.lay, start))
-        return Answer(timeline, bound, optimal=status == cp_model.OPTIMAL and self.grid.exact)
+        return Answer(timeline, bound, effort=used)
 
 
 def decide(lay: Layout, horizon: float, cap: float | None, effort: float, seconds: float, seed: int) -> Answer:
@@ -184,7 +193,8 @@ def minimise_makespan(
     if model.grid.exact:
         model.hint(incumbent)
     answer = model.solve(effort, seconds, seed)
-    return Answer(answer.timeline, max(low, answer.bound), answer.infeasible, answer.optimal)
+    bound = incumbent.makespan if answer.infeasible else max(low, answer.bound)
+    return Answer(answer.timeline, bound, answer.infeasible, answer.effort)
 
 
 def device_peak_bound(lay: Layout, device: int, horizon: float, effort: float, seconds: float) -> float:

@@ -22,13 +22,14 @@ import numpy as np
 from rlhf_planner.schedule.anneal import COLD, HOT, Walk, memory_units
 from rlhf_planner.schedule.baselines import check_cap_possible, keeps_cap, one_at_a_time, run_baselines
 from rlhf_planner.schedule.bounds import makespan_bound, peak_bound
-from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound, minimise_makespan
+from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound, minimise_makespan, next_time
 from rlhf_planner.schedule.listing import listed
 from rlhf_planner.schedule.problem import Instance, InstanceError
 from rlhf_planner.schedule.simulate import Layout, Timeline, layout
 
-TRIES_A_SECOND = 3_000_000  # nominal rate of the annealing; an idle core of 2020 does two to four times that
+TRIES_A_SECOND = 4_000_000  # nominal rate of the annealing; an idle core of 2020 does twice that
 CHUNK = 1_000_000  # tries between two looks at the clock
+_DECISIONS = 12  # makespans that the exact solver is asked for, each with up to 8% of the budget
 _PROBES = 4  # short walks that bracket the peak
 _ROUNDS = ((0.22, 0.02), (0.28, 0.01), (0.38, 0.0))  # long walks: share of the tries, how far under the best they aim
 SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans tried under a cap, above the least
@@ -108,11 +109,13 @@ class _Search:
         """Share of the budget that is left, counted in tries."""
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
-    def spend(self, share: float) -> float:
-        """Take a share of the whole budget (or what is left) from the tries for the exact solver, in seconds."""
-        seconds = max(0.0, min(share * self.options.seconds, self.tries_left / TRIES_A_SECOND))
-        self.tries_left -= int(seconds * TRIES_A_SECOND)
-        return seconds
+    def effort(self, share: float) -> float:
+        """Effort for the exact solver: a share of the whole budget, or what is left."""
+        return min(share, self.share_left) * self.options.seconds
+
+    def spend(self, effort: float) -> None:
+        """Take what the exact solver used from the tries."""
+        self.tries_left -= int(effort * TRIES_A_SECOND)
 
     def offer(self, timeline: Timeline, method: str) -> bool:
         """Take the schedule if it keeps the cap and is better."""
@@ -159,13 +162,20 @@ def _fastest(search: _Search) -> Timeline:
     fast = listed(lay, None)[0]
     if lay.steps > EXACT_STEPS or fast.makespan <= search.bound * (1 + 1e-9):
         return fast
-    answer = decide(lay, search.bound, None, search.spend(0.15), search.left, options.seed)
-    if answer.timeline is None:
-        answer = minimise_makespan(lay, search.bound, fast, None, search.spend(0.15), search.left, options.seed)
-        search.bound = max(search.bound, answer.bound)
-    if answer.timeline is not None and answer.timeline.makespan < fast.makespan:
-        fast = answer.timeline
-        search.offer(fast, "constraint programming")
+    low = ask = search.bound  # below `low` there is nothing, or nothing that was found
+    for _ in range(_DECISIONS):
+        answer = decide(lay, ask, None, search.effort(0.08), search.left, options.seed)
+        search.spend(answer.effort)
+        if answer.timeline is not None:
+            fast = answer.timeline
+            search.offer(fast, "constraint programming")
+        else:
+            low = max(low, next_time(lay, ask))
+        if answer.infeasible:
+            search.bound = low = max(search.bound, next_time(lay, ask))
+        if low >= fast.makespan * (1 - 1e-9) or search.left <= 0:
+            break
+        ask = low if answer.infeasible else (low + fast.makespan) / 2
     return fast
 
 
@@ -175,7 +185,8 @@ def _fit_under_cap(search: _Search, fast: Timeline) -> None:
     assert cap is not None
     if lay.steps <= EXACT_STEPS // 4:
         start = search.best if search.best.layout is lay else one_at_a_time(lay)
-        answer = minimise_makespan(lay, search.bound, start, cap, search.spend(0.3), search.left, options.seed)
+        answer = minimise_makespan(lay, search.bound, start, cap, search.effort(0.3), search.left, options.seed)
+        search.spend(answer.effort)
         search.bound = max(search.bound, answer.bound)
         if answer.timeline is not None:
             search.offer(answer.timeline, "constraint programming")
@@ -263,7 +274,8 @@ def _exact_peak(search: _Search, limit: float, peak: float, share: float) -> boo
     """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
     if search.peak_at_floor or search.left <= 0:
         return True
-    answer = decide(search.lay, limit, peak, search.spend(share), search.left, search.options.seed)
+    answer = decide(search.lay, limit, peak, search.effort(share), search.left, search.options.seed)
+    search.spend(answer.effort)
     if answer.timeline is not None:
         _take(search, answer.timeline, "constraint programming")
         return False
@@ -286,9 +298,10 @@ def _peak_floor(search: _Search, limit: float) -> float:
     floor = peak_bound(lay, limit)
     if lay.steps > EXACT_STEPS:
         return floor
-    effort = search.spend(0.1) / lay.instance.devices
+    effort = search.effort(0.1)
+    search.spend(effort)
     for device in range(lay.instance.devices):
         if search.left > 0.2 * search.options.seconds:
-            floor = max(floor, device_peak_bound(lay, device, limit, effort, search.left))
+            bound = device_peak_bound(lay, device, limit, effort / lay.instance.devices, search.left)
+            floor = max(floor, bound)
     return floor
-

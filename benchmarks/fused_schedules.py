@@ -1,0 +1,139 @@
+"""The twelve published instances of the fused schedule: ours, ours with split backward, baselines, bounds, beside
+the paper.
+
+One process, one core. Budgets count CPU seconds of this process by default (it has one thread), so that a shared
+machine gives the same search as an idle one; wall seconds are printed beside them. `--json` prints one object as the
+last line.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved
+from rlhf_planner.schedule.bounds import published_bound
+from rlhf_planner.schedule.check import check_schedule
+from rlhf_planner.schedule.published import PUBLISHED, Published
+from rlhf_planner.schedule.simulate import layout
+from rlhf_planner.schedule.solve import Options, Solution, solve
+from rlhf_planner.schedule.tables import steps_by_device
+
+CHUNKS = 4  # virtual stages of the interleaved baseline
+TRANSFER = 0.5  # time between stages in the run that makes transfers cost something: a tenth to half of a forward step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--only", type=int, nargs="*", help="instances to run; all twelve when left out")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="what the budgets count")
+    parser.add_argument("--first", type=float, default=10, help="seconds of the run that must meet the bound")
+    parser.add_argument("--peak", type=float, default=60, help="seconds of the run that lowers the peak")
+    parser.add_argument("--split", type=float, default=30, help="seconds of each run with split backward")
+    args = parser.parse_args()
+    clock = time.process_time if args.clock == "cpu" else time.monotonic
+    cold = time.process_time()
+    solve(PUBLISHED[5].instance(), Options(0.01), clock)
+    compile_seconds = time.process_time() - cold
+    print(f"first call, compiling or loading machine code: {compile_seconds:.1f} s CPU")
+    rows = []
+    for published in PUBLISHED:
+        if args.only is None or published.id in args.only:
+            rows.append(measure(published, args, clock))
+            print(line(rows[-1]), flush=True)
+    if args.json:
+        print(json.dumps({"clock": args.clock, "compileSeconds": compile_seconds, "instances": rows, **verdicts(rows)}))
+
+
+def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[str, Any]:
+    instance = published.instance()
+    first = run(instance, Options(args.first), clock)
+    lowered = run(instance, Options(args.peak), clock)
+    split = run(instance, Options(args.split, split=True), clock)
+    bound = max(published.split_bound, split["lowerBound"])
+    slack = max(0.0, 1.03 * bound / split["makespan"] - 1)
+    lean = run(instance, Options(args.split, split=True, makespan_slack=slack), clock)
+    paid = published.instance(transfer=TRANSFER)
+    cut, cut_paid, both = interleaved(instance, CHUNKS), interleaved(paid, CHUNKS), chimera(instance)
+    fused_paid = run(paid, Options(args.first), clock)
+    return {
+        "id": published.id,
+        "paper": {
+            "serial": published.serial,
+            "greedy": published.greedy,
+            "best": published.best,
+            "peak": published.peak,
+            "bound": published.bound,
+            "splitBound": published.split_bound,
+            "searchSeconds": published.search_seconds,
+        },
+        "boundsEqual": published_bound(layout(instance)) == published.bound
+        and published_bound(layout(instance, split=True)) == published.split_bound,
+        "first": first,
+        "lowered": lowered,
+        "split": split,
+        "splitLean": lean,
+        "interleavedIdeal": ideal_interleaved(instance, CHUNKS),
+        "interleaved": None if cut is None else cut.makespan,
+        "interleavedPaid": None if cut_paid is None else cut_paid.makespan,
+        "fusedPaid": fused_paid["makespan"],
+        "chimera": None if both is None else both.makespan,
+    }
+
+
+def run(instance: Any, options: Options, clock: Any) -> dict[str, Any]:
+    wall, cpu = time.monotonic(), time.process_time()
+    found: Solution = solve(instance, options, clock)
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    checked = check_schedule(instance, steps_by_device(found.timeline))
+    return {
+        "makespan": checked.makespan,
+        "peak": round(max(checked.peaks), 6),
+        "lowerBound": found.lower_bound,
+        "peakLowerBound": round(found.peak_bound, 6),
+        "atBound": found.at_bound,
+        "peakAtBound": found.peak_at_bound,
+        "method": found.method,
+        "cutShort": found.cut_short,
+        "cpuSeconds": round(cpu, 2),
+        "wallSeconds": round(wall, 2),
+        "serial": found.baselines[SERIAL].makespan,
+        "greedy": [found.baselines["greedy"].makespan, round(found.baselines["greedy"].peak, 6)],
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    paper, first, low, split, lean = (row[key] for key in ("paper", "first", "lowered", "split", "splitLean"))
+    return (
+        f"{row['id']:>2}  paper {paper['best']:g}/{paper['peak']:g} bound {paper['bound']:g}  "
+        f"ours {first['makespan']:g} in {first['cpuSeconds']:.1f} s  "
+        f"peak {low['peak']:g} (>= {low['peakLowerBound']:g}) at {low['makespan']:g} in {low['cpuSeconds']:.0f} s  "
+        f"split {split['makespan']:g} (bound {split['lowerBound']:g}, paper {paper['splitBound']:g})  "
+        f"lean {lean['makespan']:g}/{lean['peak']:g}"
+    )
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The questions this benchmark answers, as numbers of instances."""
+    return {
+        "atBound": sum(row["first"]["makespan"] <= row["paper"]["bound"] for row in rows),
+        "greedyEqual": sum(tuple(row["first"]["greedy"]) == row["paper"]["greedy"] for row in rows),
+        "serialEqual": sum(row["first"]["serial"] == row["paper"]["serial"] for row in rows),
+        "boundsEqual": sum(row["boundsEqual"] for row in rows),
+        "peakNoHigher": sum(row["lowered"]["peak"] <= row["paper"]["peak"] + 1e-6 for row in rows),
+        "peakLower": sum(row["lowered"]["peak"] < row["paper"]["peak"] - 1e-6 for row in rows),
+        "splitWithinOnePercent": sum(
+            row["split"]["makespan"] <= 1.01 * row["paper"]["splitBound"] or row["split"]["atBound"] for row in rows
+        ),
+        "splitLeanWithinPeak": sum(
+            row["splitLean"]["peak"] <= row["paper"]["peak"] + 1e-6
+            and row["splitLean"]["makespan"]
+            <= 1.03 * max(row["paper"]["splitBound"], row["split"]["lowerBound"]) + 1e-6
+            for row in rows
+        ),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Whatever the instance: the answer passes the independent checker, lies between bound and baselines, keeps the cap."""
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from random_instances import instances, shortest
+
+from rlhf_planner.schedule.baselines import run_baselines
+from rlhf_planner.schedule.check import check_schedule
+from rlhf_planner.schedule.problem import Instance, InstanceError
+from rlhf_planner.schedule.simulate import layout
+from rlhf_planner.schedule.solve import Options, Solution, solve
+from rlhf_planner.schedule.table_check import check_table
+from rlhf_planner.schedule.tables import schedule_table, steps_by_device
+
+QUICK = settings(
+    max_examples=16, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
+)
+
+
+def still() -> float:
+    """A clock that stands still: effort alone ends the search, so that runs are equal on any machine."""
+    return 0.0
+
+
+def search(instance: Instance, seconds: float, split: bool = False) -> Solution | None:
+    try:
+        return solve(instance, Options(seconds, split, seed=3), still)
+    except InstanceError as error:
+        if error.field != "memoryCap":  # said to be infeasible, which the instance alone decides
+            raise
+        return None
+
+
+@QUICK
+@given(instances())
+def test_answers_are_valid_and_between_bound_and_baselines(instance: Instance) -> None:
+    for split in (False, True):
+        found = search(instance, 0.05, split)
+        if found is None:
+            return
+        checked = check_schedule(instance, steps_by_device(found.timeline))
+        assert checked.makespan == pytest.approx(found.timeline.makespan)
+        assert max(checked.peaks) == pytest.approx(found.timeline.peak)
+        assert found.lower_bound <= found.timeline.makespan + 1e-6
+        assert found.timeline.makespan <= min(base.makespan for base in found.baselines.values()) + 1e-9
+        assert instance.memory_cap is None or found.timeline.peak <= instance.memory_cap + 1e-9
+        assert found.peak_bound <= found.timeline.peak + 1e-9
+        check_table(schedule_table(found.timeline, found.method))
+
+
+@settings(QUICK, max_examples=10)
+@given(instances(most_devices=3, most_steps=14, whole=True))
+def test_brute_force_agrees(instance: Instance) -> None:
+    assume(instance.steps <= 14)
+    found = search(instance, 2.0)
+    if found is None:
+        return
+    assert found.timeline.makespan == shortest(instance)
+    assert found.lower_bound <= found.timeline.makespan
+
+
+@settings(QUICK, max_examples=10)
+@given(instances(most_devices=6, most_steps=60))
+def test_same_seed_same_schedule(instance: Instance) -> None:
+    first, second = search(instance, 0.05), search(instance, 0.05)
+    assert (first is None) == (second is None)
+    if first is not None and second is not None:
+        assert (first.timeline.orders == second.timeline.orders).all()
+
+
+@settings(QUICK, max_examples=10)
+@given(instances(most_devices=8, most_steps=60))
+def test_baselines_are_valid(instance: Instance) -> None:
+    without = dataclasses.replace(instance, memory_cap=None)
+    for timeline in run_baselines(layout(without)).values():
+        check_schedule(without, steps_by_device(timeline))
+        check_table(schedule_table(timeline, "baseline"))
