@@ -21,10 +21,10 @@ GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
 
 BEATS_A_SECOND: Final = 64
-"""Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream that ends says so at once."""
+"""Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream's end is seen at once."""
 
 MISSED_BEATS: Final = 3
-"""A session silent for so many beats may be half dead: a new incarnation takes its name over instead of being refused."""
+"""A session silent for so many beats may be half dead: a new incarnation takes its name over, it is not refused."""
 
 
 class Work(StrEnum):

@@ -24,7 +24,10 @@ TICK_SECONDS: Final = 0.25
 
 GATHER_SECONDS: Final = 0.002
 """Messages that arrive together are decided on together; far below the time of a decode step. Longer when deciding
-takes long (hundreds of workers): then as long as the last time, so that at most half of the time goes into it."""
+takes long (hundreds of workers), see REST."""
+
+REST: Final = 4.0
+"""Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
 
 MOST_ROUNDS: Final = 64
 """Decisions that follow from decisions; more means that a decision does not change what it was made from."""
@@ -44,11 +47,11 @@ class Loop:
         while run.outcome is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(run.changed.wait(), TICK_SECONDS)
-                await asyncio.sleep(max(GATHER_SECONDS, spent))
+                await asyncio.sleep(max(GATHER_SECONDS, REST * spent))
             run.changed.clear()
             begun = time.monotonic()
             self.turn()
-            spent = time.monotonic() - begun
+            spent = min(TICK_SECONDS / REST, time.monotonic() - begun)
 
     def turn(self) -> None:
         """Decides and acts until there is nothing left to decide."""
