@@ -1,0 +1,188 @@
+"""`python -m rlhf_operator`: the operator process.
+
+Killed at any moment, it leaves jobs running; the next one lists what exists and goes on. Exit code 0 after SIGTERM, 1
+when its lease is lost or something that must not end has ended, 2 when it cannot start as asked.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.names import ExitCode
+from rlhf_operator import handlers, health, operator_logs
+from rlhf_operator.cluster import Cluster, ClusterError, MissingError, connect
+from rlhf_operator.controller import Controller
+from rlhf_operator.coordinator_client import Coordinators
+from rlhf_operator.events import Recorder
+from rlhf_operator.index import Index
+from rlhf_operator.leader import Leader, LostError
+from rlhf_operator.manifests import Images
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.resync import Resync
+from rlhf_operator.workqueue import WorkQueue
+
+log = logging.getLogger("rlhf_operator")
+
+CONCURRENCY: Final = 16
+"""Reconciles at once; they mostly wait for the API server."""
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+DEFINITION_SECONDS: Final = 5.0
+"""Between two looks for a definition that is not installed yet."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    namespaces: tuple[str, ...]
+    images: Images
+    health: str
+    metrics: str
+    lease_namespace: str
+    leader_election: bool
+    concurrency: int
+    json_logs: bool
+
+
+def options(arguments: Sequence[str]) -> Options:
+    """Parses the command line; ends the process with 2 when it is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
+    default = Images()
+    parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
+    parser.add_argument("--operator-image", default=default.operator, help="image of coordinators")
+    parser.add_argument("--worker-image", default=default.worker, help="image of workers")
+    parser.add_argument("--health-address", default="0.0.0.0:8081", help="host:port of /healthz and /readyz")
+    parser.add_argument("--metrics-address", default="0.0.0.0:8080", help="host:port of /metrics")
+    parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
+    parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
+    parser.add_argument("--log-format", choices=("json", "text"), default="json")
+    given = parser.parse_args(arguments)
+    if given.concurrency < 1:
+        parser.error(f"--concurrency: {given.concurrency}: must be at least 1")
+    own = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
+    return Options(
+        namespaces=tuple(given.namespace),
+        images=Images(given.operator_image, given.worker_image),
+        health=given.health_address,
+        metrics=given.metrics_address,
+        lease_namespace=given.lease_namespace or own,
+        leader_election=not given.no_leader_election,
+        concurrency=given.concurrency,
+        json_logs=given.log_format == "json",
+    )
+
+
+async def operate(options: Options, cluster: Cluster) -> int:
+    """Runs until told to stop; the exit code."""
+    identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    metrics, index = OperatorMetrics(), Index()
+    cluster.on_answer = metrics.answered
+    recorder = Recorder(cluster, identity)
+    queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
+    coordinators = Coordinators(queue.add)
+    controller = Controller(cluster, index, options.images, metrics, coordinators, recorder)
+    resync = Resync(cluster, index, queue, options.namespaces)
+    leader = Leader(cluster, options.lease_namespace, identity)
+    addresses = sorted({options.health, options.metrics})
+    served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)
+    try:
+        await definition(cluster, options.namespaces)
+        if options.leader_election:
+            await leader.acquire()
+        metrics.leader.set(1)
+        registry = handlers.registry(index, queue, metrics)
+        work: dict[str, Coroutine[Any, Any, None]] = {
+            "watch": handlers.watch(registry, options.namespaces),
+            "queue": queue.run(),
+            "resync": resync.run(),
+        }
+        if options.leader_election:
+            work["lease"] = leader.hold()
+        return await first_ended(work)
+    finally:
+        await leader.release()
+        await coordinators.close()
+        await recorder.close()
+        await served.cleanup()
+
+
+async def first_ended(work: dict[str, Coroutine[Any, Any, None]]) -> int:
+    """Runs everything until one thing ends: the watch does when the process is asked to stop, nothing else should."""
+    tasks = [asyncio.create_task(each, name=name) for name, each in work.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LostError):
+            log.error("%s", error)
+            return ExitCode.FAILED
+        if error is not None:
+            log.error("%s ended", task.get_name(), exc_info=error)
+            return ExitCode.FAILED
+    return ExitCode.OK if any(task.get_name() == "watch" for task in done) else ExitCode.FAILED
+
+
+async def definition(cluster: Cluster, namespaces: Sequence[str]) -> None:
+    """Waits until the API server serves RLHFJobs."""
+    while True:
+        try:
+            async for _ in cluster.metadata(names.KIND, namespaces[0] if namespaces else None):
+                break
+        except MissingError:
+            log.warning("%s.%s is not installed: kubectl apply -f crds/rlhfjobs.yaml", names.PLURAL, names.GROUP)
+        except ClusterError as error:
+            log.warning("RLHFJobs cannot be listed: %s", error)
+        else:
+            return
+        await asyncio.sleep(DEFINITION_SECONDS)
+
+
+async def run(options: Options) -> int:
+    """Connects and operates; SIGTERM and SIGINT end it at any time."""
+    cluster = await connect()
+    task = asyncio.create_task(operate(options, cluster))
+    # kopf puts its own in their place once it runs, and ends the watch on them.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            return await task
+        return ExitCode.OK
+    finally:
+        await cluster.close()
+
+
+def main() -> int:
+    """Runs the process."""
+    given = options(sys.argv[1:])
+    operator_logs.configure(json_lines=given.json_logs)
+    from kubernetes.aio.config import ConfigException
+
+    try:
+        return asyncio.run(run(given))
+    except ConfigException as error:
+        log.error("no way to the cluster: %s", error)
+        return ExitCode.USAGE
+    except OSError as error:
+        log.error("%s", error)
+        return ExitCode.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

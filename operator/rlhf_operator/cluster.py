@@ -1,0 +1,224 @@
+"""The one file that talks to the Kubernetes API: server-side apply, create, delete, get, list; and what went wrong.
+
+Rule: plain objects in and out, no decision. Never more than `concurrency` requests at once, each with a time-out; every
+answer that is not success becomes one of the errors below, named for what a caller can do about it. A write that was
+sent may have been carried out even when its answer is lost, so callers must be able to ask again.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from rlhf_api import names
+
+Json = dict[str, Any]
+
+CONCURRENCY: Final = 32
+"""Requests at once: where a single API server's rate of small writes levels off."""
+TIMEOUT_SECONDS: Final = 30.0
+"""One request; the API server itself gives up on most after 60."""
+PAGE: Final = 500
+"""Objects of a list asked for at once."""
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+_METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
+RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "Event": ("/apis/events.k8s.io/v1", "events"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    names.KIND: (f"/apis/{names.API_VERSION}", names.PLURAL),
+}
+"""Kind -> where the API serves it; all are namespaced."""
+
+
+class ClusterError(Exception):
+    """The API server did not do it."""
+
+
+class UnavailableError(ClusterError):
+    """It could not be reached, or has no time for us: try again later."""
+
+
+class MissingError(ClusterError):
+    """The object does not exist (any more)."""
+
+
+class ConflictError(ClusterError):
+    """The object exists already, or is another than the one that was seen."""
+
+
+class RefusedError(ClusterError):
+    """Somebody has to act first: quota, rights, an invalid object. The message is the API server's."""
+
+
+async def connect(kubeconfig: Path | None = None) -> "Cluster":
+    """A client of the cluster this process runs in, or that `kubeconfig` (else KUBECONFIG) names.
+
+    Raises kubernetes.aio.config.ConfigException when there is no way in.
+    """
+    configuration = Configuration()
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+        config.load_incluster_config(client_configuration=configuration)
+    else:
+        await config.load_kube_config(
+            config_file=str(kubeconfig) if kubeconfig else None, client_configuration=configuration
+        )
+    configuration.connection_pool_maxsize = CONCURRENCY * 2
+    return Cluster(ApiClient(configuration))
+
+
+class Cluster:
+    """Requests to one API server."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        concurrency: int = CONCURRENCY,
+        on_answer: Callable[[str, str, int], None] | None = None,
+    ) -> None:
+        """`on_answer(verb, resource, code)` is told every answer; code 0 is none at all."""
+        self._client = client
+        self._slots = asyncio.Semaphore(concurrency)
+        self.on_answer = on_answer or (lambda verb, resource, code: None)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._client.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """The object, or None."""
+        try:
+            return await self._ask("get", kind, namespace, name)
+        except MissingError:
+            return None
+
+    async def apply(self, manifest: Json) -> Json:
+        """Server-side apply under our field manager; answers the object's metadata."""
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
+        namespace, name = _place(manifest)
+        return await self._ask("apply", manifest["kind"], namespace, name, body=manifest, query=query)
+
+    async def apply_status(self, manifest: Json) -> Json:
+        """Server-side apply of `status` by its own field manager; the whole object comes back.
+
+        ConflictError when the object is another than that of the manifest's resourceVersion.
+        """
+        query = {"fieldManager": names.STATUS_FIELD_MANAGER, "force": "true"}
+        namespace, name = _place(manifest)
+        return await self._ask("apply", manifest["kind"], namespace, name, "status", body=manifest, query=query)
+
+    async def create(self, manifest: Json) -> Json:
+        """Creates the object; ConflictError when one of its name exists. Answers its metadata."""
+        query = {"fieldManager": names.FIELD_MANAGER}
+        return await self._ask("create", manifest["kind"], _place(manifest)[0], body=manifest, query=query)
+
+    async def replace(self, manifest: Json) -> Json:
+        """Replaces the object of the manifest's resourceVersion; ConflictError when it is another by now."""
+        namespace, name = _place(manifest)
+        return await self._ask("update", manifest["kind"], namespace, name, body=manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Asks for the deletion of the object if it still is that of `uid`; no error when it is not."""
+        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        options["propagationPolicy"] = "Background"
+        if force:
+            options["gracePeriodSeconds"] = 0
+        try:
+            await self._ask("delete", kind, namespace, name, body=options)
+        except (MissingError, ConflictError):
+            return
+
+    async def metadata(self, kind: str, namespace: str | None = None, labels: str = "") -> AsyncIterator[Json]:
+        """Metadata of all objects of a kind that carry `labels`, page by page, in one namespace or all."""
+        selector = {"labelSelector": labels} if labels else {}
+        query = {"limit": str(PAGE)} | selector
+        while True:
+            answer = await self._ask("list", kind, namespace, query=query)
+            for each in answer["items"]:
+                yield each["metadata"]
+            following = answer["metadata"].get("continue")
+            if not following:
+                return
+            query = {"limit": str(PAGE), "continue": following} | selector
+
+    async def _ask(
+        self,
+        verb: str,
+        kind: str,
+        namespace: str | None,
+        *rest: str,
+        body: Json | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Json:
+        prefix, plural = RESOURCES[kind]
+        parts = [prefix, *(("namespaces", namespace) if namespace else ()), plural, *rest]
+        headers = _headers(verb, rest)
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], "", verb, None)
+        url = self._client.configuration.host + "/".join(parts) + (f"?{urlencode(query)}" if query else "")
+        code = 0
+        try:
+            async with self._slots:
+                answer = await self._client.rest_client.request(
+                    _METHODS[verb], url, headers=headers, body=body, _request_timeout=TIMEOUT_SECONDS
+                )
+                content, code = await answer.read(), answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            told = str(error) or type(error).__name__
+            raise UnavailableError(f"{verb} {plural} {'/'.join(rest)}: {told}") from error
+        finally:
+            self.on_answer(verb, plural, code)
+        if code >= 300:
+            raise _error(code, content, f"{verb} {plural} {'/'.join(rest)}".strip())
+        found: Json = json.loads(content)
+        return found
+
+
+_METHODS: Final = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "apply": "PATCH",
+    "update": "PUT",
+    "delete": "DELETE",
+}
+
+
+def _headers(verb: str, rest: tuple[str, ...]) -> dict[str, str]:
+    if verb == "apply":
+        accept = "application/json" if "status" in rest else _METADATA_ONLY
+        return {"Content-Type": "application/apply-patch+yaml", "Accept": accept}
+    if verb == "list":
+        return {"Accept": _METADATA_LIST}
+    return {"Accept": _METADATA_ONLY if verb in ("create", "delete") else "application/json"}
+
+
+def _error(code: int, content: bytes, what: str) -> ClusterError:
+    try:
+        message = str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = content.decode(errors="replace")[:200]
+    if code in (404, 410):
+        return MissingError(f"{what}: {message}")
+    if code == 409:
+        return ConflictError(f"{what}: {message}")
+    if code in (400, 401, 403, 405, 413, 415, 422):
+        return RefusedError(message)
+    return UnavailableError(f"{what}: {code} {message}")
+
+
+def _place(manifest: Json) -> tuple[str, str]:
+    meta = manifest["metadata"]
+    return meta["namespace"], meta["name"]

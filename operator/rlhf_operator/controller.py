@@ -1,0 +1,219 @@
+"""One turn for one job: gather what is observed, reconcile, carry out the plan, say when to look again.
+
+Rule: decides nothing; `reconcile` does. The status is written first, under the version of the job that it was made
+from: when somebody was faster nothing else of the plan is done, and the turn is taken again with the newer version. A
+turn may die at any line: the next one sees what was done and goes on from there. A turn makes at most PODS_A_TURN pods,
+then the queue serves the other jobs before it goes on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.names import Group
+from rlhf_operator.cluster import Cluster, ClusterError, ConflictError, MissingError, RefusedError
+from rlhf_operator.coordinator_client import Coordinators
+from rlhf_operator.events import Recorder
+from rlhf_operator.index import Index
+from rlhf_operator.job_certificates import JobCertificates
+from rlhf_operator.manifests import Images
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.reconcile import Deletion, Observed, Plan, reconcile
+from rlhf_operator.reconcile.admission import admit
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+PODS_A_TURN: Final = 200
+"""Pods one turn makes; a fraction of a second of the API server's time."""
+BATCH: Final = 50
+"""Requests of one job at once; what a job waits behind a bigger one."""
+SOON_SECONDS: Final = 1.0
+"""After a conflict: the newer version comes by the watch, this is if it does not."""
+
+
+class Controller:
+    """Turns for the work queue."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: Index,
+        images: Images,
+        metrics: OperatorMetrics,
+        coordinators: Coordinators,
+        recorder: Recorder,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster, self._index, self._images = cluster, index, images
+        self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
+        self._certificates = JobCertificates(cluster)
+        self._clock = clock
+        self._refusals: dict[str, dict[str, str]] = {}
+        self._written: dict[str, datetime] = {}
+
+    async def turn(self, key: str) -> float | None:
+        """Seconds until the next one is needed; None: only when something happens. Raises ClusterError."""
+        begun, result = time.perf_counter(), "error"
+        try:
+            again = await self._turn(key)
+            result = "ok"
+        except ConflictError:
+            again, result = SOON_SECONDS, "conflict"
+        except ClusterError as error:
+            self._metrics.errors.labels(type(error).__name__).inc()
+            log.warning("%s: %s", key, error, extra={"job": key})
+            raise
+        except Exception:
+            self._metrics.errors.labels("Bug").inc()
+            log.exception("%s: reconcile failed", key, extra={"job": key})
+            raise
+        finally:
+            self._metrics.reconciles.labels(result).observe(time.perf_counter() - begun)
+        return again
+
+    async def _turn(self, key: str) -> float | None:
+        job = self._index.job(key)
+        if job is None:
+            self._forget(key)
+            return None
+        observed = await self._observe(key, job)
+        plan = reconcile(job, observed, self._clock())
+        self._metrics.see(job, observed, plan)
+        return await self._carry_out(key, job, plan)
+
+    def _forget(self, key: str) -> None:
+        self._coordinators.forget(key)
+        self._certificates.forget(key)
+        self._refusals.pop(key, None)
+        self._written.pop(key, None)
+        self._metrics.forget(key)
+
+    async def _observe(self, key: str, job: Json) -> Observed:
+        uid, now = str(job["metadata"]["uid"]), self._clock()
+        pods, taken = self._index.pods(key, uid)
+        expire = None
+        if _at_work(job):
+            starting = not pods or any(each.phase == "Pending" for each in pods.values())
+            held = await self._certificates.current(key, uid, now, starting=starting)
+            expire = held.due if held else None
+            coordinator = next((each for each in pods.values() if each.group == Group.COORDINATOR), None)
+            if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
+                self._coordinators.refresh(key, coordinator.address, held.certificates)
+        else:
+            self._coordinators.forget(key)
+        reading, unreachable = self._coordinators.latest(key)
+        return Observed(
+            pods=pods,
+            taken=taken,
+            applied=self._index.applied(key),
+            certificates_expire=expire,
+            reading=reading,
+            unreachable=unreachable,
+            refusals=self._refusals.get(key, {}),
+            status_written=self._written.get(key),
+            images=self._images,
+        )
+
+    async def _carry_out(self, key: str, job: Json, plan: Plan) -> float | None:
+        if plan.status is not None:
+            await self._write_status(key, job, plan)
+        for event in plan.events:
+            self._recorder.post(job, event)
+        if plan.delete_job:
+            meta = job["metadata"]
+            await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
+            return None
+        await self._delete(key, job, plan.delete)
+        if plan.issue_certificates and (parsed := admit(job).job) is not None:
+            await self._certificates.issue(key, parsed, self._clock())
+            return 0.0
+        if not await self._apply(key, job, plan.apply):
+            return 0.0
+        return plan.look_again_after
+
+    async def _write_status(self, key: str, job: Json, plan: Plan) -> None:
+        meta = job["metadata"]
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {each: meta[each] for each in ("name", "namespace", "resourceVersion")},
+            "status": plan.status,
+        }
+        try:
+            self._index.put_job(await self._cluster.apply_status(manifest))
+        except MissingError as error:
+            raise ConflictError(f"{key} is gone") from error
+        self._written[key] = self._clock()
+
+    async def _delete(self, key: str, job: Json, pods: Sequence[Deletion]) -> None:
+        namespace = job["metadata"]["namespace"]
+        for batch in _batches(pods):
+            async with asyncio.TaskGroup() as tasks:
+                for each in batch:
+                    deletion = self._cluster.delete("Pod", namespace, each.name, each.uid, force=each.force)
+                    tasks.create_task(deletion)
+
+    async def _apply(self, key: str, job: Json, manifests: Sequence[Json]) -> bool:
+        """False when another turn is to follow at once."""
+        others = [each for each in manifests if each["kind"] != "Pod"]
+        pods = [each for each in manifests if each["kind"] == "Pod"]
+        refused: dict[str, str] = {}
+        for manifest in others:
+            await self._try(key, job, manifest, refused)
+        for batch in _batches(pods[:PODS_A_TURN]):
+            if refused:
+                break  # what was refused for one is refused for the next
+            await asyncio.gather(*(self._try(key, job, each, refused) for each in batch))
+        before = self._refusals.pop(key, {})
+        if refused:
+            self._refusals[key] = refused
+        news = bool(before) != bool(refused)
+        return not news and (bool(refused) or len(pods) <= PODS_A_TURN)
+
+    async def _try(self, key: str, job: Json, manifest: Json, refused: dict[str, str]) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            if kind == "Pod":
+                await self._create_pod(key, job, manifest)
+            else:
+                self._index.put_other(key, kind, (await self._cluster.apply(manifest))["metadata"])
+        except (RefusedError, MissingError) as error:
+            if name not in self._refusals.get(key, {}):
+                log.warning("%s: %s %s is refused: %s", key, kind, name, error, extra={"job": key})
+            refused[name] = str(error)
+
+    async def _create_pod(self, key: str, job: Json, manifest: Json) -> None:
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        try:
+            answer = await self._cluster.create(manifest)
+        except ConflictError:
+            there = await self._cluster.get("Pod", namespace, name)
+            if there is None:
+                return
+            owner = (there["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID)
+            if owner != job["metadata"]["uid"]:
+                raise RefusedError(f"another pod of this name exists in namespace {namespace}") from None
+            answer = there
+        self._index.put_pod(key, answer)
+
+
+def _at_work(job: Json) -> bool:
+    """Neither finished nor suspended to the end."""
+    status = job.get("status") or {}
+    done = {
+        each["type"]
+        for each in status.get("conditions") or []
+        if each["status"] == "True" and each["type"] in ("Complete", "Failed", "Suspended")
+    }
+    resting = "Suspended" in done and (job.get("spec") or {}).get("suspend")
+    return not (done - {"Suspended"}) and not resting
+
+
+def _batches(items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]

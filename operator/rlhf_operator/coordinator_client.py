@@ -1,0 +1,120 @@
+"""Reads the status of coordinators over mutual TLS, in the background, so that a slow one never holds up a reconcile.
+
+Rule: a reading is data with the time it was taken; what could not be read is said in words. Must never command: a job
+is stopped by deleting its coordinator's pod, which works without a connection.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import grpc
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import OPTIONS, SERVER_NAME
+from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_api.names import COORDINATOR_PORT
+from rlhf_operator.certificates import Certificates
+from rlhf_operator.reconcile.observed import Reading
+
+TIMEOUT_SECONDS: Final = 3.0
+"""A coordinator answers in milliseconds; its loop never blocks for seconds."""
+READ_EVERY_SECONDS: Final = 9.0
+"""Between two readings of a job; a little less than between two writes of progress."""
+AT_ONCE: Final = 64
+"""Readings in flight."""
+WORKING: Final = frozenset({"Ready", "Busy"})
+
+
+@dataclass
+class _Known:
+    address: str
+    certificates: Certificates
+    channel: grpc.aio.Channel
+    reading: Reading | None = None
+    problem: str = ""
+    asked: float = float("-inf")
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Coordinators:
+    """Latest readings by job key; `on_change(key)` is called when there is a new one."""
+
+    def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
+        self._on_change = on_change
+        self._port = port
+        self._known: dict[str, _Known] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def latest(self, key: str) -> tuple[Reading | None, str]:
+        """(last reading, why there is no newer one)."""
+        known = self._known.get(key)
+        return (None, "") if known is None else (known.reading, known.problem)
+
+    def refresh(self, key: str, address: str, certificates: Certificates) -> None:
+        """Begins a reading unless one is in flight or recent."""
+        known = self._known.get(key)
+        if known is None or known.address != address or known.certificates != certificates:
+            before = known.reading if known else None
+            self.forget(key)
+            known = self._known[key] = _Known(address, certificates, self._channel(address, certificates), before)
+        now = asyncio.get_running_loop().time()
+        if known.task is None and now - known.asked >= READ_EVERY_SECONDS:
+            known.asked = now
+            known.task = asyncio.create_task(self._read(key, known))
+
+    def forget(self, key: str) -> None:
+        """The job runs no more."""
+        known = self._known.pop(key, None)
+        if known is not None:
+            if known.task is not None:
+                known.task.cancel()
+            closing = asyncio.create_task(known.channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Ends all channels."""
+        for key in list(self._known):
+            self.forget(key)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _read(self, key: str, known: _Known) -> None:
+        try:
+            async with self._slots:
+                stub: Any = CoordinatorStub(known.channel)
+                answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
+        else:
+            known.reading, known.problem = reading_of(answer, datetime.now(UTC)), ""
+        finally:
+            known.task = None
+        self._on_change(key)
+
+    def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
+        host = f"[{address}]" if ":" in address else address
+        return grpc.aio.secure_channel(f"{host}:{self._port}", credentials, options=options)
+
+
+def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
+    """The part of a JobStatus that reconcile reads."""
+    working = Counter(each.worker.rpartition("-")[0] for each in status.workers if each.state in WORKING)
+    return Reading(
+        at=now,
+        phase=status.phase,
+        iteration=status.iteration,
+        iterations=status.iterations,
+        working=dict(working),
+        metrics=dict(status.metrics),
+        seconds_left=status.seconds_left,
+        last_checkpoint=status.last_checkpoint,
+        waiting_for=tuple(status.waiting_for),
+        pool=tuple(status.pool),
+    )

@@ -1,0 +1,78 @@
+"""Posts events on RLHFJobs, in the background.
+
+Rule: an event is a courtesy: posting never delays a reconcile, and one that cannot be posted is dropped and logged.
+Reconcile says each transition once, so nothing is aggregated here.
+"""
+
+import asyncio
+import logging
+import uuid
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_operator.cluster import Cluster, ClusterError
+from rlhf_operator.reconcile.plan import Event
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 1000
+"""Posts under way; beyond, events are dropped rather than kept in memory."""
+NOTE_MAX: Final = 1024
+"""Bytes the API server takes."""
+REPORTER: Final = f"{names.GROUP}/operator"
+
+
+class Recorder:
+    """Posts events."""
+
+    def __init__(self, cluster: Cluster, instance: str) -> None:
+        """`instance` names this process in every event."""
+        self._cluster = cluster
+        self._instance = instance[:128]
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def post(self, job: dict[str, Any], event: Event) -> None:
+        """Says it soon."""
+        kind = logging.WARNING if event.warning else logging.INFO
+        meta = job["metadata"]
+        key = f"{meta['namespace']}/{meta['name']}"
+        log.log(kind, "%s: %s: %s", key, event.reason, event.message, extra={"job": key, "event": event.reason})
+        if len(self._tasks) >= MOST_WAITING:
+            log.warning("%s: the event %s is dropped, too many wait", key, event.reason, extra={"job": key})
+            return
+        task = asyncio.create_task(self._post(self._manifest(meta, event)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _manifest(self, meta: dict[str, Any], event: Event) -> dict[str, Any]:
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": meta["namespace"]},
+            "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "reportingController": REPORTER,
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "note": event.message.encode()[:NOTE_MAX].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "resourceVersion": meta["resourceVersion"],
+            },
+        }
+
+    async def _post(self, manifest: dict[str, Any]) -> None:
+        try:
+            await self._cluster.create(manifest)
+        except ClusterError as error:
+            log.warning("the event %s could not be posted: %s", manifest["reason"], error)
+
+    async def close(self) -> None:
+        """Waits for what is under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)

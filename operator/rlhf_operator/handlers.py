@@ -1,0 +1,108 @@
+"""The wiring of kopf: what is watched, and how.
+
+Rule: handlers only bring the index up to date and enqueue the job's key; nothing is decided here, nothing is written,
+no finalizer and no annotation is ever set on an object. kopf drops errors of such handlers, so there is nothing in them
+that can fail. The indexing handlers make kopf hold back every event until all first listings are complete: a job is
+never reconciled against half of its pods.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import kopf
+
+from rlhf_api import names
+from rlhf_operator.index import Index, key_of, owner_key
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.workqueue import WorkQueue
+
+WATCHED: Final[dict[str, tuple[str, str, str]]] = {
+    names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
+    "Pod": ("", "v1", "pods"),
+    "Service": ("", "v1", "services"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+}
+"""Kind -> (group, version, plural). Secrets are read by name and never listed."""
+
+
+def job_key(kind: str, body: Any) -> str | None:
+    """Key of the job that an object is or belongs to."""
+    return key_of(body) if kind == names.KIND else owner_key(body)
+
+
+def registry(index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
+    """The handlers of this operator."""
+    made = kopf.OperatorRegistry()
+    kopf.on.login(registry=made)(_login)
+    for kind, place in WATCHED.items():
+        _watch(made, kind, place, index, queue, metrics)
+    return made
+
+
+async def _login(**given: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+
+
+def _watch(
+    made: kopf.OperatorRegistry,
+    kind: str,
+    place: tuple[str, str, str],
+    index: Index,
+    queue: WorkQueue,
+    metrics: OperatorMetrics,
+) -> None:
+    plural = place[2]
+
+    async def seen(body: kopf.Body, **_: Any) -> None:
+        if (key := job_key(kind, body)) is not None:
+            index.put(kind, key, dict(body))
+
+    async def event(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        metrics.watch.labels(plural).set(time.time())
+        key = job_key(kind, body)
+        if key is None:
+            return
+        if event["type"] == "DELETED":
+            index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]))
+        queue.add(key)
+
+    kopf.index(*place, id=f"{plural}-seen", registry=made)(seen)
+    kopf.on.event(*place, id=f"{plural}-event", registry=made)(event)
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf's settings, each for a reason."""
+    made = kopf.OperatorSettings()
+    # Longer than an API server's own limits would close streams at random; kopf reconnects a silent one after 70 s.
+    made.watching.server_timeout = 300
+    made.watching.client_timeout = 310
+    made.watching.connect_timeout = 30
+    made.watching.chunk_size = 500
+    for kind, (group, version, plural) in WATCHED.items():
+        if kind != names.KIND:
+            place = f"{group}/{version}/{plural}" if group else f"{version}/{plural}"
+            # Asked of the server: a cluster has many more pods than ours.
+            made.watching.label_selectors[place] = names.LABEL_JOB_NAME
+    made.networking.request_timeout = 30
+    made.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
+    # Events are ours to post, on transitions only.
+    made.posting.enabled = False
+    made.posting.loggers = False
+    # What is watched is known; no rights to look at definitions and namespaces are needed.
+    made.scanning.disabled = True
+    made.process.ultimate_exiting_timeout = 20
+    return made
+
+
+async def watch(made: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
+    """Runs kopf until this process is asked to stop; in all namespaces when none is named."""
+    await kopf.operator(
+        registry=made,
+        settings=settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+    )

@@ -1,0 +1,62 @@
+"""Health and metrics over HTTP: /healthz, /readyz, /metrics.
+
+Rule: tells the truth about the work, not about the process: alive means that jobs are served and changes arrive. It is
+answered from the same event loop that does the work, so a loop that hangs does not answer. An API server that cannot be
+reached is no reason to be restarted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.workqueue import Snapshot
+
+LONGEST_WAIT_SECONDS: Final = 180.0
+"""A job that waits longer for its turn is not being served."""
+LONGEST_TURN_SECONDS: Final = 300.0
+"""A turn that takes longer hangs: every request in it has a time-out."""
+SILENT_ROUNDS: Final = 2
+"""Comparisons with the cluster in a row that found changes no watch had delivered."""
+
+
+def ailment(queue: Snapshot, silent_rounds: int) -> str:
+    """What is wrong, in words; empty when nothing is."""
+    if queue.oldest_age_seconds > LONGEST_WAIT_SECONDS:
+        return f"a job has waited {queue.oldest_age_seconds:.0f} s for its turn"
+    if queue.longest_active_seconds > LONGEST_TURN_SECONDS:
+        return f"a turn has taken {queue.longest_active_seconds:.0f} s so far"
+    if silent_rounds >= SILENT_ROUNDS:
+        return f"changes have not arrived by the watch {silent_rounds} times in a row"
+    return ""
+
+
+async def serve(
+    addresses: Sequence[str],
+    snapshot: Callable[[], Snapshot],
+    silent_rounds: Callable[[], int],
+    metrics: OperatorMetrics,
+) -> web.AppRunner:
+    """Serves on every `host:port`; ends with `cleanup` of what is returned."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        wrong = ailment(snapshot(), silent_rounds())
+        return web.Response(text=wrong or "ok", status=503 if wrong else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def metrics_page(_: web.Request) -> web.Response:
+        metrics.queue(snapshot())
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics_page)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+    return runner

@@ -1,0 +1,166 @@
+"""What the operator remembers of the cluster: the newest version of every job, and small records of its objects.
+
+Rule: filled from watches and from the answers to our own writes; of two versions of an object the newer stays,
+whichever arrives last. Lost with the process and filled again from the first listing. Owns no decision, sends nothing.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_operator.reconcile.pod import Pod, pod_of
+from rlhf_operator.reconcile.reconcile import FINGERPRINT
+
+Json = dict[str, Any]
+
+GONE_REMEMBERED: Final = 10_000
+"""Deleted objects whose late events are still recognised."""
+
+
+def key_of(body: Mapping[str, Any]) -> str:
+    """`namespace/name` of a job's stored object."""
+    return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+
+
+def owner_key(body: Mapping[str, Any]) -> str | None:
+    """`namespace/name` of the job an object belongs to, by its label."""
+    meta = body["metadata"]
+    name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
+    return f"{meta['namespace']}/{name}" if name else None
+
+
+class Index:
+    """Jobs, pods and other objects by job key."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, tuple[int, bytes]] = {}
+        self._pods: dict[str, dict[str, tuple[str, Pod]]] = {}
+        self._others: dict[str, dict[tuple[str, str], tuple[int, str, str]]] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def jobs(self) -> Iterator[str]:
+        """Keys of all jobs."""
+        return iter(list(self._jobs))
+
+    def version(self, key: str) -> int:
+        """resourceVersion of the job as it is known; 0 when it is not."""
+        return self._jobs.get(key, (0, b""))[0]
+
+    def job(self, key: str) -> Json | None:
+        """The stored RLHFJob."""
+        known = self._jobs.get(key)
+        if known is None:
+            return None
+        body: Json = json.loads(known[1])
+        return body
+
+    def put_job(self, body: Mapping[str, Any]) -> None:
+        """A version of a job was seen."""
+        key, version = key_of(body), int(body["metadata"]["resourceVersion"])
+        if version < self.version(key) or body["metadata"]["uid"] in self._gone:
+            return
+        # Bytes are a sixth of the size of the same thing as Python objects.
+        meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "annotations")}
+        kept = {**body, "metadata": meta}
+        self._jobs[key] = version, json.dumps(kept, separators=(",", ":")).encode()
+
+    def drop_job(self, body: Mapping[str, Any]) -> None:
+        """The job is gone; its objects follow one by one."""
+        self._bury(str(body["metadata"]["uid"]))
+        known = self.job(key_of(body))
+        if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
+            del self._jobs[key_of(body)]
+
+    def pods(self, key: str, uid: str) -> tuple[dict[str, Pod], frozenset[str]]:
+        """The pods of the job of that uid by name, and the names taken by those of an earlier job of its name."""
+        found = self._pods.get(key, {})
+        ours = {name: pod for name, (owner, pod) in found.items() if owner == uid}
+        return ours, frozenset(found.keys() - ours.keys())
+
+    def put_pod(self, key: str, body: Mapping[str, Any]) -> None:
+        """A version of a pod was seen."""
+        pod = pod_of(body)
+        if pod is None or pod.uid in self._gone:
+            return
+        pods = self._pods.setdefault(key, {})
+        known = pods.get(pod.name)
+        if known is None or known[1].uid != pod.uid or known[1].version < pod.version:
+            owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
+            pods[pod.name] = owner, pod
+
+    def drop_pod(self, key: str, name: str, uid: str) -> None:
+        """A pod is gone."""
+        self._bury(uid)
+        pods = self._pods.get(key, {})
+        if name in pods and pods[name][1].uid == uid:
+            del pods[name]
+            if not pods:
+                del self._pods[key]
+
+    def applied(self, key: str) -> dict[tuple[str, str], str]:
+        """(kind, name) -> fingerprint, of the job's other objects."""
+        return {place: mark for place, (_, _, mark) in self._others.get(key, {}).items()}
+
+    def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
+        """A version of another object of a job was seen; its metadata is enough."""
+        version, uid = int(meta["resourceVersion"]), str(meta["uid"])
+        if uid in self._gone:
+            return
+        others = self._others.setdefault(key, {})
+        known = others.get((kind, meta["name"]))
+        if known is None or known[1] != uid or known[0] <= version:
+            mark = (meta.get("annotations") or {}).get(FINGERPRINT, "")
+            if meta.get("deletionTimestamp"):
+                mark = ""
+            others[(kind, str(meta["name"]))] = version, uid, mark
+
+    def drop_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
+        """Another object of a job is gone."""
+        self._bury(str(meta["uid"]))
+        others = self._others.get(key, {})
+        if others.get((kind, meta["name"]), (0, "", ""))[1] == meta["uid"]:
+            del others[(kind, str(meta["name"]))]
+            if not others:
+                del self._others[key]
+
+    def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
+        """uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
+        found = {}
+        if kind == names.KIND:
+            for key, (version, content) in self._jobs.items():
+                meta = json.loads(content)["metadata"]
+                found[str(meta["uid"])] = key, str(meta["name"]), version
+        elif kind == "Pod":
+            for key, pods in self._pods.items():
+                found |= {pod.uid: (key, pod.name, pod.version) for _, pod in pods.values()}
+        else:
+            for key, others in self._others.items():
+                ours = ((name, entry) for (each, name), entry in others.items() if each == kind)
+                found |= {uid: (key, name, version) for name, (version, uid, _) in ours}
+        return found
+
+    def drop(self, kind: str, key: str, name: str, uid: str) -> None:
+        """An object of any kind is gone."""
+        meta = {"name": name, "uid": uid, "namespace": key.partition("/")[0]}
+        if kind == names.KIND:
+            self.drop_job({"metadata": meta})
+        elif kind == "Pod":
+            self.drop_pod(key, name, uid)
+        else:
+            self.drop_other(key, kind, meta)
+
+    def put(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
+        """A version of an object of any kind was seen."""
+        if kind == names.KIND:
+            self.put_job(body)
+        elif kind == "Pod":
+            self.put_pod(key, body)
+        else:
+            self.put_other(key, kind, body["metadata"])
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        if len(self._gone) > GONE_REMEMBERED:
+            self._gone.popitem(last=False)

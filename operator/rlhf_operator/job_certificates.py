@@ -1,0 +1,127 @@
+"""The certificates of jobs as the cluster holds them: read, judged, issued and renewed.
+
+Two Secrets a job: one that its pods mount, one with the authority's key that none does. Owns a memory of what was
+read, good for a while. Rule: an existing authority is never replaced, as processes that run trust it alone; creating
+and not overwriting decides when two operators issue at once. Dying between the two writes leaves an authority without
+a certificate, which the next visit issues.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from cryptography import x509
+
+from rlhf_api.job import RLHFJob
+from rlhf_operator.certificates import ROTATE_BEFORE, Authority, Certificates, new_authority
+from rlhf_operator.cluster import Cluster, ConflictError, MissingError
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.configuration import secret
+
+READ_AGAIN: Final = timedelta(minutes=10)
+"""How long a Secret is taken to be as it was read, while all pods are up."""
+READ_SOON: Final = timedelta(seconds=10)
+"""The same while pods are starting: they hang when the Secret is gone."""
+KEY: Final = "ca.key"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Certificates of one job, as read or issued."""
+
+    uid: str
+    certificates: Certificates
+    due: datetime
+    """When they are to be renewed."""
+    read: datetime
+
+
+class JobCertificates:
+    """Certificates by job key."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._held: dict[str, Held] = {}
+
+    def forget(self, key: str) -> None:
+        """The job is gone."""
+        self._held.pop(key, None)
+
+    async def current(self, key: str, uid: str, now: datetime, *, starting: bool) -> Held | None:
+        """What the job's Secret holds; None when there is none that can be used."""
+        held = self._held.get(key)
+        patience = READ_SOON if starting else READ_AGAIN
+        if held is not None and held.uid == uid and now - held.read < patience:
+            return held
+        namespace, _, name = key.partition("/")
+        body = await self._cluster.get("Secret", namespace, f"{name}-certificates")
+        found = _usable(body, uid)
+        if found is None:
+            self._held.pop(key, None)
+            return None
+        self._held[key] = held = Held(uid, found, due(found), now)
+        return held
+
+    async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
+        """Writes a new certificate of the job's authority into its Secret."""
+        authority = await self._authority(job, now)
+        issued = authority.issue([], now)
+        await self._cluster.apply(secret(job, issued.data()))
+        self._held[key] = Held(str(job.metadata["uid"]), issued, due(issued), now)
+
+    async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
+        namespace, name = identity.namespace(job), identity.authority_name(job)
+        for _ in range(2):
+            body = await self._cluster.get("Secret", namespace, name)
+            if body is not None:
+                data = _decoded(body)
+                return Authority(data["ca.crt"], data[KEY])
+            made = new_authority(job.name, now)
+            manifest = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "type": "Opaque",
+                "metadata": identity.metadata(job, name, identity.labels(job)),
+                "data": {
+                    "ca.crt": base64.b64encode(made.certificate).decode(),
+                    KEY: base64.b64encode(made.key).decode(),
+                },
+            }
+            try:
+                await self._cluster.create(manifest)
+            except ConflictError:
+                continue
+            return made
+        raise MissingError(f"secret {namespace}/{name} comes and goes")
+
+
+def due(certificates: Certificates) -> datetime:
+    """When a third of the certificate's life is left."""
+    certificate = x509.load_pem_x509_certificate(certificates.certificate)
+    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
+
+
+def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
+    if body is None or body["metadata"].get("deletionTimestamp"):
+        return None
+    owners = {each["uid"] for each in body["metadata"].get("ownerReferences") or []}
+    if uid not in owners:
+        return None
+    try:
+        data = _decoded(body)
+        found = Certificates(data["ca.crt"], data["tls.crt"], data["tls.key"])
+        found.expires  # noqa: B018 raises when it is no certificate
+    except (KeyError, ValueError):
+        return None
+    return found
+
+
+def _decoded(body: Mapping[str, Any]) -> dict[str, bytes]:
+    try:
+        return {name: base64.b64decode(value) for name, value in (body.get("data") or {}).items()}
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,117 @@
+"""Leadership by a Lease: of several operators one reconciles, the others wait.
+
+Rule: whoever cannot renew in time stops working before anybody else may begin: RENEW_DEADLINE < LEASE_SECONDS, both
+measured on this process's own monotonic clock; another's lease counts as expired when it has not *changed* for its
+duration as seen from here, so clocks of machines are never compared. A leader that loses its lease ends the process. A
+leader that stops gives the lease back, so that its successor need not wait.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rlhf_operator.cluster import Cluster, ClusterError, ConflictError
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS: Final = 15
+RENEW_DEADLINE: Final = 10.0
+RETRY_SECONDS: Final = 2.0
+NAME: Final = "rlhf-operator"
+
+
+class LostError(Exception):
+    """The lease could not be renewed in time."""
+
+
+class Leader:
+    """One candidate."""
+
+    def __init__(
+        self, cluster: Cluster, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster, self._namespace, self._identity, self._clock = cluster, namespace, identity, clock
+        self._seen: tuple[str, float] = ("", float("-inf"))
+        self._lease: dict[str, Any] | None = None
+
+    async def acquire(self) -> None:
+        """Returns when this process is the leader."""
+        while not await self._attempt():  # noqa: ASYNC110 what is waited for happens in another process
+            await asyncio.sleep(RETRY_SECONDS)
+        log.info("leads as %s", self._identity)
+
+    async def hold(self) -> None:
+        """Renews until it fails for too long; raises LostError."""
+        renewed = self._clock()
+        while self._clock() - renewed < RENEW_DEADLINE:
+            await asyncio.sleep(RETRY_SECONDS)
+            left = max(0.1, RENEW_DEADLINE - (self._clock() - renewed))
+            try:
+                if await asyncio.wait_for(self._attempt(), left):
+                    renewed = self._clock()
+            except TimeoutError:
+                continue
+        raise LostError(f"the lease {self._namespace}/{NAME} was not renewed for {RENEW_DEADLINE:.0f} s, or was taken")
+
+    async def release(self) -> None:
+        """Gives the lease back."""
+        if self._lease is None:
+            return
+        self._lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        try:
+            await self._cluster.replace(self._lease)
+        except ClusterError as error:
+            log.warning("the lease could not be given back: %s", error)
+        self._lease = None
+
+    async def _attempt(self) -> bool:
+        try:
+            return await self._acquire_or_renew()
+        except ConflictError:
+            self._lease = None
+        except ClusterError as error:
+            log.warning("the lease could not be read or written: %s", error)
+        return False
+
+    async def _acquire_or_renew(self) -> bool:
+        lease = self._lease or await self._cluster.get("Lease", self._namespace, NAME)
+        if lease is None:
+            self._lease = await self._written({"namespace": self._namespace, "name": NAME}, 0, new=True)
+            return True
+        spec = lease.get("spec") or {}
+        ours = spec.get("holderIdentity") == self._identity
+        if not ours and not self._expired(lease, spec):
+            self._lease = None
+            return False
+        transitions = int(spec.get("leaseTransitions") or 0) + (not ours)
+        self._lease = await self._written(
+            lease["metadata"], transitions, acquired=spec.get("acquireTime") if ours else None
+        )
+        return True
+
+    def _expired(self, lease: dict[str, Any], spec: dict[str, Any]) -> bool:
+        version = str(lease["metadata"]["resourceVersion"])
+        if not spec.get("holderIdentity"):
+            return True
+        if self._seen[0] != version:
+            self._seen = version, self._clock()
+        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+
+    async def _written(
+        self, meta: dict[str, Any], transitions: int, *, acquired: str | None = None, new: bool = False
+    ) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion", "uid") if key in meta}
+        spec = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "acquireTime": acquired or now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": kept, "spec": spec}
+        answer = await (self._cluster.create(manifest) if new else self._cluster.replace(manifest))
+        return manifest | {"metadata": kept | {"resourceVersion": answer["metadata"]["resourceVersion"]}}

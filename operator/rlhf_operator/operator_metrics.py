@@ -1,0 +1,135 @@
+"""Prometheus metrics of the operator; names and labels are part of its interface (docs/operations.md).
+
+Rule: labels are bounded by what exists: the series of a job go when the job goes. Setting them is the only thing done
+here; nothing reads them back.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from rlhf_api.conditions import ConditionType
+from rlhf_operator.reconcile import Observed, Plan
+from rlhf_operator.reconcile.pod import time_of
+from rlhf_operator.workqueue import Snapshot
+
+Values = dict[tuple[str, ...], float]
+"""Labels -> value."""
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+_PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
+
+
+class OperatorMetrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = made = CollectorRegistry()
+        self.reconciles = Histogram(
+            "rlhf_operator_reconcile_duration_seconds",
+            "Time of one reconcile.",
+            ["result"],
+            registry=made,
+            buckets=_SECONDS,
+        )
+        self.errors = Counter(
+            "rlhf_operator_reconcile_errors", "Reconciles that failed, by kind of error.", ["reason"], registry=made
+        )
+        self.depth = Gauge("rlhf_operator_workqueue_depth", "Jobs that wait for a reconcile.", registry=made)
+        self.oldest = Gauge(
+            "rlhf_operator_workqueue_oldest_age_seconds", "Time the longest-waiting job has waited.", registry=made
+        )
+        self.requests = Counter(
+            "rlhf_operator_api_requests", "Requests to the API server.", ["verb", "resource", "code"], registry=made
+        )
+        self.watch = Gauge(
+            "rlhf_operator_watch_last_event_timestamp_seconds", "When the last event came.", ["resource"], registry=made
+        )
+        self.leader = Gauge("rlhf_operator_leader", "1 while this process reconciles.", registry=made)
+        self.condition = Gauge(
+            "rlhf_job_condition",
+            "1 for the status that each condition has.",
+            ["namespace", "name", "condition", "status"],
+            registry=made,
+        )
+        self.pods = Gauge(
+            "rlhf_job_group_pods", "Pods by group and phase.", ["namespace", "name", "group", "phase"], registry=made
+        )
+        self.restarts = Gauge(
+            "rlhf_job_restarts_total",
+            "Ends that were counted, as in status.restarts.",
+            ["namespace", "name", "reason"],
+            registry=made,
+        )
+        self.ready_after = Histogram(
+            "rlhf_job_created_to_ready_seconds",
+            "From a job's creation to its first Running condition.",
+            registry=made,
+            buckets=_LONG_SECONDS,
+        )
+        self.build = Gauge("rlhf_build_info", "Always 1; the label is the version.", ["version"], registry=made)
+        self.build.labels(version("rlhf-operator")).set(1)
+        self._series: dict[str, dict[Gauge, Values]] = {}
+
+    def answered(self, verb: str, resource: str, code: int) -> None:
+        """The API server answered."""
+        self.requests.labels(verb, resource, str(code)).inc()
+
+    def queue(self, snapshot: Snapshot) -> None:
+        """State of the work queue."""
+        self.depth.set(snapshot.depth)
+        self.oldest.set(snapshot.oldest_age_seconds)
+
+    def see(self, job: Mapping[str, Any], observed: Observed, plan: Plan) -> None:
+        """What a reconcile of a job saw and found."""
+        meta = job["metadata"]
+        place = (str(meta["namespace"]), str(meta["name"]))
+        before = job.get("status") or {}
+        status = plan.status or before
+        conditions: Values = {
+            (*place, str(each["type"]), str(each["status"])): 1.0 for each in status.get("conditions") or []
+        }
+        tally = Tally((pod.group, pod.phase if pod.phase in _PHASES else "Unknown") for pod in observed.pods.values())
+        pods: Values = {(*place, group, phase): float(count) for (group, phase), count in tally.items()}
+        counted = status.get("restarts") or {}
+        restarts: Values = {(*place, each[:-1]): float(counted.get(each) or 0) for each in ("failures", "disruptions")}
+        series: dict[Gauge, Values] = {
+            self.condition: conditions,
+            self.pods: pods,
+            self.restarts: restarts,
+        }
+        self._show("/".join(place), series)
+        if plan.status is not None and _runs(plan.status) and not _ran(before):
+            created = time_of(meta.get("creationTimestamp"))
+            moment = next(each for each in plan.status["conditions"] if each["type"] == ConditionType.RUNNING)
+            became = time_of(moment["lastTransitionTime"])
+            if created is not None and became is not None:
+                self.ready_after.observe((became - created).total_seconds())
+
+    def forget(self, key: str) -> None:
+        """The job is gone, and its series with it."""
+        self._show(key, {})
+
+    def _show(self, key: str, series: dict[Gauge, Values]) -> None:
+        before = self._series.pop(key, {})
+        for gauge, values in before.items():
+            for labels in values.keys() - series.get(gauge, {}).keys():
+                gauge.remove(*labels)
+        for gauge, values in series.items():
+            for labels, value in values.items():
+                if before.get(gauge, {}).get(labels) != value:
+                    gauge.labels(*labels).set(value)
+        if series:
+            self._series[key] = series
+
+
+def _runs(status: Mapping[str, Any]) -> bool:
+    found = {each["type"]: each["status"] for each in status.get("conditions") or []}
+    return found.get(ConditionType.RUNNING) == "True"
+
+
+def _ran(status: Mapping[str, Any]) -> bool:
+    return _runs(status) or bool(status.get("progress"))

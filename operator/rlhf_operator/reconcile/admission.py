@@ -1,0 +1,78 @@
+"""From the stored object to a job that can be run, or what is wrong with it in words.
+
+Rule: a manifest that the API server took may still break a rule it cannot check, or come from an older definition.
+Paths of a job in a cluster are paths inside its pods; a relative one is taken from `/`. Results are remembered by
+generation, as parsing costs a millisecond and a job is looked at often.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import manifest
+from rlhf_api.availability import UNAVAILABLE
+from rlhf_api.conditions import PlannedReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.problems import ManifestError, Problem
+from rlhf_operator.manifests import Images, TemplateError
+from rlhf_operator.manifests.render import pod
+from rlhf_operator.reconcile.scale import desired
+
+REMEMBERED: Final = 2048
+"""Jobs whose parsed form is kept; of more, the least recently looked at are parsed again."""
+_PODS_ROOT: Final = Path("/")
+_METADATA: Final = ("name", "namespace", "uid", "labels")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A job, and whether pods may be made from it."""
+
+    job: RLHFJob | None
+    problem: str = ""
+    """What is wrong; empty when nothing is."""
+    reason: PlannedReason = PlannedReason.PLANNED
+
+    @property
+    def planned(self) -> bool:
+        """Pods may be made."""
+        return not self.problem
+
+
+def admit(body: Mapping[str, Any]) -> Admission:
+    """The job of a stored RLHFJob, resolved, without its status."""
+    meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
+    document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta, "spec": body.get("spec")}
+    return _admit(json.dumps(document))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _admit(text: str) -> Admission:
+    try:
+        job = manifest.resolve(manifest.parse(text, ""), _PODS_ROOT)
+    except ManifestError as error:
+        return Admission(None, _told(error.problems), _reason(error.problems))
+    except ValidationError as error:
+        return Admission(None, str(error), PlannedReason.INVALID)
+    try:
+        for group, count in desired(job).items():
+            if count:
+                pod(job, group, 0, Images())
+    except TemplateError as error:
+        return Admission(job, str(error), PlannedReason.INVALID)
+    return Admission(job)
+
+
+def _told(problems: list[Problem]) -> str:
+    return "; ".join(str(Problem(each.field, each.value, each.message)) for each in problems)
+
+
+def _reason(problems: list[Problem]) -> PlannedReason:
+    lacking = {each.field for each in UNAVAILABLE}
+    unavailable = all(each.field in lacking and "not available in this version" in each.message for each in problems)
+    return PlannedReason.UNAVAILABLE if unavailable else PlannedReason.INVALID

@@ -1,0 +1,119 @@
+"""What the job's life asks for now: finish, wait, stop, or run; each as conditions and pods to delete.
+
+Rule: pure. A finished job is finished for good, and that is recorded before anything of it is deleted, so that what is
+gone is never made again. A suspension asks the coordinator alone to stop, by deleting its pod: it then checkpoints with
+the training ranks' help, which therefore go after it.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api.conditions import ConditionType, FinishedReason, ResizingReason, RunningReason, SuspendedReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.reconcile.conditions import Conditions
+from rlhf_operator.reconcile.observed import Observed, Reading
+from rlhf_operator.reconcile.pod import Pod, time_of
+from rlhf_operator.reconcile.words import troubles
+
+COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
+    "Starting": RunningReason.STARTING,
+    "Recovering": RunningReason.RECOVERING,
+    "Checkpointing": RunningReason.RUNNING,
+}
+"""Phases of the coordinator that are not simply Running."""
+READING_GOOD_FOR: Final = timedelta(seconds=60)
+"""A reading older than this says nothing about now."""
+
+
+def deadline(job: RLHFJob, started: datetime | None) -> datetime | None:
+    """When spec.runPolicy.activeDeadlineSeconds is over; counted anew after a suspension."""
+    seconds = job.spec.run_policy.active_deadline_seconds
+    return None if seconds is None or started is None else started + timedelta(seconds=seconds)
+
+
+def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
+    """When a finished job is to be deleted."""
+    seconds, finished = job.spec.run_policy.ttl_seconds_after_finished, time_of(status.get("completionTime"))
+    return None if seconds is None or finished is None else finished + timedelta(seconds=seconds)
+
+
+def completed(conditions: Conditions, iterations: int) -> None:
+    """All is trained."""
+    told = f"all {iterations} iterations are trained"
+    conditions.set(ConditionType.COMPLETE, True, FinishedReason.COMPLETE, told)
+    conditions.set(ConditionType.RUNNING, False, RunningReason.COMPLETE, told)
+    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job has finished")
+
+
+def failed(conditions: Conditions, reason: FinishedReason, message: str) -> None:
+    """The job gave up."""
+    conditions.set(ConditionType.FAILED, True, reason, message)
+    conditions.set(ConditionType.RUNNING, False, RunningReason.FAILED, message)
+    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job has finished")
+
+
+def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list[Pod]:
+    """Sets the conditions of a suspension, and answers the pods to delete now."""
+    listed = list(pods)
+    kept = (
+        "it goes on from its last checkpoint when spec.suspend is false again"
+        if job.spec.checkpoints
+        else "spec.checkpoints is not set, so it will begin anew when spec.suspend is false again"
+    )
+    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job is suspended")
+    if not listed:
+        conditions.set(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, f"no pod runs; {kept}")
+        conditions.set(ConditionType.RUNNING, False, RunningReason.SUSPENDED, f"spec.suspend is true; {kept}")
+        return []
+    stopping = [pod for pod in listed if pod.group == Group.COORDINATOR]
+    told = "the coordinator ends the optimizer step and saves a checkpoint" if stopping else "the workers end"
+    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.STOPPING, told)
+    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
+    return [pod for pod in stopping or listed if pod.deletion is None]
+
+
+def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, lost: str | None) -> None:
+    """Sets Running and Suspended of a job that should run. `lost` is the last end that was counted, if any."""
+    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
+    wrong = troubles(job, observed.pods.values(), observed.refusals)
+    reading = observed.reading
+    coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
+    if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
+        _unread(conditions, observed, wrong, began=reading is not None or lost is not None)
+        return
+    reason = COORDINATOR_PHASES.get(reading.phase, RunningReason.RUNNING)
+    if reason is RunningReason.STARTING and any(pod.unschedulable for pod in observed.pods.values()):
+        reason = RunningReason.UNSCHEDULABLE
+    holds = reason is RunningReason.RUNNING
+    conditions.set(ConditionType.RUNNING, holds, reason, _told(reading, wrong, waits=not holds))
+
+
+def _told(reading: Reading, wrong: list[str], *, waits: bool) -> str:
+    stage = reading.phase.lower() or "starting"
+    text = f"iteration {reading.iteration + 1} of {reading.iterations}: {stage}"
+    if reading.iteration >= reading.iterations:
+        text = f"all {reading.iterations} iterations are trained; the coordinator ends"
+    if waits and reading.waiting_for:
+        more = len(reading.waiting_for) - 1
+        text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
+    return ". ".join([text, *wrong])
+
+
+def _unread(conditions: Conditions, observed: Observed, wrong: list[str], *, began: bool) -> None:
+    """Running while the coordinator cannot say anything."""
+    pods = observed.pods.values()
+    ready = sum(pod.ready for pod in pods)
+    text = f"{ready} of {len(observed.pods)} pods are ready" if observed.pods else "its pods are being created"
+    if any(pod.unschedulable for pod in pods):
+        reason = RunningReason.UNSCHEDULABLE
+    elif began or conditions.holds(ConditionType.RUNNING):
+        reason, text = RunningReason.RECOVERING, f"the coordinator does not answer; {text}"
+    elif conditions.reason(ConditionType.RUNNING) == RunningReason.RECOVERING:
+        reason = RunningReason.RECOVERING
+    else:
+        reason = RunningReason.STARTING
+    if observed.unreachable and not wrong:
+        text += f"; {observed.unreachable}"
+    conditions.set(ConditionType.RUNNING, False, reason, ". ".join([*wrong, text]))

@@ -1,0 +1,51 @@
+"""What reconcile is given beside the job: everything that was observed of it, as of one moment.
+
+Rule: data only. What is not known is absent, never guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from rlhf_operator.manifests import Images
+from rlhf_operator.reconcile.pod import Pod
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The coordinator's own status (`JobStatus` of control.proto), and when it was read."""
+
+    at: datetime
+    phase: str
+    iteration: int
+    iterations: int
+    working: Mapping[str, int] = field(default_factory=dict)
+    """Group -> workers that are Ready or Busy."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds_left: float = 0.0
+    last_checkpoint: str = ""
+    waiting_for: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
+    """Workers of the migration pool."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The world as far as one job is concerned."""
+
+    pods: Mapping[str, Pod] = field(default_factory=dict)
+    """Name -> pod; all that carry the job's label and are owned by it."""
+    taken: frozenset[str] = frozenset()
+    """Names of pods of an earlier job of the same name, which are on their way out."""
+    applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(kind, name) -> fingerprint of what was applied, of the objects beside pods that exist."""
+    certificates_expire: datetime | None = None
+    """When the certificate in the job's Secret should be replaced; None when there is no usable Secret."""
+    reading: Reading | None = None
+    unreachable: str = ""
+    """Why the coordinator could not be read the last time."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Object name -> why the API server refused it the last time it was applied."""
+    status_written: datetime | None = None
+    """When this process last wrote the status."""
+    images: Images = field(default_factory=Images)

@@ -1,0 +1,52 @@
+"""What reconcile answers: what is to be written, as data. Whoever carries it out writes the status first.
+
+Rule: the status goes first because it holds the counts: a pod whose end is counted may be deleted afterwards, one that
+is not would be forgotten.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A pod to delete; only if it is still the one that was observed."""
+
+    name: str
+    uid: str
+    force: bool = False
+    """Without waiting for its node, which is gone."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event on the RLHFJob."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do for one job. Empty: everything is as it should be."""
+
+    status: Json | None = None
+    """The whole status to write; None when what is there is right."""
+    issue_certificates: bool = False
+    """Issue a certificate into the job's Secret; pods are created once it is there."""
+    apply: tuple[Json, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    events: tuple[Event, ...] = ()
+    delete_job: bool = False
+    look_again_after: float | None = None
+    """Seconds until time alone changes the answer; None: never."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be written."""
+        return not (
+            self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
+        )

@@ -1,0 +1,160 @@
+"""A pod as reconcile sees it: a small record of what decisions read, not the body.
+
+Rule: pure; whatever the API server sends becomes a record, fields that are absent included. A thousand pods a job are
+kept in memory as these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_operator.manifests.pods import CONTAINER
+
+Json = Mapping[str, Any]
+
+CONTAINER_ID_SHOWN: Final = 16
+"""Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
+MESSAGE_KEPT: Final = 600
+"""Characters of a message that are kept: the last lines of a log, or the words of a scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Our container ended, or the pod failed as a whole (then `code` is None)."""
+
+    id: str
+    """Tells this end from every other."""
+    code: int | None
+    reason: str
+    """OOMKilled, Error, Completed, Evicted, ..."""
+    message: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is observed of one pod."""
+
+    name: str
+    uid: str
+    group: str
+    index: int
+    phase: str
+    """Pending, Running, Succeeded, Failed, Unknown."""
+    version: int = 0
+    """resourceVersion; a later one is newer."""
+    epoch: int = 0
+    ready: bool = False
+    address: str = ""
+    created: datetime | None = None
+    deletion: datetime | None = None
+    """When its grace ends, once its deletion is asked for."""
+    grace: int = 0
+    """Seconds of that grace."""
+    unschedulable: str = ""
+    """The scheduler's words when no node can take it."""
+    waiting: str = ""
+    """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
+    waiting_message: str = ""
+    end: End | None = None
+    """The newest end of our container, or of the pod."""
+    disruption: str = ""
+    """Reason of its DisruptionTarget condition, or Evicted, NodeLost, ...: not the job's fault."""
+
+    @property
+    def over(self) -> bool:
+        """The pod has ended and never runs again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def active(self) -> bool:
+        """It runs or may run, and nobody asked for its deletion."""
+        return not self.over and self.deletion is None
+
+    @property
+    def deletion_asked(self) -> datetime | None:
+        """When its deletion was asked for."""
+        return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)
+
+
+DISRUPTED: Final = frozenset(
+    {"Evicted", "NodeLost", "NodeShutdown", "NodeAffinity", "Preempting", "Shutdown", "Terminated"}
+)
+"""`status.reason` of a failed pod that was not the fault of what ran in it."""
+
+
+def pod_of(body: Json) -> Pod | None:
+    """The record of a pod's body; None for a pod that carries our label but not our form."""
+    meta, status = body["metadata"], body.get("status") or {}
+    labels = meta.get("labels") or {}
+    group, index = labels.get(names.LABEL_GROUP, ""), labels.get(names.LABEL_INDEX, "0")
+    if group not in set(names.Group) or not str(index).isdigit():
+        return None
+    conditions = {each["type"]: each for each in status.get("conditions") or []}
+    container = _our_container(status)
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    return Pod(
+        name=meta["name"],
+        uid=meta.get("uid", ""),
+        group=group,
+        index=int(index),
+        phase=status.get("phase") or "Pending",
+        version=int(meta.get("resourceVersion") or 0),
+        epoch=int(labels.get(names.LABEL_EPOCH) or 0),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        address=status.get("podIP") or "",
+        created=time_of(meta.get("creationTimestamp")),
+        deletion=time_of(meta.get("deletionTimestamp")),
+        grace=int(meta.get("deletionGracePeriodSeconds") or 0),
+        unschedulable=_unschedulable(conditions.get("PodScheduled") or {}),
+        waiting=waiting.get("reason") or "",
+        waiting_message=(waiting.get("message") or "")[:MESSAGE_KEPT],
+        end=_end(meta, status, container),
+        disruption=_disruption(status, conditions),
+    )
+
+
+def time_of(text: str | None) -> datetime | None:
+    """A time of the API server, which is RFC 3339 in UTC."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def _our_container(status: Json) -> Json:
+    for each in status.get("containerStatuses") or []:
+        if each.get("name") == CONTAINER:
+            return dict(each)
+    return {}
+
+
+def _unschedulable(condition: Json) -> str:
+    if condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
+        return str(condition.get("message") or "no node can take it")[:MESSAGE_KEPT]
+    return ""
+
+
+def _disruption(status: Json, conditions: Mapping[str, Json]) -> str:
+    target = conditions.get("DisruptionTarget") or {}
+    if target.get("status") == "True":
+        return str(target.get("reason") or "DisruptionTarget")
+    reason = str(status.get("reason") or "")
+    return reason if status.get("phase") == "Failed" and reason in DISRUPTED else ""
+
+
+def _end(meta: Json, status: Json, container: Json) -> End | None:
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        if ended := state.get("terminated"):
+            full = str(ended.get("containerID") or "").rpartition("/")[2]
+            return End(
+                id=full[:CONTAINER_ID_SHOWN] or f"{meta.get('uid', '')}/{container.get('restartCount', 0)}",
+                code=int(ended.get("exitCode") or 0),
+                reason=str(ended.get("reason") or ""),
+                message=str(ended.get("message") or "")[-MESSAGE_KEPT:],
+                at=time_of(ended.get("finishedAt")),
+            )
+    if status.get("phase") in ("Failed", "Succeeded"):
+        code = 0 if status["phase"] == "Succeeded" else None
+        message = str(status.get("message") or "")[:MESSAGE_KEPT]
+        return End(str(meta.get("uid", "")), code, str(status.get("reason") or ""), message, None)
+    return None

@@ -1,0 +1,254 @@
+"""`reconcile(job, observed, now) -> Plan`: read from the top, this is the life of a job.
+
+Rule: pure, level-triggered, idempotent: the answer follows from the state of the world alone, and once it is carried
+out the same question is answered with an empty plan. Nothing is decided on an event. Time comes in as an argument, and
+what time alone will change is answered as `look_again_after`, computed from times in the status, so a restart of the
+operator loses nothing.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import GROUP, Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.render import plain, pod
+from rlhf_operator.reconcile import life, resize, scale, status
+from rlhf_operator.reconcile.admission import Admission, admit
+from rlhf_operator.reconcile.conditions import Conditions, rfc3339
+from rlhf_operator.reconcile.failure import Account, account
+from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.plan import Deletion, Plan
+from rlhf_operator.reconcile.pod import Pod, time_of
+
+Json = dict[str, Any]
+
+FINGERPRINT: Final = f"{GROUP}/applied"
+"""Annotation of what was applied, so that it is applied again only when it is another."""
+REFUSED_AGAIN_SECONDS: Final = 15.0
+"""Between attempts at what the API server refused (quota): somebody has to act, and then waits for us."""
+
+
+def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
+    """What is to be done for the stored RLHFJob `job`."""
+    if job["metadata"].get("deletionTimestamp"):
+        return Plan()  # its children go with it
+    before: Mapping[str, Any] = job.get("status") or {}
+    conditions = Conditions(before.get("conditions") or [], now, job["metadata"].get("generation"))
+    admission = admit(job)
+    if admission.job is None:
+        return _refused(job, conditions, admission, before)
+    if conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED):
+        return _finished(admission.job, before, observed, now)
+    return _Visit(job, admission, conditions, before, observed, now).plan()
+
+
+def fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Of an object as it is applied."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _refused(job: Mapping[str, Any], conditions: Conditions, admission: Admission, before: Mapping[str, Any]) -> Plan:
+    """Nothing can be read from the manifest, so what runs goes on as it is until the manifest is put right."""
+    conditions.set(ConditionType.PLANNED, False, admission.reason, admission.problem)
+    if conditions.reason(ConditionType.RUNNING) == RunningReason.PENDING:
+        told = f"nothing was started: {admission.problem}"
+        conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
+    written = dict(before) | {"conditions": conditions.written()}
+    if (generation := job["metadata"].get("generation")) is not None:
+        written["observedGeneration"] = generation
+    return Plan() if written == before else Plan(status=written, events=tuple(conditions.events()))
+
+
+def _finished(job: RLHFJob, before: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
+    """What still runs is stopped, what has ended is kept for its logs, until the job is too old."""
+    expiry = life.expiry(job, before)
+    if expiry is not None and expiry <= now:
+        return Plan(delete_job=True)
+    left = [each for each in observed.pods.values() if each.active]
+    overdue = scale.overdue(observed.pods.values(), now)
+    looks = [scale.next_overdue(observed.pods.values(), now), _seconds(expiry, now)]
+    return Plan(delete=(*_deletions(left), *overdue), look_again_after=_soonest(looks))
+
+
+class _Visit:
+    """One look at a job that is not finished."""
+
+    def __init__(
+        self,
+        stored: Mapping[str, Any],
+        admission: Admission,
+        conditions: Conditions,
+        before: Mapping[str, Any],
+        observed: Observed,
+        now: datetime,
+    ) -> None:
+        assert admission.job is not None
+        self.job, self.admission, self.stored = admission.job, admission, stored
+        self.conditions, self.before, self.observed, self.now = conditions, before, observed, now
+        self.pods = observed.pods
+        self.started = time_of(before.get("startTime"))
+        self.sizes = scale.desired(self.job)
+
+    def plan(self) -> Plan:
+        """The plan of this visit."""
+        self._planned()
+        accounts = self._accounts()
+        deadline = life.deadline(self.job, self.started)
+        if accounts.complete:
+            life.completed(self.conditions, self.job.spec.iterations)
+        elif accounts.verdict is not None:
+            life.failed(self.conditions, *accounts.verdict)
+        elif deadline is not None and deadline <= self.now and not self.job.spec.suspend:
+            told = f"spec.runPolicy.activeDeadlineSeconds is over since {rfc3339(deadline)}"
+            life.failed(self.conditions, FinishedReason.DEADLINE, told)
+        elif self.job.spec.suspend:
+            return self._suspended(accounts)
+        else:
+            return self._running(accounts, deadline)
+        ends = [each for each in self.pods.values() if each.active]
+        return self._written(accounts, ends, Plan(), completion=self.now)
+
+    def _planned(self) -> None:
+        told = self.admission.problem or "the manifest is valid"
+        self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
+
+    def _accounts(self) -> Account:
+        limit, stopping = self.job.spec.run_policy.backoff_limit, self.job.spec.suspend
+        started = self.now if stopping else self.started
+        known = self.before.get("restarts") or {}
+        return account(known, self.pods.values(), limit, self.now, started, stopping=stopping)
+
+    def _suspended(self, accounts: Account) -> Plan:
+        leaving = life.suspended(self.conditions, self.job, self.pods.values())
+        if not self.pods:
+            self.started = None
+        overdue = scale.overdue(self.pods.values(), self.now)
+        look = scale.next_overdue(self.pods.values(), self.now)
+        return self._written(accounts, leaving, Plan(delete=tuple(overdue), look_again_after=look))
+
+    def _running(self, accounts: Account, deadline: datetime | None) -> Plan:
+        leaving = scale.leaving(self.job, self.pods.values())
+        apply, issue = self._wanted()
+        if apply and self.started is None:
+            self.started = self.now
+        life.running(self.conditions, self.job, self.observed, self.now, accounts.last_reason)
+        if not self.admission.planned and not self.pods:
+            told = f"nothing was started: {self.admission.problem}"
+            self.conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
+        looks = [
+            _seconds(deadline, self.now),
+            scale.next_overdue(self.pods.values(), self.now),
+            REFUSED_AGAIN_SECONDS if self.observed.refusals else None,
+            status.PROGRESS_SECONDS if self._readable() else None,
+            _seconds(self.observed.certificates_expire, self.now),
+        ]
+        overdue = scale.overdue(self.pods.values(), self.now)
+        draft = Plan(apply=apply, delete=tuple(overdue), issue_certificates=issue, look_again_after=_soonest(looks))
+        return self._written(accounts, leaving, draft)
+
+    def _readable(self) -> bool:
+        coordinator = self.pods.get(identity.pod_name(self.job, Group.COORDINATOR, 0))
+        return coordinator is not None and coordinator.phase == "Running"
+
+    def _wanted(self) -> tuple[tuple[Json, ...], bool]:
+        """Objects to apply, and whether certificates come first."""
+        if not self.admission.planned:
+            return (), False
+        expire = self.observed.certificates_expire
+        issue = expire is None or expire <= self.now
+        found = []
+        for manifest in plain(self.job):
+            print_ = fingerprint(manifest)
+            if self.observed.applied.get((manifest["kind"], manifest["metadata"]["name"])) != print_:
+                manifest["metadata"].setdefault("annotations", {})[FINGERPRINT] = print_
+                found.append(manifest)
+        if expire is not None:
+            images = self.observed.images
+            found += [pod(self.job, group, index, images) for group, index in self._missing()]
+        return tuple(found), issue
+
+    def _missing(self) -> list[tuple[Group, int]]:
+        taken = self.pods.keys() | self.observed.taken
+        return scale.missing(self.job, taken)
+
+    def _written(self, accounts: Account, leaving: list[Pod], draft: Plan, completion: datetime | None = None) -> Plan:
+        """`draft` with the deletions, and with the status when it has to be written."""
+        accounted = accounts.accounted if completion else accounts.with_deleted(leaving)
+        groups = status.groups(
+            self.job, self.sizes, self.pods.values(), self.observed.reading, self.before, accounts.restarts
+        )
+        if completion is None and not self.job.spec.suspend:
+            resize.resizing(self.conditions, self.before, groups, self.sizes, self.pods.values())
+        written = self._status(accounts, accounted, groups, completion)
+        draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
+        if status.news(written) == status.news(self.before):
+            return draft
+        held = self._held(written)
+        if held is not None:
+            return replace(draft, look_again_after=_soonest([draft.look_again_after, held]))
+        return replace(draft, status=written, events=(*accounts.events, *self.conditions.events()))
+
+    def _status(
+        self, accounts: Account, accounted: Mapping[str, str], groups: list[Json], completion: datetime | None
+    ) -> Json:
+        reading, before = self.observed.reading, self.before
+        written: Json = {
+            "conditions": self.conditions.written(),
+            "algorithm": self.job.spec.algorithm.name,
+            "groups": groups,
+            "scale": status.scale(self.job, self.pods.values()),
+            "restarts": accounts.written(accounted),
+        }
+        if (generation := self.stored["metadata"].get("generation")) is not None:
+            written["observedGeneration"] = generation
+        if self.started is not None:
+            written["startTime"] = rfc3339(self.started)
+        if completion is not None:
+            written["completionTime"] = rfc3339(completion)
+        for name in ("progress", "migrationPool", "lastCheckpoint"):
+            if before.get(name):
+                written[name] = before[name]
+        if reading is not None:
+            written["progress"] = status.progress(reading)
+            written["migrationPool"] = status.pool(reading, self.sizes.get(Group.GENERATION, 0))
+            if (checkpoint := status.checkpoint(reading, before)) is not None:
+                written["lastCheckpoint"] = checkpoint
+        if accounts.complete:
+            written["progress"] = _all_done(written.get("progress"), self.job, self.now)
+        return written
+
+    def _held(self, written: Json) -> float | None:
+        """Seconds for which a change that is no hurry waits; None when it is to be written now."""
+        if status.slow_part(written) != status.slow_part(self.before) or self.observed.status_written is None:
+            return None
+        age = (self.now - self.observed.status_written).total_seconds()
+        return status.PROGRESS_SECONDS - age if age < status.PROGRESS_SECONDS else None
+
+
+def _all_done(progress: Json | None, job: RLHFJob, now: datetime) -> Json:
+    total = job.spec.iterations
+    found = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
+    return found | {
+        "iteration": total,
+        "iterations": total,
+        "summary": f"{total}/{total}",
+        "lastUpdateTime": rfc3339(now),
+    }
+
+
+def _deletions(pods: list[Pod]) -> list[Deletion]:
+    return [Deletion(each.name, each.uid) for each in pods]
+
+
+def _seconds(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else max(0.0, (moment - now).total_seconds())
+
+
+def _soonest(seconds: list[float | None]) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)

@@ -1,0 +1,73 @@
+"""Which pods a running job should have, and which of those it has must go.
+
+Rule: pure. A pod is named by its place in the job, so there is never a second one for a place: a pod that has ended is
+deleted first and made again when its name is free. Pods that leave are those of the highest index. The coordinator is
+never deleted by force: a second one beside a first that is not really dead would write the same journal.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode, Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.render import workers
+from rlhf_operator.reconcile.plan import Deletion
+from rlhf_operator.reconcile.pod import Pod
+
+FORCE_AFTER: Final = timedelta(seconds=30)
+"""Beyond its grace: a kubelet that lives has answered by then, so the node is gone."""
+
+
+def desired(job: RLHFJob) -> dict[Group, int]:
+    """Pods of each group, the coordinator first."""
+    return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job)}
+
+
+def places(job: RLHFJob) -> Iterator[tuple[str, Group, int]]:
+    """(pod name, group, index) of every pod the job should have, in the order in which they are made."""
+    for group, count in desired(job).items():
+        for index in range(count):
+            yield identity.pod_name(job, group, index), group, index
+
+
+def missing(job: RLHFJob, taken: Collection[str]) -> list[tuple[Group, int]]:
+    """Places whose pod name is free."""
+    return [(group, index) for name, group, index in places(job) if name not in taken]
+
+
+def leaving(job: RLHFJob, pods: Iterable[Pod]) -> list[Pod]:
+    """Pods to delete in a job that runs: beyond the group's size, ended, or in a back-off they do not deserve."""
+    sizes = desired(job)
+    found = []
+    for pod in sorted(pods, key=lambda each: (each.group, -each.index)):
+        excess = pod.index >= sizes.get(Group(pod.group), 0)
+        if pod.deletion is None and (excess or pod.over or _waits_to_restart(pod)):
+            found.append(pod)
+    return found
+
+
+def _waits_to_restart(pod: Pod) -> bool:
+    """It asked for its restart, and the kubelet makes it wait longer each time, as if it had crashed."""
+    asked = pod.end is not None and pod.end.code == ExitCode.RESTART
+    return asked and pod.waiting == "CrashLoopBackOff" and pod.group != Group.COORDINATOR
+
+
+def overdue(pods: Iterable[Pod], now: datetime) -> list[Deletion]:
+    """Workers whose node does not carry out their deletion."""
+    return [
+        Deletion(pod.name, pod.uid, force=True)
+        for pod in pods
+        if pod.deletion is not None and pod.group != Group.COORDINATOR and now > pod.deletion + FORCE_AFTER
+    ]
+
+
+def next_overdue(pods: Iterable[Pod], now: datetime) -> float | None:
+    """Seconds until `overdue` may find another one."""
+    left = [
+        (pod.deletion + FORCE_AFTER - now).total_seconds() + 1
+        for pod in pods
+        if pod.deletion is not None and pod.group != Group.COORDINATOR and now <= pod.deletion + FORCE_AFTER
+    ]
+    return min(left, default=None)

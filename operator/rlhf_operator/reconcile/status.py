@@ -1,0 +1,135 @@
+"""The parts of the status that are not conditions: groups, scale, progress, pool, checkpoint; and when to write it.
+
+Rule: pure. What changes all the time (progress, counts of ready pods, messages) is written at most every
+PROGRESS_SECONDS; a condition, a restart or the time of an end is written at once. Fast numbers are in Prometheus.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.pod import Pod
+
+Json = dict[str, Any]
+
+PROGRESS_SECONDS: Final = 10.0
+"""Between two writes of what changes all the time."""
+_SLOW_FIELDS: Final = (
+    "conditions",
+    "observedGeneration",
+    "restarts",
+    "startTime",
+    "completionTime",
+    "algorithm",
+    "scale",
+)
+"""Fields whose change is written at once; of conditions, all but the message."""
+_CHECKPOINT: Final = re.compile(r"iteration-(\d+)/?$")
+
+
+def groups(
+    job: RLHFJob,
+    sizes: Mapping[Group, int],
+    pods: Iterable[Pod],
+    reading: Reading | None,
+    before: Mapping[str, Any],
+    restarts: Mapping[str, int],
+) -> list[Json]:
+    """`status.groups`."""
+    known = {str(each["name"]): each for each in before.get("groups") or []}
+    listed = list(pods)
+    found = []
+    for group, size in sizes.items():
+        ours = [pod for pod in listed if pod.group == group]
+        running = sum(pod.ready and pod.active for pod in ours)
+        if reading is not None and group is not Group.COORDINATOR:
+            running = min(reading.working.get(group, 0), size)
+        found.append(
+            {
+                "name": group.value,
+                "desired": size,
+                "ready": running,
+                "failed": sum(pod.phase == "Failed" for pod in ours),
+                "restarts": int(known.get(group, {}).get("restarts") or 0) + restarts.get(group, 0),
+                "epoch": int(known.get(group, {}).get("epoch") or 0),
+            }
+        )
+    return found
+
+
+def scale(job: RLHFJob, pods: Iterable[Pod]) -> Json:
+    """`status.scale`: what the scale subresource reports."""
+    labels = ",".join(f"{name}={value}" for name, value in identity.selector(job, Group.GENERATION).items())
+    return {
+        "replicas": sum(pod.group == Group.GENERATION and pod.active for pod in pods),
+        "selector": f"{labels},{names.LABEL_JOB_UID}={job.metadata.get('uid', '')}",
+    }
+
+
+def progress(reading: Reading) -> Json:
+    """`status.progress`."""
+    found: Json = {
+        "iteration": reading.iteration,
+        "iterations": reading.iterations,
+        "summary": f"{reading.iteration}/{reading.iterations}",
+        "stage": reading.phase or "Starting",
+        "lastUpdateTime": rfc3339(reading.at),
+    }
+    for field, metric in (("reward", "reward"), ("kl", "kl"), ("samplesPerSecond", "samples_per_second")):
+        value = reading.metrics.get(metric)
+        if value is not None and math.isfinite(value):
+            found[field] = float(f"{value:.6g}")
+    if reading.seconds_left > 0:
+        found["remainingSeconds"] = round(reading.seconds_left)
+    return found
+
+
+def pool(reading: Reading, generation: int) -> Json:
+    """`status.migrationPool`."""
+    count = len(reading.pool)
+    return {
+        "replicas": count,
+        "generationReplicas": generation,
+        "threshold": 0,
+        "summary": f"{count}/{generation}",
+    }
+
+
+def checkpoint(reading: Reading, before: Mapping[str, Any]) -> Json | None:
+    """`status.lastCheckpoint`; the time is that of the first reading that named it."""
+    known = before.get("lastCheckpoint")
+    if not reading.last_checkpoint or (known and known.get("path") == reading.last_checkpoint):
+        return dict(known) if known else None
+    match = _CHECKPOINT.search(reading.last_checkpoint)
+    return {
+        "path": reading.last_checkpoint,
+        "iteration": int(match.group(1)) if match else reading.iteration,
+        "time": rfc3339(reading.at),
+    }
+
+
+def slow_part(status: Mapping[str, Any]) -> Json:
+    """What is written at once when it changes."""
+    found = {name: status.get(name) for name in _SLOW_FIELDS}
+    found["conditions"] = [
+        {key: each.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}
+        for each in status.get("conditions") or []
+    ]
+    found["desired"] = {each["name"]: each["desired"] for each in status.get("groups") or []}
+    return found
+
+
+def news(status: Mapping[str, Any]) -> Json:
+    """What makes a write worth its while: all but the moment of the reading and the estimate that follows it."""
+    found = dict(status)
+    if "progress" in found:
+        hidden = ("lastUpdateTime", "remainingSeconds")
+        found["progress"] = {key: value for key, value in found["progress"].items() if key not in hidden}
+    return found

@@ -1,0 +1,89 @@
+"""The slow backstop behind the watches: lists what exists, compares it with what is remembered, puts the index right.
+
+Rule: costs reads only, and no more than a listing of metadata every RESYNC_SECONDS. Finds what a watch can miss: an
+object that was deleted while a watch was being reopened, and a watch that has gone silent. The second is what liveness
+is about, so it is told to the health check; a healthy operator finds nothing here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from rlhf_api import names
+from rlhf_operator.cluster import Cluster, ClusterError
+from rlhf_operator.handlers import WATCHED
+from rlhf_operator.index import Index
+from rlhf_operator.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+RESYNC_SECONDS: Final = 300.0
+"""Between two comparisons."""
+ECHO_SECONDS: Final = 20.0
+"""A watch that lives has delivered a change by then."""
+
+
+class Resync:
+    """Compares the index with the cluster."""
+
+    def __init__(self, cluster: Cluster, index: Index, queue: WorkQueue, namespaces: Sequence[str]) -> None:
+        self._cluster, self._index, self._queue = cluster, index, queue
+        self._places: list[str | None] = list(namespaces) or [None]
+        self.silent_rounds = 0
+        """Comparisons in a row that found a change no watch had delivered."""
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            try:
+                await self.compare()
+            except ClusterError as error:
+                log.warning("the backstop could not list: %s", error)
+
+    async def compare(self) -> None:
+        """One comparison; whatever was missed is put right, and every job gets a turn."""
+        late = 0
+        for kind in WATCHED:
+            before = self._index.known(kind)
+            listed = {}
+            labels = "" if kind == names.KIND else names.LABEL_JOB_NAME
+            for place in self._places:
+                async for meta in self._cluster.metadata(kind, place, labels):
+                    listed[str(meta["uid"])] = meta
+            for uid, (key, name, _) in before.items():
+                if uid not in listed:
+                    self._index.drop(kind, key, name, uid)
+                    self._queue.add(key)
+            late += await self._missed(kind, listed)
+        self.silent_rounds = self.silent_rounds + 1 if late else 0
+        for key in self._index.jobs():
+            self._queue.add(key)
+
+    async def _missed(self, kind: str, listed: dict[str, dict[str, str]]) -> int:
+        """Objects whose newest version had not come by the watch, even after a while."""
+
+        def behind() -> list[str]:
+            known = self._index.known(kind)
+            return [
+                uid for uid, meta in listed.items() if known.get(uid, ("", "", 0))[2] < int(meta["resourceVersion"])
+            ]
+
+        if not behind():
+            return 0
+        await asyncio.sleep(ECHO_SECONDS)
+        found = 0
+        for uid in behind():
+            meta = listed[uid]
+            body = await self._cluster.get(kind, meta["namespace"], meta["name"])
+            if body is None or body["metadata"]["uid"] != uid:
+                continue
+            labels = body["metadata"].get("labels") or {}
+            name = meta["name"] if kind == names.KIND else labels.get(names.LABEL_JOB_NAME)
+            key = f"{meta['namespace']}/{name}"
+            log.warning("the watch missed %s %s/%s", kind, meta["namespace"], meta["name"])
+            self._index.put(kind, key, body)
+            self._queue.add(key)
+            found += 1
+        return found

@@ -1,0 +1,133 @@
+"""The operator's work queue: which job is reconciled next, by how many at once, and when a failed one is tried again.
+
+Owns keys, never objects: a key is `namespace/name`, and whoever takes it looks at the world as it is then. A key is in
+the queue at most once; one that is added while it is being worked on is worked on once more afterwards. Keys are served
+in order of arrival, so a job with a thousand pods whose events never stop takes one turn like any other. Everything
+here is in memory: after a restart every key comes again from the first listing.
+Runs on one event loop, without locks; must never block it.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+FIRST_RETRY_SECONDS: Final = 0.5
+"""Delay after a first failure: most are conflicts or a busy API server."""
+LAST_RETRY_SECONDS: Final = 60.0
+"""Longest delay: an operator that was fixed from outside is noticed within a minute."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What health checks and metrics read."""
+
+    depth: int
+    """Keys that wait."""
+    active: int
+    """Keys that are being worked on."""
+    oldest_age_seconds: float
+    """Time the longest-waiting key has waited; 0 when none waits."""
+    longest_active_seconds: float
+    """Time the slowest piece of work has taken so far; 0 when idle."""
+
+
+class WorkQueue:
+    """Dedups keys, runs `work` on up to `concurrency` of them at once, backs off from failures by key."""
+
+    def __init__(self, work: Callable[[str], Awaitable[float | None]], concurrency: int) -> None:
+        """`work(key)` returns seconds after which to look again, or None; raising means: try again, later each time."""
+        self._work = work
+        self._concurrency = concurrency
+        self._waiting: deque[str] = deque()
+        self._since: dict[str, float] = {}
+        self._active: dict[str, float] = {}
+        self._again: set[str] = set()
+        self._later: list[tuple[float, str]] = []
+        self._due: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, key: str) -> None:
+        """Work on `key` soon; nothing new when it waits already."""
+        if key in self._active:
+            self._again.add(key)
+        elif key not in self._since:
+            self._since[key] = self._now()
+            self._waiting.append(key)
+            self._wake.set()
+
+    def add_after(self, key: str, seconds: float) -> None:
+        """Work on `key` in `seconds`, or sooner when it was asked for sooner."""
+        due = self._now() + seconds
+        if self._due.get(key, due + 1) > due:
+            self._due[key] = due
+            heapq.heappush(self._later, (due, key))
+            self._wake.set()
+
+    def forget(self, key: str) -> None:
+        """The job is gone: no more retries or planned looks."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
+
+    def failures(self, key: str) -> int:
+        """Consecutive failures of a key."""
+        return self._failures.get(key, 0)
+
+    def snapshot(self) -> Snapshot:
+        """State of the queue now."""
+        now = self._now()
+        oldest = self._since[self._waiting[0]] if self._waiting else now
+        slowest = min(self._active.values(), default=now)
+        return Snapshot(len(self._waiting), len(self._active), now - oldest, now - slowest)
+
+    async def run(self) -> None:
+        """Serves until cancelled; work in progress is cancelled with it."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._collect_due()
+                while self._waiting and len(self._active) < self._concurrency:
+                    key = self._waiting.popleft()
+                    del self._since[key]
+                    self._active[key] = self._now()
+                    tasks.create_task(self._serve(key))
+                self._wake.clear()
+                await self._sleep()
+
+    async def _serve(self, key: str) -> None:
+        try:
+            again_after = await self._work(key)
+        except Exception:
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            again_after = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16))
+        else:
+            self._failures.pop(key, None)
+        del self._active[key]
+        if again_after is not None:
+            self.add_after(key, again_after)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+        self._wake.set()
+
+    def _collect_due(self) -> None:
+        now = self._now()
+        while self._later and self._later[0][0] <= now:
+            due, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self.add(key)
+
+    async def _sleep(self) -> None:
+        """Until something is added, work ends, or the next planned look is due."""
+        timeout = max(0.0, self._later[0][0] - self._now()) if self._later else None
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout)
+        except TimeoutError:
+            return
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,105 @@
+"""Whatever happens, in whatever order: reconcile settles, counts right, and deletes no more than it should."""
+
+from collections import Counter
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.unit.operator.world import World
+
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.scale import places
+
+WORKERS = ["generation-0", "generation-1", "generation-2", "inference-0", "training-0", "training-1"]
+STEP = st.one_of(
+    st.tuples(st.just("end"), st.sampled_from(WORKERS), st.sampled_from([1, 75, 0, 137])),
+    st.tuples(st.just("crash"), st.sampled_from(WORKERS), st.sampled_from([1, 75])),
+    st.tuples(st.sampled_from(["evict", "delete", "vanish"]), st.sampled_from(WORKERS), st.just(0)),
+    st.tuples(
+        st.sampled_from(["scale", "resume", "suspend", "run", "gone", "read", "reconcile", "die"]),
+        st.just(""),
+        st.integers(0, 4),
+    ),
+)
+
+
+class Life:
+    """Applies random steps to a world and keeps the books beside it."""
+
+    def __init__(self) -> None:
+        self.world = World(runPolicy={"backoffLimit": 1000}).begin()
+        self.expected: Counter[str] = Counter()
+
+    def reconcile(self, *, dies: bool = False) -> None:
+        plan = self.world.plan()
+        wanted = {name for name, _, _ in places(admit(self.world.job).job)}  # type: ignore[arg-type]
+        suspended = self.world.job["spec"]["suspend"]
+        for each in plan.delete:
+            status = self.world.pods[each.name]["status"]
+            state = (status.get("containerStatuses") or [{}])[0].get("state", {})
+            ended = status["phase"] in ("Succeeded", "Failed") or "waiting" in state
+            assert suspended or ended or each.force or each.name not in wanted, f"{each.name} is wanted and well"
+        self.world.carry_out(plan, only_status=dies)
+
+    def step(self, what: str, worker: str, number: int) -> None:
+        world = self.world
+        name = f"job-{worker}"
+        if worker:
+            pod = world.pods.get(name)
+            if pod is None or "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Running":
+                return
+            parsed = admit(world.job).job
+            assert parsed is not None
+            if world.job["spec"]["suspend"] or name not in {each for each, _, _ in places(parsed)}:
+                return
+            self._disturb(what, worker, number)
+            # Ends between two looks at one pod count once; the books are simple because we look after each.
+            self.reconcile()
+        elif what == "scale":
+            world.job["spec"]["generation"]["replicas"] = max(1, number)
+        elif what in ("suspend", "resume"):
+            world.settle()
+            world.job["spec"]["suspend"] = what == "suspend"
+            world.settle()
+        elif what == "run":
+            world.run()
+        elif what == "gone":
+            world.finish_deletions()
+        elif what == "read":
+            world.later(number * 5)
+            world.read(iteration=number)
+        else:
+            self.reconcile(dies=what == "die")
+
+    def _disturb(self, what: str, worker: str, code: int) -> None:
+        if what in ("end", "crash"):
+            self.world.end(worker, code, restarted=what == "end")
+            self.expected["failures"] += code not in (0, 75)
+            return
+        if what == "evict":
+            self.world.evict(worker)
+        else:
+            self.world.ask_deletion(f"job-{worker}")
+        self.expected["disruptions"] += 1
+        if what == "vanish":
+            self.reconcile()
+            self.world.finish_deletions()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEP, max_size=25))
+def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: list[tuple[str, str, int]]) -> None:
+    life = Life()
+    for step in steps:
+        life.step(*step)
+    world = life.world
+    world.job["spec"]["suspend"] = False
+    for _ in range(4):
+        world.settle()
+        world.finish_deletions()
+    world.later(20)
+    assert world.settle().idle, "a plan that is carried out leaves nothing to do"
+    parsed = admit(world.job).job
+    assert parsed is not None
+    assert sorted(world.pods) == sorted(name for name, _, _ in places(parsed))
+    restarts = world.job["status"]["restarts"]
+    assert Counter({each: restarts[each] for each in ("failures", "disruptions") if restarts[each]}) == +life.expected

@@ -1,0 +1,171 @@
+"""The queue as a reconciler sees it: no key is lost, none runs twice at once, a busy job starves nobody."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from rlhf_operator import workqueue
+from rlhf_operator.workqueue import WorkQueue
+
+
+@contextlib.asynccontextmanager
+async def running(work: Callable[[str], Awaitable[float | None]], concurrency: int = 2) -> AsyncIterator[WorkQueue]:
+    queue = WorkQueue(work, concurrency)
+    task = asyncio.create_task(queue.run())
+    try:
+        yield queue
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def settle(queue: WorkQueue) -> None:
+    for _ in range(2000):
+        await asyncio.sleep(0.001)
+        now = queue.snapshot()
+        if now.depth == now.active == 0:
+            return
+    raise AssertionError(f"still busy: {queue.snapshot()}")
+
+
+async def test_a_key_added_many_times_while_it_waits_is_served_once() -> None:
+    served: Counter[str] = Counter()
+
+    async def work(key: str) -> None:
+        served[key] += 1
+
+    async with running(work) as queue:
+        for _ in range(100):
+            queue.add("a")
+        await settle(queue)
+    assert served == {"a": 1}
+
+
+async def test_a_key_added_while_it_is_served_is_served_again_and_never_twice_at_once() -> None:
+    at_once = 0
+    served = 0
+
+    async def work(key: str) -> None:
+        nonlocal at_once, served
+        at_once += 1
+        assert at_once == 1
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        served += 1
+
+    async with running(work, concurrency=4) as queue:
+        queue.add("a")
+        await asyncio.sleep(0.005)
+        queue.add("a")
+        queue.add("a")
+        await settle(queue)
+    assert served == 2
+
+
+async def test_no_more_than_the_concurrency_run_at_once_and_all_are_served() -> None:
+    at_once = most = 0
+    served = set()
+
+    async def work(key: str) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        served.add(key)
+
+    async with running(work, concurrency=3) as queue:
+        for number in range(50):
+            queue.add(str(number))
+        await settle(queue)
+    assert most == 3
+    assert len(served) == 50
+
+
+async def test_a_job_whose_events_never_stop_does_not_starve_the_others() -> None:
+    order: list[str] = []
+
+    async def work(key: str) -> None:
+        order.append(key)
+        if key == "busy" and len(order) < 40:
+            queue.add("busy")
+
+    async with running(work, concurrency=1) as queue:
+        queue.add("busy")
+        for number in range(10):
+            queue.add(f"small-{number}")
+        await settle(queue)
+    assert {key for key in order[:12] if key != "busy"} == {f"small-{number}" for number in range(10)}
+
+
+async def test_failures_are_tried_again_later_each_time_and_forgotten_after_a_success(monkeypatch: object) -> None:
+    times: list[float] = []
+    workqueue_first = 0.01
+
+    async def work(key: str) -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) < 4:
+            raise RuntimeError("not yet")
+
+    original = workqueue.FIRST_RETRY_SECONDS
+    workqueue.FIRST_RETRY_SECONDS = workqueue_first  # type: ignore[misc]
+    try:
+        async with running(work) as queue:
+            queue.add("a")
+            await asyncio.sleep(0.2)
+            assert queue.failures("a") == 0
+    finally:
+        workqueue.FIRST_RETRY_SECONDS = original  # type: ignore[misc]
+    assert len(times) == 4
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] >= workqueue_first * 0.9
+
+
+async def test_the_result_of_work_plans_the_next_look_and_the_sooner_of_two_wins() -> None:
+    served: list[float] = []
+    start = asyncio.get_running_loop().time()
+
+    async def work(key: str) -> float | None:
+        served.append(asyncio.get_running_loop().time() - start)
+        return 0.03 if len(served) == 1 else None
+
+    async with running(work) as queue:
+        queue.add("a")
+        queue.add_after("a", 30)
+        await asyncio.sleep(0.15)
+        snapshot = queue.snapshot()
+    assert len(served) == 2
+    assert served[1] >= 0.029
+    assert snapshot.depth == snapshot.active == 0
+
+
+async def test_a_forgotten_key_is_not_looked_at_again() -> None:
+    served = 0
+
+    async def work(key: str) -> None:
+        nonlocal served
+        served += 1
+
+    async with running(work) as queue:
+        queue.add_after("a", 0.02)
+        queue.forget("a")
+        await asyncio.sleep(0.06)
+    assert served == 0
+
+
+async def test_the_snapshot_tells_how_long_work_hangs() -> None:
+    async def work(key: str) -> None:
+        await asyncio.sleep(10)
+
+    async with running(work, concurrency=1) as queue:
+        queue.add("stuck")
+        queue.add("waits")
+        await asyncio.sleep(0.05)
+        snapshot = queue.snapshot()
+    assert snapshot.active == snapshot.depth == 1
+    assert snapshot.longest_active_seconds >= 0.04
+    assert snapshot.oldest_age_seconds >= 0.04
