@@ -1,7 +1,7 @@
 """Makes what the quickstart trains: a small policy and critic (real Hugging Face folders) and a JSONL prompt file.
 
 The task is adding two or three digits aloud: `3+5+2=` is to be answered `08+2=10`. The policy is warmed up by
-supervised steps on demonstrations of which, in the last steps, seven in ten end in a random number. So it knows
+supervised steps on demonstrations of which, in the last steps, eight in ten end in a random number. So it knows
 how to answer and is often wrong, which is where reinforcement learning starts. Never fetches anything; the same seed
 gives the same files.
 """
@@ -25,11 +25,11 @@ CLEAN_STEPS = 500
 """Steps on right demonstrations: enough for more than 90% of greedy answers to be right."""
 NOISY_STEPS = 80
 """steps on mostly wrong demonstrations: enough to spread the policy's probability over wrong answers."""
-NOISE = 0.7
+NOISE = 0.8
 BATCH = 128
 PEAK_LEARNING_RATE = 4e-3
 WARM_UP_STEPS = 30
-FORMAT = 2
+FORMAT = 3
 """Rises with every change of what this script makes, so that stale files are made again."""
 
 
