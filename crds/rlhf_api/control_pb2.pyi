@@ -474,6 +474,7 @@ class CommandDone(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WITHDRAW_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     command_id: _builtins.int
     @_builtins.property
     def failure(self) -> Global___Failure:
@@ -487,6 +488,8 @@ class CommandDone(_message.Message):
     def withdraw(self) -> Global___WithdrawResult: ...
     @_builtins.property
     def load(self) -> Global___LoadResult: ...
+    @_builtins.property
+    def measure(self) -> Global___MeasureResult: ...
     def __init__(
         self,
         *,
@@ -496,12 +499,13 @@ class CommandDone(_message.Message):
         checkpoint: Global___CheckpointResult | None = ...,
         withdraw: Global___WithdrawResult | None = ...,
         load: Global___LoadResult | None = ...,
+        measure: Global___MeasureResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "measure", b"measure", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "measure", b"measure", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load", "measure"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
@@ -697,6 +701,140 @@ class LoadResult(_message.Message):
 Global___LoadResult: _TypeAlias = LoadResult  # noqa: Y015
 
 @_typing.final
+class MeasureResult(_message.Message):
+    """What a rank measured. Times in seconds of this rank's own clock; on CUDA they are of finished kernels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_ROOM_BYTES_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """of the Measure that asked"""
+    activation_room_bytes: _builtins.int
+    """free device memory for activations; 0: not limited here"""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTime]:
+        """of the stages this rank holds"""
+
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferTime]:
+        """of one micro-batch's hidden states to the ranks after it in its block"""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableTime]:
+        """one for each schedule of the Measure, in its order"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        stages: _abc.Iterable[Global___StageTime] | None = ...,
+        transfers: _abc.Iterable[Global___TransferTime] | None = ...,
+        tables: _abc.Iterable[Global___TableTime] | None = ...,
+        activation_room_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_room_bytes", b"activation_room_bytes", "attempt", b"attempt", "stages", b"stages", "tables", b"tables", "transfers", b"transfers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureResult: _TypeAlias = MeasureResult  # noqa: Y015
+
+@_typing.final
+class StageTime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    BACKWARD_FIELD_NUMBER: _builtins.int
+    INPUT_GRADIENT_FIELD_NUMBER: _builtins.int
+    WEIGHT_GRADIENT_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    stage: _builtins.int
+    forward: _builtins.float
+    """of one micro-batch, like all here"""
+    backward: _builtins.float
+    """whole"""
+    input_gradient: _builtins.float
+    """first half of a split backward"""
+    weight_gradient: _builtins.float
+    """second half"""
+    activation_bytes: _builtins.int
+    """kept between forward and backward"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        forward: _builtins.float = ...,
+        backward: _builtins.float = ...,
+        input_gradient: _builtins.float = ...,
+        weight_gradient: _builtins.float = ...,
+        activation_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "backward", b"backward", "forward", b"forward", "input_gradient", b"input_gradient", "model", b"model", "stage", b"stage", "weight_gradient", b"weight_gradient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTime: _TypeAlias = StageTime  # noqa: Y015
+
+@_typing.final
+class TransferTime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """in the data-parallel block"""
+    peer: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        peer: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "rank", b"rank", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferTime: _TypeAlias = TransferTime  # noqa: Y015
+
+@_typing.final
+class TableTime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of one mini-batch on this rank, one a round"""
+
+    def __init__(
+        self,
+        *,
+        seconds: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableTime: _TypeAlias = TableTime  # noqa: Y015
+
+@_typing.final
 class Span(_message.Message):
     """Something that took time, for the timeline."""
 
@@ -827,6 +965,7 @@ class Command(_message.Message):
     TRAIN_FIELD_NUMBER: _builtins.int
     SAVE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def become_generation(self) -> Global___BecomeGeneration: ...
@@ -848,6 +987,8 @@ class Command(_message.Message):
     def save_checkpoint(self) -> Global___SaveCheckpoint: ...
     @_builtins.property
     def exit(self) -> Global___Exit: ...
+    @_builtins.property
+    def measure(self) -> Global___Measure: ...
     def __init__(
         self,
         *,
@@ -862,12 +1003,13 @@ class Command(_message.Message):
         train: Global___Train | None = ...,
         save_checkpoint: Global___SaveCheckpoint | None = ...,
         exit: Global___Exit | None = ...,
+        measure: Global___Measure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1182,19 +1324,56 @@ class Train(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ITERATION_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
+    schedule: _builtins.str
+    """another schedule.ScheduleTable to train by from now on; empty: as before"""
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
+        schedule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class Measure(_message.Message):
+    """All ranks of a group at once: measure how long pipeline steps take, on made-up micro-batches of the job's shapes.
+    Changes no weight, no optimizer state and no random state.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SCHEDULES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    rounds: _builtins.int
+    """how often each schedule runs, in turn, after a warm-up"""
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """time whole mini-batches under these; none: time single stages and transfers"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        schedules: _abc.Iterable[_builtins.str] | None = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rounds", b"rounds", "schedules", b"schedules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measure: _TypeAlias = Measure  # noqa: Y015
 
 @_typing.final
 class SaveCheckpoint(_message.Message):
