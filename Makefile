@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart-$(ALGORITHM)
 
-.PHONY: quickstart test unit lint env stubs crd format clean
+.PHONY: quickstart test unit integration cluster-tests lint env stubs crd format clean
 
 ## Train a small policy by RL on this machine, no cluster needed (ALGORITHM=ppo or grpo).
 quickstart: env
@@ -14,12 +14,17 @@ quickstart: env
 	rm -rf $(RUN)
 	$(BIN)/rlhf run examples/quickstart/$(ALGORITHM).yaml --run-dir $(RUN)
 
-## Everything CI checks: format, types, import floors, generated files, unit and integration tests.
-test: env lint unit
-	$(BIN)/pytest tests/integration
+## Everything CI checks: format, types, import floors, generated files, unit tests, real processes, a real cluster.
+test: env lint unit integration cluster-tests
 
 unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
+
+integration: env cluster-prepare
+	$(BIN)/pytest tests/integration
+
+cluster-tests: env cluster-prepare
+	$(BIN)/pytest tests/cluster
 
 lint: env
 	$(BIN)/ruff format --check .
