@@ -144,6 +144,23 @@ async def test_the_coordinator_goes_on_after_it_is_gone(jobs: list[Coordinated],
     assert [json.loads(line)["iteration"] for line in lines] == list(range(5))
 
 
+async def test_a_coordinator_that_dies_beside_its_newest_checkpoint_knows_where_it_is(
+    jobs: list[Coordinated], tmp_path: Path
+) -> None:
+    job = {"iterations": 3, "checkpoints": {"path": str(tmp_path / "checkpoints"), "every": 1, "keep": 1}}
+    coordinated, workers = begin(jobs, tmp_path, pace=Pace(tokens_per_tick=4), **job)
+    for iteration in (1, 2, 3):
+        await coordinated.until_there(tmp_path / "checkpoints" / f"iteration-{iteration:06d}" / "checkpoint.json")
+        await coordinated.cancel()
+        assert coordinated.start().world.iteration in (iteration - 1, iteration)
+    assert (await coordinated.outcome()).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert [iteration for *_, iteration in workers["training-0"].trained] == [0, 1, 2]
+    coordinated.start()
+    assert (await coordinated.outcome()).phase == "Complete", "a finished job has nothing left to do"
+
+
 async def test_a_failed_score_is_retried_elsewhere_then_ends_the_job(jobs: list[Coordinated], tmp_path: Path) -> None:
     asked: list[tuple[int, int]] = []
 

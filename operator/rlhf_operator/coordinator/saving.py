@@ -132,8 +132,9 @@ class Saving:
         self._folder = None
         state.stage, state.tries = "idle", 0
         state.newest, state.folder = made.version, str(made.folder)
-        # Segments that any kept checkpoint needs to replay stay, in case the newest one gets damaged.
-        run.journal.prune(min(kept))
+        # Segments that any kept checkpoint needs to replay stay, in case the newest one gets damaged; and so does the
+        # open one, which says where the job is.
+        run.journal.prune(min(*kept, run.world.iteration))
         run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
         run.recorder.span(
             pb.Span(
