@@ -1,8 +1,8 @@
 """Scoring beside generation against scoring after it: the same deterministic job, both ways, in turns, in one run.
 
 `python benchmarks/overlap.py [--rounds 2] [--iterations 6] [--json]`. A reference model with more layers than the
-policy makes scoring cost about as much as decoding. Reported: median seconds of generation plus inference an iteration (the
-first left out), their ratio, and whether rewards and final weights were equal.
+policy makes scoring cost about as much as decoding. Reported: median seconds of generation plus inference an
+iteration (the first left out), their ratio, and whether rewards and final weights were equal.
 """
 
 import argparse
