@@ -30,18 +30,26 @@ from rlhf_planner.schedule.simulate import (
     simulate,
 )
 
+EVALUATION = 1.0e-6  # nominal seconds of one list schedule, a step
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Priority of a step: `tail` x least time from its start to the end, plus a bonus by kind, in shares of the bound.
 
-    `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority.
+    `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority. Per pipeline,
+    empty for all alike: `scale` on the tail, `bonus`, and how many micro-batches stage s of S may hold in flight,
+    `slope` * (S - s) + `room` * S.
     """
 
     tail: float
     backward: float
     weight: float
     patience: float
+    scale: tuple[float, ...] = ()
+    bonus: tuple[float, ...] = ()
+    slope: tuple[float, ...] = ()
+    room: tuple[float, ...] = ()
 
 
 def rules() -> Iterator[Rule]:
@@ -64,8 +72,16 @@ def list_schedule(lay: Layout, rule: Rule, cap: float | None, windows: tuple[Flo
     """The schedule that one rule gives. `windows` is `step_windows(lay)`."""
     head, tail = windows
     span = float((head + tail).max())
-    kind = np.repeat(np.arange(KINDS * lay.stages) % KINDS, np.diff(lay.base))
+    counts = np.diff(lay.base)
+    kind = np.repeat(np.arange(KINDS * lay.stages) % KINDS, counts)
     priority = rule.tail * tail + span * (rule.backward * (kind == BACKWARD) + rule.weight * (kind == WEIGHT))
+    limits = lay.microbatches
+    if rule.scale:
+        pipeline = np.repeat(np.repeat(lay.pipeline, KINDS), counts)
+        priority += rule.tail * tail * (np.array(rule.scale)[pipeline] - 1) + span * np.array(rule.bonus)[pipeline]
+        total = np.array([pipe.stages for pipe in lay.instance.pipelines])[lay.pipeline]
+        flight = np.array(rule.slope)[lay.pipeline] * (total - lay.stage) + np.array(rule.room)[lay.pipeline] * total
+        limits = np.maximum(1, np.ceil(flight)).astype(np.int64)
     patience = np.zeros(lay.instance.devices)
     for device in range(lay.instance.devices):
         on = np.flatnonzero(lay.device == device)
@@ -73,7 +89,7 @@ def list_schedule(lay: Layout, rule: Rule, cap: float | None, windows: tuple[Flo
             patience[device] = rule.patience * lay.duration[KINDS * on].min()
     limit = np.inf if cap is None else cap + 1e-9
     arrays = kernel_arguments(lay)
-    start = fill(*arrays, lay.activation, priority, patience, limit, operations_by_device(lay))
+    start = fill(*arrays, lay.activation, priority, patience, limits, limit, operations_by_device(lay))
     return simulate(lay, orders_by_start(lay, start))
 
 
@@ -83,6 +99,38 @@ def listed(lay: Layout, cap: float | None) -> list[Timeline]:
         return []
     windows = step_windows(lay)
     return sorted((list_schedule(lay, rule, cap, windows) for rule in rules()), key=lambda found: found.rank)
+
+
+def tuned(lay: Layout, cap: float, enough: float, evaluations: int, seed: int) -> tuple[Timeline | None, int]:
+    """(best list schedule under the cap over random rules, schedules made): draws, then steps from the best so far.
+
+    Stops at a makespan of `enough`. What it finds that fixed rules do not is how many micro-batches of each pipeline to
+    keep in flight, stage by stage, when they compete for the cap.
+    """
+    if not fits_together(lay, cap):
+        return None, 0
+    random, windows = np.random.default_rng(seed), step_windows(lay)
+    pipelines = len(lay.instance.pipelines)
+    width = np.concatenate([[0.005], np.repeat([0.05, 0.02, 0.1, 0.05], pipelines)])
+    best: Timeline | None = None
+    at = np.zeros(len(width))
+    for made in range(evaluations):
+        if best is None or random.random() < 0.3:
+            draw = random.normal(0.0, 1.0, len(width)) * np.concatenate(
+                [[0.02], np.repeat([0.2, 0.05], pipelines), np.zeros(2 * pipelines)]
+            )
+            draw[1 : 1 + pipelines] += 1.0
+            draw[1 + 2 * pipelines : 1 + 3 * pipelines] = random.uniform(0.3, 2.0, pipelines)
+            draw[1 + 3 * pipelines :] = random.uniform(0.0, 0.8, pipelines)
+        else:
+            draw = at + random.normal(0.0, 1.0, len(width)) * width * random.integers(0, 2, len(width))
+        parts = [tuple(float(x) for x in part) for part in np.split(draw[1:], 4)]
+        found = list_schedule(lay, Rule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
+        if best is None or found.rank <= best.rank:
+            best, at = found, draw
+        if best.makespan <= enough * (1 + 1e-9):
+            return best, made + 1
+    return best, evaluations
 
 
 def operations_by_device(lay: Layout) -> Ints:
@@ -110,6 +158,7 @@ def fill(
     activation: Floats,
     priority: Floats,
     patience: Floats,
+    limits: Ints,
     cap: float,
     table: Ints,
 ) -> Floats:
@@ -128,7 +177,7 @@ def fill(
             if stale[d]:
                 _ready_times(
                     table[d], duration, microbatches, base, before, after, lag_before, lag_after, weight, activation,
-                    cap - held[d], count, start, ready,
+                    limits, cap - held[d], count, start, ready,
                 )  # fmt: skip
                 pick[d], when[d] = _choose(table[d], base, count, ready, priority, idle[d], patience[d])
                 stale[d] = False
@@ -162,6 +211,7 @@ def _ready_times(  # noqa: C901  one flat loop, compiled
     lag_after: Floats,
     weight: Bools,
     activation: Floats,
+    limits: Ints,
     room: float,
     count: Ints,
     start: Floats,
@@ -191,7 +241,7 @@ def _ready_times(  # noqa: C901  one flat loop, compiled
         else:
             freed = count[op + 2] if weight[k] else count[op + 1]
             others = reserve - activation[k] if m == freed else reserve
-            if activation[k] + others > room:
+            if activation[k] + others > room or m - freed >= limits[k]:
                 continue
             if before[k] < 0:
                 ready[op] = 0.0

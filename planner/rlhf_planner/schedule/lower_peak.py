@@ -1,0 +1,119 @@
+"""The second objective: the peak brought down while the makespan stays within a limit.
+
+Annealing for instances up to some thousand steps, list scheduling under lower caps beyond, exact answers and proofs
+where the instance is small. Sets the search's floor, the proven bound on the peak at this limit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf_planner.schedule.anneal import COLD, HOT, Walk, memory_units
+from rlhf_planner.schedule.bounds import peak_bound
+from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound
+from rlhf_planner.schedule.search import TRIES_A_STEP, Search, anneal_in_chunks, tune
+from rlhf_planner.schedule.simulate import Timeline
+
+_PROBES = 4  # short walks that bracket the peak
+_ROUNDS = ((0.22, 0.02), (0.28, 0.01), (0.38, 0.0))  # long walks: share of the tries, how far under the best they aim
+
+
+def lower_peak(search: Search, fast: Timeline) -> None:
+    """Bring the peak down at the best makespan (plus the slack allowed), by annealing and, where small, exactly."""
+    limit = max(search.best.makespan * (1 + search.options.makespan_slack), fast.makespan)
+    if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
+        return
+    search.floor = _peak_floor(search, limit)
+    if search.tries_left < TRIES_A_STEP * search.lay.steps:
+        _list_down(search, limit)
+    else:
+        _anneal_down(search, fast, limit)
+
+
+def _list_down(search: Search, limit: float) -> None:
+    """For large instances: list scheduling under ever lower caps, as long as the limit can be kept."""
+    while not search.peak_at_floor and search.left > 0 and search.share_left > 0.05:
+        if not tune(search, max(search.floor, 0.95 * search.best.peak), limit, 0.25):
+            return
+
+
+def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
+    """Short walks bracket what can be reached, long ones aim under it; the exact solver asks before and after, where
+    small.
+    """
+    units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
+    if small:
+        _exact_peak(search, limit, search.floor, 0.08)
+    low, total = units.of(search.floor), search.tries_left // 2 if small else search.tries_left
+    for round_ in range(_PROBES + len(_ROUNDS)):
+        best = units.of(search.best.peak)
+        if search.peak_at_floor or search.left <= 0 or search.tries_left <= 0:
+            return
+        if round_ < _PROBES:  # short walks bracket what can be reached
+            share, target = 0.03, (low + best) // 2
+        else:  # long ones aim just under the best
+            share, under = _ROUNDS[round_ - _PROBES]
+            target = min(best - 1, int(best * (1 - under)))
+        walk = Walk(fast, limit, search.options.seed + round_)
+        if not _descend(search, walk, max(target, units.of(search.floor)), int(total * share)):
+            low = max(low, target)
+    if small:
+        _bisect_peak(search, limit, low)
+
+
+def _bisect_peak(search: Search, limit: float, low: int) -> None:
+    """Ask the exact solver for peaks between `low` (memory units, not reached so far) and the best."""
+    units = memory_units(search.lay)
+    while low < units.of(search.best.peak) - 1 and not search.peak_at_floor:
+        target = (low + units.of(search.best.peak)) // 2
+        if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left):
+            low = max(low, target)
+        if search.share_left < 0.02 or search.left <= 0:
+            return
+
+
+def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
+    """One walk: whenever the target is met, aim 1% lower at the same temperature. Whether the first target was met."""
+    made, met, floor = 0, False, walk.units.of(search.floor)
+    devices = search.lay.instance.devices
+    while made < tries and search.left > 0 and search.tries_left > 0:
+        before = search.tries_left
+        hot = HOT * (COLD / HOT) ** (made / tries)
+        reached = anneal_in_chunks(search, walk, np.full(devices, target, dtype=np.int64), hot, COLD, tries - made)
+        made += max(before - search.tries_left, 1)
+        search.take(walk.timeline(), "annealing")
+        met = met or reached
+        peak = int(walk.peaks().max())
+        if not reached or peak <= floor:
+            break
+        target = max(floor, peak - max(1, peak // 100))
+    return met
+
+
+def _exact_peak(search: Search, limit: float, peak: float, share: float) -> bool:
+    """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
+    if search.peak_at_floor or search.left <= 0:
+        return True
+    answer = decide(search.lay, limit, peak, search.effort(share), search.left, search.options.seed)
+    search.spend(answer.effort)
+    if answer.timeline is not None:
+        search.take(answer.timeline, "constraint programming")
+        return False
+    if answer.infeasible:
+        search.floor = max(search.floor, peak + 1 / memory_units(search.lay).scale)
+    return True
+
+
+def _peak_floor(search: Search, limit: float) -> float:
+    """The best proven bound on the peak of a schedule with makespan `limit`."""
+    lay = search.lay
+    floor = peak_bound(lay, limit)
+    if lay.steps > EXACT_STEPS:
+        return floor
+    effort = search.effort(0.1)
+    search.spend(effort)
+    for device in range(lay.instance.devices):
+        if search.left > 0.2 * search.options.seconds:
+            bound = device_peak_bound(lay, device, limit, effort / lay.instance.devices, search.left)
+            floor = max(floor, bound)
+    return floor

@@ -1,0 +1,174 @@
+"""From measured stage and transfer times to the tables that training may run, what each should take, and the choice.
+
+All tables of a choice place the same stages on the same ranks: they differ in order alone, so a training group can go
+from one to another between two mini-batches, and gradients add up in the same order in all of them. Pure; the search
+itself is `solve`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_api.schedule import Pipeline as TablePipeline
+from rlhf_api.schedule import ScheduleTable
+from rlhf_planner.schedule.bounds import makespan_bound
+from rlhf_planner.schedule.check import Step
+from rlhf_planner.schedule.problem import Instance, Pipeline
+from rlhf_planner.schedule.report import devices_from_json
+from rlhf_planner.schedule.serial import METHOD as SERIAL
+from rlhf_planner.schedule.simulate import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHT,
+    Layout,
+    Timeline,
+    layout,
+    pad_orders,
+    simulate,
+)
+from rlhf_planner.schedule.solve import Options
+from rlhf_planner.schedule.table_check import check_table
+from rlhf_planner.schedule.tables import schedule_table, steps_by_device
+
+FUSED, FUSED_SPLIT = "fused", "fused-split"
+CANDIDATES = {"Fused": (FUSED,), "FusedSplit": (FUSED_SPLIT,), "Auto": (FUSED, FUSED_SPLIT)}
+"""`fusion.intraStage.mode` -> methods of the tables that are looked for, beside the serial one."""
+STEPS_IN_SHORTEST = 20  # the search sees times in units of a twentieth of the shortest: a finer grid only slows it
+SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the search may take
+SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
+LEAST_GAIN = 0.01  # a measured step must be shorter by this share: less is noise
+_OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds of one micro-batch on one stage, and the bytes it keeps between forward and backward."""
+
+    forward: float
+    backward: float
+    input_gradient: float
+    weight_gradient: float
+    activation: float
+
+
+Costs = Mapping[tuple[str, int], StageCost]
+"""By (model, stage)."""
+Transfers = Mapping[tuple[int, int], float]
+"""(rank, rank) of a block, lower one first -> seconds."""
+
+
+def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[TablePipeline, ...]:
+    """One pipeline a model, every second one in the opposite direction: its stage s is on rank stages - 1 - s."""
+    ranks = tuple(range(stages))
+    return tuple(
+        TablePipeline(name=m, model=m, stage_ranks=ranks[::-1] if index % 2 else ranks, microbatches=microbatches)
+        for index, m in enumerate(models)
+    )
+
+
+def exact_instance(
+    pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, split: bool, room: float | None = None
+) -> Instance:
+    """The instance in seconds and bytes. A split backward takes what its halves were measured to take."""
+    return Instance(
+        devices=1 + max(rank for pipe in pipelines for rank in pipe.stage_ranks),
+        pipelines=tuple(_pipeline(pipe, costs, transfers, split) for pipe in pipelines),
+        memory_cap=room,
+    )
+
+
+def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bool) -> Pipeline:
+    own = [costs[pipe.model, stage] for stage in range(len(pipe.stage_ranks))]
+    edges = [(min(pair), max(pair)) for pair in zip(pipe.stage_ranks, pipe.stage_ranks[1:], strict=False)]
+    return Pipeline(
+        name=pipe.name,
+        stage_devices=pipe.stage_ranks,
+        microbatches=pipe.microbatches,
+        forward=tuple(cost.forward for cost in own),
+        backward=tuple(cost.input_gradient + cost.weight_gradient if split else cost.backward for cost in own),
+        weight_gradient=tuple(cost.weight_gradient if split else 0.0 for cost in own),
+        activation=tuple(cost.activation for cost in own),
+        transfer=tuple(transfers.get(edge, 0.0) for edge in edges),
+    )
+
+
+def coarse(instance: Instance) -> Instance:
+    """The instance on a grid that the search is quick on: whole units of time and of a thousandth of activation."""
+    unit = min(min(pipe.forward) for pipe in instance.pipelines) / STEPS_IN_SHORTEST
+    largest = max(max(pipe.activation) for pipe in instance.pipelines)
+    byte = largest / 1000 if largest > 0 else 1.0
+
+    def times(values: tuple[float, ...], least: int = 0) -> tuple[float, ...]:
+        return tuple(float(max(least, round(value / unit))) for value in values)
+
+    pipelines = []
+    for pipe in instance.pipelines:
+        weight = times(pipe.weight_gradient)
+        whole = times(pipe.backward, 1)
+        pipelines.append(
+            Pipeline(
+                name=pipe.name,
+                stage_devices=pipe.stage_devices,
+                microbatches=pipe.microbatches,
+                forward=times(pipe.forward, 1),
+                backward=tuple(max(a, b + 1) for a, b in zip(whole, weight, strict=True)),
+                weight_gradient=weight,
+                activation=tuple(float(math.ceil(value / byte)) for value in pipe.activation),
+                transfer=times(pipe.transfer),
+            )
+        )
+    cap = instance.memory_cap
+    return Instance(instance.devices, tuple(pipelines), None if cap is None else float(math.floor(cap / byte)))
+
+
+def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps: int) -> float:
+    """Time budget for one search (instance in seconds): a small share of what all `steps` mini-batches could win."""
+    bound = makespan_bound(layout(instance, split))
+    return min(LONGEST_SEARCH, max(SHORTEST_SEARCH, SEARCH_SHARE * steps * (serial_seconds - bound)))
+
+
+def options(method: str, seconds: float) -> Options:
+    """What to ask `solve` for; budgets are rounded so that equal jobs ask equal questions."""
+    return Options(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
+
+
+def table_of(
+    instance: Instance, pipelines: Sequence[TablePipeline], answer: Mapping[str, Any], method: str
+) -> ScheduleTable:
+    """The table of an answer in the form of `solution_json`, for `instance` as it was asked; checked."""
+    devices = devices_from_json(answer)
+    split = any(step.kind == "W" for row in devices for step in row)
+    lay = layout(instance, split)
+    timeline = simulate(lay, _orders(lay, [[(s.pipeline, s.stage, s.kind) for s in row] for row in devices]))
+    table = schedule_table(timeline, method, tuple(pipe.model for pipe in pipelines))
+    check_table(table)
+    return table
+
+
+def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
+    """(seconds of one mini-batch, steps with start and end by rank) under a table, by the exact event simulation."""
+    split = any(action.kind == "W" for row in table.rows for action in row)
+    lay = layout(exact_instance(table.pipelines, costs, transfers, split), split)
+    rows = [[(a.pipeline, a.stage, a.kind) for a in row if a.peer is None] for row in table.rows]
+    timeline: Timeline = simulate(lay, _orders(lay, rows))
+    return timeline.makespan, steps_by_device(timeline)
+
+
+def _orders(lay: Layout, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
+    """Operations by device of (pipeline, stage, kind) rows."""
+    first = [0]
+    for pipe in lay.instance.pipelines:
+        first.append(first[-1] + pipe.stages)
+    return pad_orders(lay, [[KINDS * (first[p] + s) + _OPERATIONS[kind] for p, s, kind in row] for row in rows])
+
+
+def pick(seconds: Mapping[str, float]) -> str:
+    """The method with the shortest mini-batch; the serial one unless another is shorter by LEAST_GAIN."""
+    best = min(sorted(seconds), key=lambda method: seconds[method])
+    if SERIAL in seconds and seconds[best] > (1 - LEAST_GAIN) * seconds[SERIAL]:
+        return SERIAL
+    return best

@@ -1,0 +1,133 @@
+"""One search under way: its options, its budget, the best schedule so far, and what is proven.
+
+Owns the order in which schedules are preferred and the rule that the budget is counted in effort (tries, deterministic
+solver time) at a nominal rate, with the clock as a backstop only. Decides nothing about where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlhf_planner.schedule.anneal import Walk
+from rlhf_planner.schedule.baselines import keeps_cap
+from rlhf_planner.schedule.listing import EVALUATION, tuned
+from rlhf_planner.schedule.problem import InstanceError
+from rlhf_planner.schedule.simulate import Ints, Layout, Timeline
+
+TRIES_A_SECOND = 4_000_000  # nominal rate of the annealing; an idle core of 2020 does twice that
+TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
+CHUNK = 1_000_000  # tries between two looks at the clock
+PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
+OVERHEAD = 2e-4  # nominal seconds of one list schedule beside its steps
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`seconds`: time budget. `makespan_slack`: share of the makespan that may be given away for a lower peak."""
+
+    seconds: float = 10.0
+    split: bool = False
+    seed: int = 0
+    makespan_slack: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise InstanceError("seconds", self.seconds, "give a time budget above 0")
+        if not 0 <= self.makespan_slack < float("inf"):
+            raise InstanceError("makespanSlack", self.makespan_slack, "give a share of at least 0, such as 0.03")
+
+
+@dataclass
+class Search:
+    """One search under way: its budget, its best schedule and what is proven so far."""
+
+    lay: Layout
+    options: Options
+    clock: Callable[[], float]
+    best: Timeline
+    method: str
+    bound: float
+    began: float
+    cut_short: bool = False
+    floor: float = 0.0
+    tries_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tries_left = int(self.options.seconds * TRIES_A_SECOND)
+
+    @property
+    def cap(self) -> float | None:
+        return self.lay.instance.memory_cap
+
+    @property
+    def peak_at_floor(self) -> bool:
+        return self.best.peak <= self.floor + 1e-9
+
+    @property
+    def left(self) -> float:
+        return self.options.seconds - (self.clock() - self.began)
+
+    @property
+    def share_left(self) -> float:
+        """Share of the budget that is left, counted in tries."""
+        return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
+
+    def effort(self, share: float) -> float:
+        """Effort for the exact solver: a share of the whole budget, or what is left."""
+        return min(share, self.share_left) * self.options.seconds
+
+    def spend(self, effort: float) -> None:
+        """Take what the exact solver used from the tries."""
+        self.tries_left -= int(effort * TRIES_A_SECOND)
+
+    def offer(self, timeline: Timeline, method: str) -> bool:
+        """Take the schedule if it keeps the cap and is better."""
+        if not keeps_cap(timeline) or timeline.rank >= self.best.rank:
+            return False
+        self.best, self.method = timeline, method
+        return True
+
+    def take(self, timeline: Timeline, method: str) -> None:
+        """With slack a lower peak is worth a longer makespan; without, the usual order decides."""
+        lower = timeline.peak < self.best.peak - 1e-9
+        if self.options.makespan_slack > 0 and lower and keeps_cap(timeline):
+            self.best, self.method = timeline, method
+        else:
+            self.offer(timeline, method)
+
+
+def tune(search: Search, cap: float, enough: float, share: float) -> bool:
+    """List scheduling under the cap with tuned rules, in parts between which the clock is looked at."""
+    lay = search.lay
+    effort = search.effort(share)
+    parts = max(1, round(effort / PART))
+    for part in range(parts):
+        if search.left <= 0:
+            search.cut_short = True
+            return False
+        evaluations = max(1, int(effort / parts / (EVALUATION * lay.steps + OVERHEAD)))
+        found, made = tuned(lay, cap, enough, evaluations, search.options.seed + part)
+        search.spend(made * (EVALUATION * lay.steps + OVERHEAD))
+        if found is not None:
+            search.take(found, "tuned list scheduling")
+            if found.makespan <= enough * (1 + 1e-9):
+                return True
+    return False
+
+
+def anneal_in_chunks(search: Search, walk: Walk, targets: Ints, hot: float, cold: float, tries: int) -> bool:
+    """Run a walk in chunks until every device is at its target, the tries are used up or the clock has run out."""
+    made, tries = 0, min(tries, search.tries_left)
+    while made < tries:
+        if search.left <= 0:
+            search.cut_short = True
+            return False
+        part = min(CHUNK, tries - made)
+        a, b = (hot * (cold / hot) ** (at / tries) for at in (made, made + part))
+        above, used = walk.run(targets, a, b, part)
+        made += part if above else used
+        search.tries_left -= used
+        if above == 0:
+            return True
+    return False
