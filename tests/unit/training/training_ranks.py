@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,14 +41,21 @@ class ThreadPeers:
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self.hub, self.rank = hub, rank
         self._met: dict[tuple[int, ...], int] = defaultdict(int)
+        self._posted: dict[int, deque[torch.Tensor]] = defaultdict(deque)
 
     def send(self, tensor: torch.Tensor, peer: int) -> "Done":
         self.hub.queues[self.rank, peer].put(tensor.clone())
         return Done(lambda: None)
 
     def receive(self, tensor: torch.Tensor, peer: int) -> "Done":
-        source = self.hub.queues[peer, self.rank]
-        return Done(lambda: tensor.copy_(source.get(timeout=WAIT)))
+        source, posted = self.hub.queues[peer, self.rank], self._posted[peer]
+        posted.append(tensor)
+
+        def wait() -> None:  # the k-th send meets the k-th receive, in whatever order they are waited for
+            while any(other is tensor for other in posted):
+                posted.popleft().copy_(source.get(timeout=WAIT))
+
+        return Done(wait)
 
     def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         parts = self._meet(tensor, ranks)

@@ -5,7 +5,7 @@ table of R rows. Several pipelines of one model in a block are further replicas 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlhf_api.schedule import Action, ScheduleTable
@@ -36,6 +36,17 @@ class Layout:
         return len(self.table.rows)
 
     @property
+    def local(self) -> int:
+        """Number of this rank in its block."""
+        return self.rank % self.block_size
+
+    def with_table(self, table: ScheduleTable) -> "Layout":
+        """The same place under another order of the same work; ValueError when stages are on other ranks."""
+        if table.pipelines != self.table.pipelines:
+            raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
+        return replace(self, table=table)
+
+    @property
     def block(self) -> int:
         """Data-parallel block of this rank."""
         return self.rank // self.block_size
@@ -48,7 +59,7 @@ class Layout:
     @property
     def row(self) -> Sequence[Action]:
         """What this rank does for one mini-batch."""
-        return self.table.rows[self.rank % self.block_size]
+        return self.table.rows[self.local]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -58,10 +69,14 @@ class Layout:
     @cached_property
     def held(self) -> tuple[tuple[str, int], ...]:
         """(model, stage) of every stage on this rank, sorted."""
-        local = self.rank % self.block_size
         return tuple(
             sorted(
-                {(p.model, s) for p in self.table.pipelines for s, rank in enumerate(p.stage_ranks) if rank == local}
+                {
+                    (p.model, s)
+                    for p in self.table.pipelines
+                    for s, rank in enumerate(p.stage_ranks)
+                    if rank == self.local
+                }
             )
         )
 

@@ -7,6 +7,7 @@ again, and nothing in this process is worth keeping. Must never answer a Train w
 
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from rlhf_workers.training import checkpoint
 from rlhf_workers.training.batch import batch_from
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
 from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.measuring import measure
 from rlhf_workers.training.peers import PeerLostError, Peers, TorchPeers
 from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.stages import Head, Stage, build_stage, read_config
@@ -52,7 +54,7 @@ class TrainingRole:
     """One rank; see `rlhf_workers.role.Role` and `WeightProvider`."""
 
     name = "training"
-    handles = frozenset({"train", "save_checkpoint"})
+    handles = frozenset({"train", "save_checkpoint", "measure"})
 
     def __init__(
         self,
@@ -66,13 +68,15 @@ class TrainingRole:
         self._job, self._trainer, self._batches, self._version, self._leave = job, trainer, batches, version, leave
         self._spans = spans
         self._steps_before = 0
-        self._running: tuple[pb.Command, Generator[None, None, dict[str, float]]] | None = None
+        self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._last: pb.TrainResult | None = None
         self._broken = False  # a Train failed half-way: the weights are those of no version
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         if command.WhichOneof("command") == "train":
             self._begin_training(command, outbox)
+        elif command.WhichOneof("command") == "measure":
+            self._begin_measuring(command)
         else:
             self._save(command, outbox)
 
@@ -84,7 +88,10 @@ class TrainingRole:
             next(work)
         except StopIteration as finished:
             self._running = None
-            self._finish_training(command, finished.value, outbox)
+            if isinstance(finished.value, pb.MeasureResult):
+                outbox.done(pb.CommandDone(command_id=command.id, measure=finished.value))
+            else:
+                self._finish_training(command, finished.value, outbox)
         except PeerLostError as error:
             log.error("%s; this rank restarts", error)
             logging.shutdown()
@@ -132,8 +139,17 @@ class TrainingRole:
         if iteration != self._version or self._running is not None:
             state = "is training" if self._running else f"holds version {self._version}"
             raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
+        if command.train.schedule:
+            self._trainer.use_table(ScheduleTable.model_validate_json(command.train.schedule))
         self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
         self._running = command, self._train(iteration, outbox)
+
+    def _begin_measuring(self, command: pb.Command) -> None:
+        self._refuse_broken()
+        if self._running is not None:
+            raise WorkError("WrongVersion", "measure came to a rank that is training", retryable=True)
+        self._steps_before = self._trainer.progress.steps
+        self._running = command, measure(self._trainer, command.measure)
 
     def _train(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
         spec = self._job.spec
@@ -145,6 +161,8 @@ class TrainingRole:
         metrics: dict[str, float] = yield from self._trainer.train(iteration, batch)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
         metrics["train/seconds"] = time.monotonic() - start
+        metrics["bubble_seconds"] = self._trainer.bubble_seconds
+        metrics["step_seconds"] = statistics.median(self._trainer.step_seconds or [0.0])
         return metrics
 
     def _finish_training(self, command: pb.Command, metrics: dict[str, float], outbox: Outbox) -> None:

@@ -9,7 +9,7 @@ batches.
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -18,6 +18,7 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.algorithm import PPO
+from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.losses.kl import adapted_coefficient
 from rlhf_workers.role import WorkError
 from rlhf_workers.training.advantages import batch_metrics, token_weights, with_advantages
@@ -79,14 +80,19 @@ class Trainer:
         batches = spec.rollout.batch_size // self.algorithm.mini_batch_size
         self._total_steps = spec.iterations * self.algorithm.epochs * batches
         self._everyone = tuple(range(layout.world))
+        self.step_seconds: list[float] = []
+        """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
+        self.bubble_seconds = 0.0
+        """Of the last iteration: in mini-batches, but in no computation."""
         self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
         _check_sizes(spec, layout)
 
     def train(self, iteration: int, batch: Batch) -> Generator[None, None, dict[str, float]]:
         """Trains one iteration, one mini-batch a step of the iterator; metrics are its return value (`yield from`)."""
+        self.step_seconds, self.bubble_seconds = [], 0.0
         with self._measured("train/advantages"):
             batch = with_advantages(batch, self.algorithm, self.progress.kl_coefficient)
-            objectives = self._objectives()
+            objectives = self.objectives()
         norms: dict[str, list[float]] = {model: [] for model in self.layout.models}
         skipped = 0
         for epoch in range(self.algorithm.epochs):
@@ -111,11 +117,11 @@ class Trainer:
         self, iteration: int, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]
     ) -> dict[str, float]:
         """Gradients of a mini-batch and one optimizer step; gradient norm of each model before clipping."""
-        work = self._work(batch, rows, objectives)
-        on_cuda = self.device.type == "cuda"
-        settle: Callable[[], None] = torch.cuda.current_stream(self.device).synchronize if on_cuda else _nothing
+        work = self.mini_batch(batch, rows, objectives)
         first_rank = self.layout.block * self.layout.block_size
-        self._report(execute(self.layout.row, work, self.peers, first_rank, settle))
+        start = time.time_ns()
+        measured = execute(self.layout.row, work, self.peers, first_rank, self.settle)
+        self._report(measured, start, time.time_ns())
         with self._measured("train/gradients"):
             self._sum_gradients()
             norms = self._norms()
@@ -140,7 +146,22 @@ class Trainer:
         fields = self.spec.training.optimizer
         return learning_rate(fields, self.peaks[model], self.progress.steps, self._total_steps)
 
-    def _work(self, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]) -> dict[int, StageWork]:
+    def use_table(self, table: ScheduleTable) -> None:
+        """Trains by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
+        self.layout = self.layout.with_table(table)
+
+    def meet(self) -> None:
+        """Waits for all ranks of the group."""
+        self.peers.sum(torch.zeros(1, device=self.device), self._everyone)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for what the device still computes."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def mini_batch(self, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]) -> dict[int, StageWork]:
+        """What this rank computes for the samples `rows`, by pipeline index."""
         weights = token_weights(batch, rows, self.algorithm, self.layout.models)
         made: dict[tuple[int, ...], MicroBatch] = {}
         lengths = batch.lengths
@@ -191,7 +212,8 @@ class Trainer:
 
     # ------------------------------------------------------------ metrics
 
-    def _objectives(self) -> dict[str, Objective]:
+    def objectives(self) -> dict[str, Objective]:
+        """Fresh ones, without statistics."""
         objectives: dict[str, Objective] = {}
         for model in self.layout.models:
             if model == "critic":
@@ -236,7 +258,12 @@ class Trainer:
                 self.algorithm.kl_horizon,
             )
 
-    def _report(self, measured: list[Measured]) -> None:
+    def _report(self, measured: list[Measured], start_ns: int, end_ns: int) -> None:
+        busy = sum(step.end_ns - step.start_ns for step in measured if step.action.peer is None)
+        self.step_seconds.append((end_ns - start_ns) / 1e9)
+        self.bubble_seconds += (end_ns - start_ns - busy) / 1e9
+        number = str(len(self.step_seconds) - 1)
+        self._span("train/step", start_ns, end_ns, number=number, schedule=self.layout.table.method)
         for step in measured:
             action = step.action
             pipeline = self.layout.table.pipelines[action.pipeline]
@@ -249,10 +276,6 @@ class Trainer:
         start = time.time_ns()
         yield
         self._span(name, start, time.time_ns())
-
-
-def _nothing() -> None:
-    return None
 
 
 def _check_sizes(spec: RLHFJobSpec, layout: Layout) -> None:

@@ -25,7 +25,7 @@ class StageWork:
         compute: torch.dtype,
     ) -> None:
         self.stages = stages
-        self._held, self._microbatches, self._objective, self._compute = held, microbatches, objective, compute
+        self.held, self._microbatches, self._objective, self._compute = held, microbatches, objective, compute
         any_stage = next(iter(held.values()))
         self._hidden_size: int = any_stage.config.hidden_size
 
@@ -34,10 +34,10 @@ class StageWork:
         return torch.empty(*tokens.shape, self._hidden_size, device=tokens.device)
 
     def embed(self, microbatch: int) -> torch.Tensor:
-        return self._held[0].embed(self._microbatches[microbatch].tokens)
+        return self.held[0].embed(self._microbatches[microbatch].tokens)
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        module = self._held[stage]
+        module = self.held[stage]
         with self._precision(hidden.device):
             output: torch.Tensor = module(hidden)
             if stage == self.stages - 1:
@@ -45,7 +45,7 @@ class StageWork:
         return output.float()
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        return list(self._held[stage].parameters())
+        return list(self.held[stage].parameters())
 
     def _precision(self, device: torch.device) -> AbstractContextManager[None]:
         if self._compute == torch.float32:

@@ -1,0 +1,228 @@
+"""How long pipeline steps take on this rank: single stages, transfers, and whole mini-batches under given schedules.
+
+Everything runs on made-up micro-batches of the job's shapes (half of the longest prompt and response), through the
+same executor as training. Rule: nothing that training reads is changed. Weights and moments are only read, gradients
+are zeroed again, losses go into objectives of their own, and no random number is drawn (made-up values are a fixed
+wave), so a job that measures trains the same bits as one that does not. All ranks must measure at the same time:
+mini-batches need all of them, and stages that share a machine slow each other down here as they do in training. A
+rank that dies here takes its group with it, as in training.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.schedule import Action, Kind, ScheduleTable
+from rlhf_workers.training.advantages import REFERENCE
+from rlhf_workers.training.batch import Batch
+from rlhf_workers.training.executor import execute
+from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.work import StageWork
+
+REPEATS: Final = 5
+"""Timed runs of a stage, of which the median counts."""
+STAGE_SECONDS: Final = 1.0
+"""A stage that takes long is timed less often, but never less than once."""
+TRANSFERS: Final = 8
+"""Timed round trips between two neighbours."""
+ROOM_SHARE: Final = 0.9
+"""Of the free device memory: what activations may fill; the rest is for what kernels need for a moment."""
+
+Steps = Generator[None, None, None]
+
+
+def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
+    """Measures what a command asks for, a bounded piece a step of the iterator; its return value is the answer."""
+    result = pb.MeasureResult(attempt=command.attempt, activation_room_bytes=_room(trainer))
+    try:
+        if command.schedules:
+            yield from _measure_tables(trainer, command, result)
+        else:
+            yield from _measure_stages(trainer, result)
+            _measure_transfers(trainer, result)
+    finally:
+        for optimizer in trainer.optimizers.values():
+            optimizer.gradients.zero_()
+    return result
+
+
+def made_up_batch(trainer: Trainer) -> Batch:
+    """One mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
+    spec, size = trainer.spec, trainer.algorithm.mini_batch_size
+    prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
+    vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
+    tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
+    wave = _wave((size, response))
+    fields = ("log_probabilities", REFERENCE, "values", "advantages", "returns")
+    return Batch(
+        prompts=tuple(row[:prompt] for row in tokens),
+        responses=tokens[:, prompt:].contiguous(),
+        response_lengths=torch.full((size,), response),
+        mask=torch.ones(size, response, dtype=torch.bool),
+        groups=torch.zeros(size, dtype=torch.int64),
+        rewards=torch.zeros(size),
+        valid=torch.ones(size, dtype=torch.bool),
+        fields=dict.fromkeys(fields, wave),
+    )
+
+
+def _work(trainer: Trainer) -> dict[int, StageWork]:
+    return trainer.mini_batch(
+        made_up_batch(trainer), list(range(trainer.algorithm.mini_batch_size)), trainer.objectives()
+    )
+
+
+def _wave(shape: Sequence[int]) -> torch.Tensor:
+    """Values between -1 and 1 without a random number; not constant, so that no kernel finds a short cut."""
+    return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
+
+
+def _room(trainer: Trainer) -> int:
+    if trainer.device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(trainer.device)
+    cached = torch.cuda.memory_reserved(trainer.device) - torch.cuda.memory_allocated(trainer.device)
+    return int(ROOM_SHARE * (free + cached))
+
+
+# ---------------------------------------------------------------- single stages
+
+
+def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
+    work = _work(trainer)
+    done: set[tuple[str, int]] = set()
+    trainer.meet()
+    for index, pipeline in enumerate(trainer.layout.table.pipelines):
+        for stage in work[index].held if index in work else ():
+            if (pipeline.model, stage) in done or pipeline.stage_ranks[stage] != trainer.layout.local:
+                continue
+            done.add((pipeline.model, stage))
+            stages = len(pipeline.stage_ranks)
+            measured = pb.StageTime(model=pipeline.model, stage=stage)
+            counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
+            with torch.autograd.graph.saved_tensors_hooks(counter.pack, counter.unpack):
+                _run_stage(trainer, work, _row(index, stage, stages, "B"))
+            measured.activation_bytes = counter.total
+            _run_stage(trainer, work, _row(index, stage, stages, "I", "W"))
+            times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
+            begun = time.monotonic()
+            while len(times["B"]) < REPEATS and (not times["B"] or time.monotonic() - begun < STAGE_SECONDS):
+                for backward in (("B",), ("I", "W")):
+                    for kind, seconds in _run_stage(trainer, work, _row(index, stage, stages, *backward)).items():
+                        times[kind].append(seconds)
+                yield
+            measured.forward, measured.backward = statistics.median(times["F"]), statistics.median(times["B"])
+            measured.input_gradient = statistics.median(times["I"])
+            measured.weight_gradient = statistics.median(times["W"])
+            result.stages.append(measured)
+
+
+def _row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
+    """All that one stage does for micro-batch 0."""
+    kinds: list[Kind] = []
+    kinds += ["RECV_F"] * (stage > 0) + ["F"] + ["SEND_F", "RECV_B"] * (stage < stages - 1)
+    kinds += [backward[0]] + ["SEND_B"] * (stage > 0) + list(backward[1:])
+    return [
+        Action(kind=kind, pipeline=pipeline, stage=stage, microbatch=0, peer=None if len(kind) == 1 else 0)
+        for kind in kinds
+    ]
+
+
+def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
+    """Kind of computation -> seconds; what other ranks would send is made up."""
+    measured = execute(row, work, NoPeers(), 0, trainer.settle)
+    return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
+
+
+class NoPeers:
+    """Peers that are not there: what they would send is a wave, what they would take is dropped."""
+
+    def send(self, tensor: torch.Tensor, peer: int) -> "Arrived":
+        return Arrived()
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> "Arrived":
+        tensor.copy_(_wave(tensor.shape))
+        return Arrived()
+
+    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+
+    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+
+
+class Arrived:
+    """A transfer that is over."""
+
+    def wait(self) -> None: ...
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@dataclass
+class _SavedBytes:
+    """Bytes that forward steps keep for their backward, each storage once; `known` storages (weights) do not count."""
+
+    known: set[int]
+    total: int = 0
+    _kept: list[Any] = field(default_factory=list)  # held, so that no address is used twice
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known.add(storage.data_ptr())
+            self._kept.append(storage)
+            self.total += storage.nbytes()
+        return tensor
+
+    @staticmethod
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
+    """Round trips of one micro-batch's hidden states between neighbours of a block, the even pairs first."""
+    size, block = trainer.layout.block_size, trainer.layout.block * trainer.layout.block_size
+    buffer = max((work.like_hidden(0) for work in _work(trainer).values()), key=torch.numel).zero_()
+    for first in (0, 1):
+        trainer.meet()
+        for left in range(first, size - 1, 2):
+            if trainer.layout.local not in (left, left + 1):
+                continue
+            other = left + 1 if trainer.layout.local == left else left
+            times = []
+            for _ in range(TRANSFERS):
+                begun = time.perf_counter()
+                for sends in (True, False) if trainer.layout.local == left else (False, True):
+                    post = trainer.peers.send if sends else trainer.peers.receive
+                    post(buffer, block + other).wait()
+                trainer.settle()
+                times.append((time.perf_counter() - begun) / 2)
+            result.transfers.append(pb.TransferTime(rank=left, peer=left + 1, seconds=statistics.median(times)))
+
+
+# ---------------------------------------------------------------- whole mini-batches
+
+
+def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureResult) -> Steps:
+    """Mini-batches under each schedule in turn, so that a slow moment of the machine falls on all of them alike."""
+    tables = [ScheduleTable.model_validate_json(schedule) for schedule in command.schedules]
+    work = _work(trainer)
+    times: list[list[float]] = [[] for _ in tables]
+    for _ in range(command.rounds + 1):
+        for table, seconds in zip(tables, times, strict=True):
+            layout = trainer.layout.with_table(table)
+            trainer.meet()
+            begun = time.perf_counter()
+            execute(layout.row, work, trainer.peers, layout.block * layout.block_size, trainer.settle)
+            seconds.append(time.perf_counter() - begun)
+            yield
+    result.tables.extend(pb.TableTime(seconds=seconds[1:]) for seconds in times)
