@@ -172,12 +172,13 @@ class Coordinated:
             assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.accounts.phase}"
             await asyncio.sleep(0.002)
 
-    async def until_there(self, path: Path, seconds: float = 10.0) -> None:
-        """Waits for a file."""
-        end = time.monotonic() + seconds
-        while not path.exists():
-            assert time.monotonic() < end, f"waited for {path}"
-            await asyncio.sleep(0.0005)
+    async def until_checkpoint(self, version: int, seconds: float = 10.0) -> None:
+        """Waits for a checkpoint of this version."""
+        run, end = self.run, time.monotonic() + seconds
+        assert run is not None
+        while run.world.checkpoint.newest < version:
+            assert time.monotonic() < end, f"waited for checkpoint {version}"
+            await asyncio.sleep(0)
 
     async def cancel(self) -> None:
         """Ends the coordinator's task, if it still runs."""

@@ -444,9 +444,9 @@ class Crew:
         """Workers in a random order, for ever."""
         return itertools.cycle(random.Random(seed).sample(self.workers, len(self.workers)))
 
-    async def end(self) -> list[int]:
-        """Exit codes; workers that were never told to exit are ended after a moment."""
-        done, waiting = await asyncio.wait(self._tasks, timeout=3)
+    async def end(self, seconds: float = 3.0) -> list[int]:
+        """Exit codes; workers that were never told to exit are ended after a moment (-1)."""
+        done, waiting = await asyncio.wait(self._tasks, timeout=seconds)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

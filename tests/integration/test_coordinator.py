@@ -150,7 +150,7 @@ async def test_a_coordinator_that_dies_beside_its_newest_checkpoint_knows_where_
     job = {"iterations": 3, "checkpoints": {"path": str(tmp_path / "checkpoints"), "every": 1, "keep": 1}}
     coordinated, workers = begin(jobs, tmp_path, pace=Pace(tokens_per_tick=4), **job)
     for iteration in (1, 2, 3):
-        await coordinated.until_there(tmp_path / "checkpoints" / f"iteration-{iteration:06d}" / "checkpoint.json")
+        await coordinated.until_checkpoint(iteration)
         await coordinated.cancel()
         assert coordinated.start().world.iteration in (iteration - 1, iteration)
     assert (await coordinated.outcome()).phase == "Complete"
@@ -239,8 +239,9 @@ async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: list[Coordinated], tmp
     assert not any(worker.seen for worker in coordinated.run.world.fleet)
     workers = crew(dict(coordinated.counts()), coordinated.address, certificates=ours)
     assert (await coordinated.outcome()).phase == "Complete"
-    for group in (*strangers, workers):
-        await group.end()
+    for group in strangers:
+        await group.end(0.0)
+    await workers.end()
 
 
 async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> None:
@@ -304,5 +305,5 @@ async def test_strangers_and_doubles_are_refused_with_a_reason(jobs: list[Coordi
     assert any("not part of this job" in text for text in strangers["generation-2"].refusals)
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()
-    await strangers.end()
+    await strangers.end(0.0)
     assert workers["training-0"].weights == expected_weights(coordinated.job)

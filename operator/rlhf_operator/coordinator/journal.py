@@ -82,6 +82,7 @@ class Journal:
         self.folder = folder
         self.bytes_written = 0
         self._segment: BinaryIO | None = None
+        self._name_is_durable = True
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,9 +129,8 @@ class Journal:
     def begin(self, begun: Begun) -> None:
         """A new segment (over a leftover that held no whole record); the one before is closed."""
         self._open(begun.iteration, 0)
+        self._name_is_durable = False
         self.append(Record(begun=begun))
-        self.commit()
-        sync_folder(self.folder)
 
     def resume(self, iteration: int) -> None:
         """Goes on with a segment after its last whole record."""
@@ -158,6 +158,9 @@ class Journal:
         assert self._segment is not None, "no segment is open"
         try:
             os.fsync(self._segment.fileno())
+            if not self._name_is_durable:
+                sync_folder(self.folder)
+                self._name_is_durable = True
         except OSError as error:
             raise storage_error("the journal", self.folder, error, _FIELD) from error
 
