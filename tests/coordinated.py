@@ -55,6 +55,7 @@ def make_job(
         "inference": {"replicas": 2},
         "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4},
         "checkpoints": {"path": str(folder / "checkpoints"), "every": every, "keep": 2},
+        "fusion": {"intraStage": {"mode": "Off"}},
         "runPolicy": {"workerTimeoutSeconds": 5, "startTimeoutSeconds": 20},
         **spec,
     }

@@ -46,7 +46,8 @@ class Loop:
         run, spent = self._run, 0.0
         while run.outcome is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(run.changed.wait(), TICK_SECONDS)
+                async with asyncio.timeout(TICK_SECONDS):
+                    await run.changed.wait()
                 await asyncio.sleep(max(GATHER_SECONDS, REST * spent))
             run.changed.clear()
             begun = time.monotonic()

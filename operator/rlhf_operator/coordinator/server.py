@@ -100,7 +100,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             if self._run.outcome is not None:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._run.over.wait(), 1 / rate)
+                async with asyncio.timeout(1 / rate):
+                    await self._run.over.wait()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Answers when the job has stopped."""
@@ -112,7 +113,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def _first(self, context: Context) -> pb.Register:
         message = None
         with contextlib.suppress(TimeoutError):
-            message = await asyncio.wait_for(context.read(), REGISTER_SECONDS)
+            async with asyncio.timeout(REGISTER_SECONDS):
+                message = await context.read()
         if not isinstance(message, pb.WorkerMessage) or message.WhichOneof("message") != "register":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Register")
         return message.register

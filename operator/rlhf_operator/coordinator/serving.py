@@ -55,7 +55,8 @@ async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
         log.info("job %s: iteration %d, start %d", run.plan.job.name, run.world.iteration, run.coordinator_epoch)
         await Loop(run, intake, effects).until_over()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(run.sessions.until_empty(), FAREWELL_SECONDS)
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await run.sessions.until_empty()
         await server.stop(STOP_SECONDS)
     finally:
         await server.stop(None)
