@@ -9,11 +9,13 @@ last line.
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
-from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved
+from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved, serial
 from rlhf_planner.schedule.bounds import published_bound
 from rlhf_planner.schedule.check import check_schedule
+from rlhf_planner.schedule.draw import draw_many
 from rlhf_planner.schedule.published import PUBLISHED, Published
 from rlhf_planner.schedule.simulate import layout
 from rlhf_planner.schedule.solve import Options, Solution, solve
@@ -31,8 +33,13 @@ def main() -> None:
     parser.add_argument("--first", type=float, default=10, help="seconds of the run that must meet the bound")
     parser.add_argument("--peak", type=float, default=60, help="seconds of the run that lowers the peak")
     parser.add_argument("--split", type=float, default=30, help="seconds of each run with split backward")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw instances 1 and 7 there, and stop")
     args = parser.parse_args()
     clock = time.process_time if args.clock == "cpu" else time.monotonic
+    if args.pictures is not None:
+        for published in (PUBLISHED[1], PUBLISHED[7]):
+            picture(published, args, clock)
+        return
     cold = time.process_time()
     solve(PUBLISHED[5].instance(), Options(0.01), clock)
     compile_seconds = time.process_time() - cold
@@ -44,6 +51,26 @@ def main() -> None:
             print(line(rows[-1]), flush=True)
     if args.json:
         print(json.dumps({"clock": args.clock, "compileSeconds": compile_seconds, "instances": rows, **verdicts(rows)}))
+
+
+def picture(published: Published, args: argparse.Namespace, clock: Any) -> None:
+    """Serial, fused and fused with split backward under one time axis, as SVG and PNG."""
+    instance = published.instance()
+    plain = serial(layout(instance))
+    fused = solve(instance, Options(args.peak), clock)
+    split = solve(instance, Options(args.split, split=True), clock)
+    charts = [
+        (f"{name}: makespan {timeline.makespan:g}, idle {timeline.bubble:.0%}", steps_by_device(timeline))
+        for name, timeline in (
+            ("Serial 1F1B", plain),
+            ("Fused", fused.timeline),
+            ("Fused, split backward", split.timeline),
+        )
+    ]
+    for form in ("svg", "png"):
+        path = args.pictures / f"schedule-instance-{published.id}.{form}"
+        path.write_bytes(draw_many(instance, charts, form))
+        print(path)
 
 
 def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[str, Any]:

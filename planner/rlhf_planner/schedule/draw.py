@@ -63,16 +63,17 @@ def _gantt(axes: Axes, instance: Instance, devices: Sequence[Sequence[Step]], lo
     end = max(row[-1].end for row in devices if row)
     for device, row in enumerate(devices):
         axes.broken_barh([(0, end)], (device - 0.45, 0.9), facecolors=_IDLE)
+        spans: dict[str, list[tuple[float, float]]] = {}
         for step in row:
             shade = _shades(step.pipeline)[{"F": 0, "B": 1, "I": 1, "W": 2}[step.kind]]
             width = step.end - step.start
-            axes.broken_barh(
-                [(step.start, width)], (device - 0.45, 0.9), facecolors=shade, edgecolor="white", linewidth=0.3
-            )
-            if width / longest > 0.0068 * len(str(step.microbatch)):
+            spans.setdefault(shade, []).append((step.start, width))
+            if width / longest > 0.0055 * len(str(step.microbatch)):
                 colour = "black" if step.kind == "F" else "white"
                 middle = step.start + width / 2
                 axes.text(middle, device, str(step.microbatch), ha="center", va="center", fontsize=6, color=colour)
+        for shade, ranges in spans.items():
+            axes.broken_barh(ranges, (device - 0.45, 0.9), facecolors=shade, edgecolor="white", linewidth=0.3)
     axes.axvline(end, color="black", linewidth=1)
     axes.text(end, -0.75, f"{end:g} ", ha="right", va="bottom", fontsize=9, fontweight="bold")
     axes.set_xlim(0, longest * 1.005)

@@ -19,6 +19,7 @@ from rlhf_planner.schedule.anneal import memory_units
 from rlhf_planner.schedule.bounds import step_windows
 from rlhf_planner.schedule.simulate import BACKWARD, KINDS, WEIGHT, Ints, Layout, Timeline, orders_by_start, simulate
 
+GRACE = 1.0  # seconds past the budget, so that in tiny budgets effort ends the solver and not the clock
 EXACT_STEPS = 6000  # above this, building the model alone takes seconds
 
 
@@ -157,7 +158,7 @@ class Model:
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
         solver.parameters.max_deterministic_time = max(effort, 1e-3)
-        solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
+        solver.parameters.max_time_in_seconds = max(seconds, 0.0) + GRACE
         status = solver.solve(self.model)
         used = float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
@@ -241,7 +242,7 @@ def device_peak_bound(lay: Layout, device: int, horizon: float, effort: float, s
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = max(effort, 1e-3)
-    solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
+    solver.parameters.max_time_in_seconds = max(seconds, 0.0) + GRACE
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
         return least

@@ -1,4 +1,4 @@
-"""From measured stage and transfer times to the tables that training may run, what each should take, and the choice.
+"""From measured stage and transfer times to the tables that training may run, and what each should take.
 
 All tables of a choice place the same stages on the same ranks: they differ in order alone, so a training group can go
 from one to another between two mini-batches, and gradients add up in the same order in all of them. Pure; the search
@@ -16,9 +16,9 @@ from rlhf_api.schedule import Pipeline as TablePipeline
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.bounds import makespan_bound
 from rlhf_planner.schedule.check import Step
+from rlhf_planner.schedule.choice import FUSED_SPLIT
 from rlhf_planner.schedule.problem import Instance, Pipeline
 from rlhf_planner.schedule.report import devices_from_json
-from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.simulate import (
     BACKWARD,
     FORWARD,
@@ -34,13 +34,9 @@ from rlhf_planner.schedule.solve import Options
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
-FUSED, FUSED_SPLIT = "fused", "fused-split"
-CANDIDATES = {"Fused": (FUSED,), "FusedSplit": (FUSED_SPLIT,), "Auto": (FUSED, FUSED_SPLIT)}
-"""`fusion.intraStage.mode` -> methods of the tables that are looked for, beside the serial one."""
 STEPS_IN_SHORTEST = 20  # the search sees times in units of a twentieth of the shortest: a finer grid only slows it
 SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the search may take
 SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
-LEAST_GAIN = 0.01  # a measured step must be shorter by this share: less is noise
 _OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 
 
@@ -59,15 +55,6 @@ Costs = Mapping[tuple[str, int], StageCost]
 """By (model, stage)."""
 Transfers = Mapping[tuple[int, int], float]
 """(rank, rank) of a block, lower one first -> seconds."""
-
-
-def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[TablePipeline, ...]:
-    """One pipeline a model, every second one in the opposite direction: its stage s is on rank stages - 1 - s."""
-    ranks = tuple(range(stages))
-    return tuple(
-        TablePipeline(name=m, model=m, stage_ranks=ranks[::-1] if index % 2 else ranks, microbatches=microbatches)
-        for index, m in enumerate(models)
-    )
 
 
 def exact_instance(
@@ -164,11 +151,3 @@ def _orders(lay: Layout, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
     for pipe in lay.instance.pipelines:
         first.append(first[-1] + pipe.stages)
     return pad_orders(lay, [[KINDS * (first[p] + s) + _OPERATIONS[kind] for p, s, kind in row] for row in rows])
-
-
-def pick(seconds: Mapping[str, float]) -> str:
-    """The method with the shortest mini-batch; the serial one unless another is shorter by LEAST_GAIN."""
-    best = min(sorted(seconds), key=lambda method: seconds[method])
-    if SERIAL in seconds and seconds[best] > (1 - LEAST_GAIN) * seconds[SERIAL]:
-        return SERIAL
-    return best

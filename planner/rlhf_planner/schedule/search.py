@@ -19,7 +19,7 @@ TRIES_A_SECOND = 4_000_000  # nominal rate of the annealing; an idle core of 202
 TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
 CHUNK = 1_000_000  # tries between two looks at the clock
 PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
-OVERHEAD = 2e-4  # nominal seconds of one list schedule beside its steps
+OVERHEAD = 2e-3  # nominal seconds of one list schedule beside its steps
 
 
 @dataclass(frozen=True, slots=True)

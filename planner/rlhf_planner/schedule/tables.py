@@ -61,13 +61,23 @@ def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | No
         tuple[float, int, int, int, Action]
     ] = []  # (time, transfers before computation, sequence, rank, action)
     sequence = 0
-    for rank, row in enumerate(steps_by_device(timeline)):
+    devices = steps_by_device(timeline)
+    begins = {
+        (step.pipeline, step.stage, step.microbatch, step.kind == "F"): step.start
+        for row in devices
+        for step in row
+        if step.kind != "W"
+    }
+    for rank, row in enumerate(devices):
         for step in row:
             sequence += 1
             action = Action(kind=step.kind, pipeline=step.pipeline, stage=step.stage, microbatch=step.microbatch)
             events.append((step.start, 1, sequence, rank, action))
             for side, transfer in _transfers(instance, step):
-                events.append((step.end, 0, sequence, side, transfer))
+                forward = step.kind == "F"
+                used = begins[step.pipeline, step.stage + (1 if forward else -1), step.microbatch, forward]
+                # sums of floats may put the end of a step a hair after the start of the step that uses it
+                events.append((min(step.end, used), 0, sequence, side, transfer))
     rows: list[list[Action]] = [[] for _ in range(instance.devices)]
     for *_, rank, action in sorted(events, key=lambda event: event[:3]):
         rows[rank].append(action)

@@ -34,7 +34,7 @@ def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, wh
             )
         )
     least = max(max(p.activation) for p in pipelines)
-    cap = draw(st.none() | st.floats(1.0, 4.0).map(lambda times: round(times * least, 2)))
+    cap = draw(st.none() | st.floats(1.0, 4.0).map(lambda times: round(times * least + 0.01, 2)))
     return Instance(devices, tuple(pipelines), cap)
 
 

@@ -1,0 +1,36 @@
+"""Which schedules a training job may choose from, where they place stages, and which one is the fastest.
+
+Kept apart from the search, so that a process that only chooses loads no solver. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.serial import METHOD as SERIAL
+
+FUSED: Final = "fused"
+FUSED_SPLIT: Final = "fused-split"
+CANDIDATES: Final = {"Fused": (FUSED,), "FusedSplit": (FUSED_SPLIT,), "Auto": (FUSED, FUSED_SPLIT)}
+"""`fusion.intraStage.mode` -> methods of the tables that are looked for, beside the serial one."""
+METHODS: Final = (SERIAL, FUSED, FUSED_SPLIT)
+"""In the order of their number in the metric `training/schedule`."""
+LEAST_GAIN: Final = 0.01
+"""A mini-batch must be shorter than the serial one by this share: less is noise."""
+
+
+def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[Pipeline, ...]:
+    """One pipeline a model, every second one in the opposite direction: its stage s is on rank stages - 1 - s."""
+    ranks = tuple(range(stages))
+    return tuple(
+        Pipeline(name=m, model=m, stage_ranks=ranks[::-1] if index % 2 else ranks, microbatches=microbatches)
+        for index, m in enumerate(models)
+    )
+
+
+def pick(seconds: Mapping[str, float]) -> str:
+    """The method with the shortest mini-batch; the serial one unless another is shorter by LEAST_GAIN."""
+    best = min(sorted(seconds), key=lambda method: seconds[method])
+    if SERIAL in seconds and seconds[best] > (1 - LEAST_GAIN) * seconds[SERIAL]:
+        return SERIAL
+    return best
