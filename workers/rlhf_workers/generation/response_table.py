@@ -149,6 +149,8 @@ def version_runs(versions: npt.NDArray[np.int32]) -> tuple[VersionRun, ...]:
     """Runs of equal weight versions."""
     if not versions.size:
         return ()
+    if versions[0] == versions[-1] and (versions == versions[0]).all():
+        return (VersionRun(int(versions[0]), versions.size),)
     ends = np.append(np.flatnonzero(versions[1:] != versions[:-1]) + 1, versions.size)
     lengths = np.diff(ends, prepend=0)
     return tuple(VersionRun(int(versions[end - 1]), int(length)) for end, length in zip(ends, lengths, strict=True))

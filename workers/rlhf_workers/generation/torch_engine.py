@@ -40,6 +40,9 @@ from rlhf_workers.role import WorkError
 PREFILL_TOKENS: Final = 4096
 """Padded prompt tokens of one prefill pass, and about of all prefills of one step: a step stays well under a second."""
 
+ADMIT_SHARE: Final = 8
+"""One in so many slots must be free before a crowded engine admits: at most that share stays idle."""
+
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -202,7 +205,13 @@ class TorchEngine:
         return "length" if len(request.tokens) >= request.max_response_tokens else ""
 
     def _admit(self, report: StepReport) -> None:
-        """Prefills queued samples while slots and this step's share of prefill tokens last."""
+        """Prefills queued samples while slots and this step's share of prefill tokens last.
+
+        Waits until an eighth of the slots (or as many as are queued) is free: a prefill pass for one or two prompts
+        costs half a decode pass of all.
+        """
+        if self._table.free < min(len(self._queue), -(-self.limits.max_batch_size // ADMIT_SHARE)):
+            return
         share = PREFILL_TOKENS
         while self._queue and self._table.free and share > 0:
             batch: list[Request] = []
