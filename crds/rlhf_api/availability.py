@@ -28,6 +28,4 @@ class Unavailable:
 UNAVAILABLE: Final = (
     Unavailable("spec.generation.engine", "vllm", "torch"),
     Unavailable("spec.training.backend", "megatron", "torch"),
-    Unavailable("spec.fusion.intraStage.mode", "Fused", "Off or Auto"),
-    Unavailable("spec.fusion.intraStage.mode", "FusedSplit", "Off or Auto"),
 )

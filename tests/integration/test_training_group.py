@@ -72,7 +72,8 @@ def rank_main(folder: Path, rank: int) -> None:
         role.handle(train(iteration), outbox)
         finish(role, outbox)
         metrics = dict(outbox.answers[0].train.metrics)
-        del metrics["train/seconds"]
+        for timing in ("train/seconds", "step_seconds", "bubble_seconds"):
+            del metrics[timing]
     outbox = Outbox()
     role.handle(pb.Command(id=9, save_checkpoint=pb.SaveCheckpoint(folder=str(folder / "saved"))), outbox)
     served = {f"{m}:{name}": value for m in ("actor", "critic") for name, value in role.tensors(m, ITERATIONS)}

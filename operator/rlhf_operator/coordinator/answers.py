@@ -10,6 +10,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
+from rlhf_operator.coordinator import choosing
 from rlhf_operator.coordinator.fleet import Pending, Work, Worker
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.saving import Saving
@@ -50,7 +51,9 @@ class Answers:
     def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
         plan = self._run.plan
         kind = message.WhichOneof("result")
-        if kind == "train":
+        if kind == "measure":
+            choosing.measured(self._run, worker.name, message.measure)
+        elif kind == "train":
             worker.versions = dict.fromkeys(plan.graph.trained, message.train.version)
             worker.trained = message.train
         elif pending.work is Work.CHECKPOINT:
@@ -78,6 +81,8 @@ class Answers:
         if pending.work is Work.CHECKPOINT:
             self._saving.failed(failure)
         elif worker.group is Group.TRAINING:
+            if pending.work is Work.MEASURE and failure.exit_code != ExitCode.RESTART:
+                choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
             self._training_failed(worker, failure)
         elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
             self._try_again(worker, failure)

@@ -47,6 +47,11 @@ class Form:
 
 
 @dataclass(frozen=True)
+class MeasureSchedule:
+    """Let all training ranks measure what the choice of a schedule needs next."""
+
+
+@dataclass(frozen=True)
 class Train:
     """Let a rank train on an iteration's batch."""
 
@@ -108,6 +113,7 @@ Decision = (
     | Score
     | Become
     | Form
+    | MeasureSchedule
     | Train
     | Leave
     | RestartGroup

@@ -13,8 +13,8 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode
+from rlhf_operator.coordinator import choosing, training_group
 from rlhf_operator.coordinator import decisions as d
-from rlhf_operator.coordinator import training_group
 from rlhf_operator.coordinator.batch import packed, spans_of
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.journal_pb2 import Begun, Closed, Record, Trained
@@ -38,6 +38,7 @@ class Effects:
             d.Score: self._score,
             d.Become: self._become,
             d.Form: self._form,
+            d.MeasureSchedule: lambda _: choosing.ask(run),
             d.Train: self._train,
             d.Leave: self._leave,
             d.RestartGroup: self._restart_group,
@@ -124,13 +125,13 @@ class Effects:
         group = training_group.ranks(run.world)
         run.world.group_epoch = decision.group_epoch
         for rank in group:
-            rank.group_epoch = decision.group_epoch
+            rank.group_epoch, rank.table = decision.group_epoch, self._table
             order = pb.BecomeTraining(
                 rank=rank.index,
                 world_size=len(group),
                 rendezvous=group[0].rendezvous,
                 group_epoch=decision.group_epoch,
-                schedule=run.plan.schedule,
+                schedule=rank.table,
                 checkpoint=state.folder,
                 version=state.newest,
             )
@@ -141,9 +142,17 @@ class Effects:
         run.event("training-group", text)
 
     def _train(self, decision: d.Train) -> None:
-        command = pb.Command(train=pb.Train(iteration=decision.iteration))
+        rank = self._run.world.fleet.workers[decision.worker]
+        order = pb.Train(iteration=decision.iteration)
+        if rank.table != self._table:
+            rank.table = order.schedule = self._table
+        command = pb.Command(train=order)
         self._send(decision.worker, Work.TRAIN, command, f"train on iteration {decision.iteration}")
         self._run.world.ever_ready = True
+
+    @property
+    def _table(self) -> str:
+        return self._run.world.schedule.table or self._run.plan.schedule
 
     def _leave(self, decision: d.Leave) -> None:
         worker = self._run.world.fleet.workers[decision.worker]
@@ -184,10 +193,10 @@ class Effects:
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
-        metrics: dict[str, float] = {}
-        for rank in reversed(training_group.ranks(run.world)):
-            if rank.trained is not None and rank.trained.iteration == run.world.iteration:
-                metrics.update(rank.trained.metrics)
+        metrics = training_group.merged_metrics(run.world)
+        metrics["schedule"] = choosing.number(run)
+        if run.world.schedule.predicted:
+            metrics["predicted_step_seconds"] = run.world.schedule.predicted
         result = pb.TrainResult(iteration=run.world.iteration, version=run.world.iteration + 1, metrics=metrics)
         run.world.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))

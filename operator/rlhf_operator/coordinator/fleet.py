@@ -35,13 +35,14 @@ class Work(StrEnum):
     GENERATE = "generate"
     SCORE = "score"
     TRAIN = "train"
+    MEASURE = "measure"
     CHECKPOINT = "checkpoint"
     WITHDRAW = "withdraw"
     UNKNOWN = "unknown"
     """A command of an earlier coordinator that still runs."""
 
 
-SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.CHECKPOINT, Work.UNKNOWN})
+SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.MEASURE, Work.CHECKPOINT, Work.UNKNOWN})
 """A worker with one of these pending is busy: it gets no other command but Exit."""
 
 
@@ -82,6 +83,8 @@ class Worker:
     role: str = ""
     versions: dict[str, int] = field(default_factory=dict)
     group_epoch: int = 0
+    table: str = ""
+    """The schedule table it trains by, when that is known."""
     trained: pb.TrainResult | None = None
     """Result of its last finished Train."""
     train_failure: pb.Failure | None = None
@@ -195,7 +198,7 @@ class Fleet:
         worker.rendezvous, worker.device = message.rendezvous, message.device
         worker.role, worker.versions, worker.group_epoch = state.role, dict(state.versions), state.group_epoch
         worker.trained = state.last_train if state.HasField("last_train") else keep
-        worker.train_failure = None
+        worker.train_failure, worker.table = None, ""
         worker.pending = {}
         if state.busy:
             detail = "finish the command of its last session"

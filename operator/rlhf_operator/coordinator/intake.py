@@ -14,6 +14,7 @@ import numpy as np
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
+from rlhf_operator.coordinator import choosing
 from rlhf_operator.coordinator.answers import Answers
 from rlhf_operator.coordinator.batch import response_of, unpacked
 from rlhf_operator.coordinator.fleet import Joined, Refused
@@ -97,6 +98,7 @@ class Intake:
             case "heartbeat":
                 run.world.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
+                choosing.annotate(run, message.span)
                 run.recorder.span(message.span)
             case other:
                 raise ValueError(f"a {other or 'empty'} message in the middle of a session")

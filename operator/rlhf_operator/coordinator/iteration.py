@@ -47,6 +47,7 @@ def phase(plan: Plan, world: World) -> str:
         if not world.ledger.all_scored:
             return "Scoring"
         begun = training_group.version(plan, world) == world.iteration or training_group.train_under_way(plan, world)
+        begun = begun or training_group.measuring(world)
         return "Training" if begun else _without_group(world)
     group_ready = training_group.version(plan, world) == world.version
     if not _published(plan, world):

@@ -40,6 +40,8 @@ class Restored:
     last_closed: tuple[int, dict[str, float]] | None
     """(iteration, metrics), given to the recorder again in case it was lost."""
     warnings: list[str] = field(default_factory=list)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """The choice of a training schedule, when one was written down."""
 
 
 def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
@@ -62,6 +64,7 @@ def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, r
         restored = _position(plan, journal, facts)
         restored.warnings = warnings
     restored.checkpoint = _base(version, found, journal, int(facts["base"]))
+    restored.schedule = facts.get("schedule", {})
     journal.write_job(facts)
     return restored
 

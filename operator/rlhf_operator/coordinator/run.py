@@ -16,6 +16,7 @@ from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.prompts import PromptSet
 from rlhf_operator.coordinator.recorder import Recorder
 from rlhf_operator.coordinator.restore import Restored
+from rlhf_operator.coordinator.schedule import candidates, question
 from rlhf_operator.coordinator.sessions import Sessions
 from rlhf_operator.coordinator.world import Plan, World
 
@@ -66,6 +67,8 @@ class Run:
     """When the first message arrived that was not decided on yet; 0: none."""
     outcome: Outcome | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    search: "asyncio.Task[None] | None" = None
+    """For training schedules; here so that it is not collected while it runs."""
 
     def wake(self) -> None:
         """Something changed: decide again."""
@@ -81,6 +84,10 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
     """The parts of a job that goes on from `restored`."""
     now = time.monotonic()
     world = World(Fleet(plan.spec, now), restored.ledger, restored.trained, restored.checkpoint)
+    if restored.schedule.get("question") == question(plan.spec, plan.schedule):
+        world.schedule.take(restored.schedule)
+    elif candidates(plan.spec):
+        world.schedule.stage = "stages"
     deadline = plan.spec.run_policy.active_deadline_seconds
     if deadline is not None:
         world.deadline = now + deadline - (time.time_ns() - restored.started_ns) / 1e9

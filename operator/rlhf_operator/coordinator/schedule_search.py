@@ -9,11 +9,13 @@ table.
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.cache_on_disk import solve_cached
+from rlhf_planner.schedule.choice import FUSED_SPLIT
 from rlhf_planner.schedule.measured import (
     Costs,
     StageCost,
@@ -25,9 +27,9 @@ from rlhf_planner.schedule.measured import (
     search_seconds,
     table_of,
 )
-from rlhf_planner.schedule.choice import FUSED_SPLIT
+from rlhf_planner.schedule.problem import Instance
 from rlhf_planner.schedule.report import solution_json
-from rlhf_planner.schedule.solve import solve
+from rlhf_planner.schedule.solve import Options, solve
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -43,14 +45,16 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         asked = coarse(exact)
         how = options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
         begun = time.monotonic()
-        solved, cached = solve_cached(
-            Path(question["cache"]), asked, how, lambda: solution_json(solve(asked, how, time.monotonic))
-        )
+        solved, cached = solve_cached(Path(question["cache"]), asked, how, partial(_solved, asked, how))
         table = table_of(asked, serial.pipelines, solved, method)
         described = _described(table, costs, transfers)
         described |= {"by": "cache" if cached else solved["method"], "atBound": solved["atBound"]}
         found[method] = described | {"seconds": round(time.monotonic() - begun, 3)}
     return found
+
+
+def _solved(asked: Instance, how: Options) -> dict[str, Any]:
+    return solution_json(solve(asked, how, time.monotonic))
 
 
 def _described(table: ScheduleTable, costs: Costs, transfers: Transfers) -> dict[str, Any]:

@@ -10,7 +10,15 @@ Rule: pure. Must never let ranks train while a worker reads weights from them.
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.decisions import CommitBatch, Decision, Finish, Form, RestartGroup, Train
+from rlhf_operator.coordinator.decisions import (
+    CommitBatch,
+    Decision,
+    Finish,
+    Form,
+    MeasureSchedule,
+    RestartGroup,
+    Train,
+)
 from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.world import Plan, World
 
@@ -48,6 +56,11 @@ def train_under_way(plan: Plan, world: World) -> bool:
         or (rank.slow is not None and rank.slow.work in (Work.TRAIN, Work.UNKNOWN) and _at(plan, rank, world.iteration))
         for rank in ranks(world)
     )
+
+
+def measuring(world: World) -> bool:
+    """Its ranks measure for the choice of a schedule."""
+    return any(rank.slow is not None and rank.slow.work is Work.MEASURE for rank in ranks(world))
 
 
 def _at(plan: Plan, rank: Worker, wanted: int) -> bool:
@@ -105,12 +118,20 @@ def _restart(plan: Plan, world: World, members: list[Worker], reason: str, count
     return [RestartGroup(here, reason, counted)]
 
 
+def _measure(world: World, group: list[Worker]) -> list[Decision]:
+    """All ranks at once, or none: a rank that measures waits for the others."""
+    wanted = world.schedule.stage in ("stages", "tables") and world.stop is None
+    return [MeasureSchedule()] if wanted and all(rank.idle for rank in group) else []
+
+
 def _train(plan: Plan, world: World) -> list[Decision]:
     group = ranks(world)
     if any(item.from_ranks for worker in world.fleet for item in worker.pending.values()):
         return []
     if any(item.work is Work.CHECKPOINT for rank in group for item in rank.pending.values()):
         return []
+    if world.schedule.stage != "decided":
+        return _measure(world, group)
     target = world.version
     if not world.trained and world.ledger.all_scored and (world.stop is None or train_under_way(plan, world)):
         target += 1
@@ -120,3 +141,20 @@ def _train(plan: Plan, world: World) -> list[Decision]:
     decisions: list[Decision] = [Train(rank.name, rank.versions.get(plan.lead, 0)) for rank in ready]
     new = any(rank.versions.get(plan.lead, 0) == world.iteration for rank in ready)
     return [CommitBatch(), *decisions] if new and not world.trained else decisions
+
+
+def merged_metrics(world: World) -> dict[str, float]:
+    """Metrics of the iteration's training: all ranks report the same, but for their times. Of those, bubbles are the
+    mean, mini-batches the slowest rank's, the others the first rank's."""
+    told = [
+        rank.trained.metrics
+        for rank in ranks(world)
+        if rank.trained is not None and rank.trained.iteration == world.iteration
+    ]
+    metrics: dict[str, float] = {}
+    for each in reversed(told):
+        metrics.update(each)
+    if "bubble_seconds" in metrics:
+        metrics["bubble_seconds"] = sum(each["bubble_seconds"] for each in told) / len(told)
+        metrics["step_seconds"] = max(each["step_seconds"] for each in told)
+    return metrics

@@ -3,9 +3,10 @@
 Rule: decisions read this and never change it; `effects` and `intake` change it and never decide.
 """
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Graph, Task, graph_of
@@ -13,6 +14,7 @@ from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.fleet import Fleet
 from rlhf_operator.coordinator.ledger import Ledger
+from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,40 @@ class CheckpointState:
     not_before: float = 0.0
 
 
+@dataclass
+class ScheduleState:
+    """The choice of the schedule that training runs, and the one in force."""
+
+    stage: Literal["stages", "searching", "tables", "decided"] = "decided"
+    method: str = SERIAL
+    table: str = ""
+    """schedule.ScheduleTable as JSON; empty: the plan's."""
+    predicted: float = 0.0
+    """Seconds of a mini-batch under it; 0: not known."""
+    forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
+    """By rank of a block: (span name, stage, micro-batch) -> seconds from the start of a mini-batch."""
+    attempt: int = 0
+    results: dict[str, pb.MeasureResult] = field(default_factory=dict)
+    """Of this attempt, by rank."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """Method -> what the search says of its table."""
+    timed: tuple[str, ...] = ()
+    """Methods whose mini-batches are timed."""
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Goes by a choice that was written down."""
+        self.stage, self.method, self.table = "decided", record["method"], record["table"]
+        self.predicted = record["predicted"].get(self.method, 0.0)
+        names = [pipe["name"] for pipe in json.loads(self.table)["pipelines"]]
+        self.forecast = [
+            {
+                (f"train/{names[pipeline]}/{kind}", str(stage), str(microbatch)): (start, end)
+                for pipeline, kind, stage, microbatch, start, end in row
+            }
+            for row in record["steps"]
+        ]
+
+
 @dataclass(frozen=True)
 class StopOrder:
     """Somebody asked the job to stop."""
@@ -90,6 +126,7 @@ class World:
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
+    schedule: ScheduleState = field(default_factory=ScheduleState)
     group_epoch: int = 0
     """Highest ever seen."""
     group_failures: int = 0
