@@ -147,7 +147,7 @@ class Cluster:
         query = {"limit": str(PAGE)} | selector
         while True:
             answer = await self._ask("list", kind, namespace, query=query)
-            for each in answer["items"]:
+            for each in answer.get("items") or []:
                 yield each["metadata"]
             following = answer["metadata"].get("continue")
             if not following:

@@ -22,6 +22,7 @@ SOURCES = Path(__file__).parent / "containerfiles"
 
 PAUSE = "localhost/rlhf-cluster/pause:1"
 PYTHON = "localhost/rlhf-cluster/python:1"
+MOUNTED = "localhost/rlhf-cluster/mounted:1"
 
 DEBIAN = "bookworm"
 # libgomp1 and libstdc++6: what torch, numba and grpc wheels link to, so that a mounted virtual environment runs.
@@ -73,6 +74,17 @@ def python() -> Path:
         build(SOURCES / "python.Containerfile", work, PYTHON, archive)
 
     return _cached("python", [SOURCES / "python.Containerfile"], f"2 {DEBIAN} {PYTHON_PACKAGES} {PYTHON_DROPPED}", make)
+
+
+def mounted(bin_folder: Path) -> Path:
+    """The archive of the Python image with `bin_folder` of a mounted environment first on its PATH."""
+    base = python()
+
+    def make(work: Path, archive: Path) -> None:
+        arguments = {"BASE": PYTHON, "BIN": str(bin_folder)}
+        build(SOURCES / "mounted.Containerfile", work, MOUNTED, archive, arguments=arguments, bases=[base])
+
+    return _cached("mounted", [SOURCES / "mounted.Containerfile"], f"{base.name} {bin_folder}", make)
 
 
 def build(

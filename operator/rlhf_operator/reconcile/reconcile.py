@@ -179,7 +179,8 @@ class _Visit:
 
     def _written(self, accounts: Account, leaving: list[Pod], draft: Plan, completion: datetime | None = None) -> Plan:
         """`draft` with the deletions, and with the status when it has to be written."""
-        accounted = accounts.accounted if completion else accounts.with_deleted(leaving)
+        # A finished job counts nothing any more.
+        accounted = {} if completion else accounts.with_deleted(leaving)
         groups = status.groups(
             self.job, self.sizes, self.pods.values(), self.observed.reading, self.before, accounts.restarts
         )

@@ -1,0 +1,101 @@
+"""The operator as a process on this machine, as a user of a test cluster.
+
+The rule: started and stopped by its own pid; its log lies beside those of the cluster's components, so it is kept with
+them when a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlhf_operator.local.ports import free_ports
+
+from .cluster import Cluster
+from .processes import tail, wait_until
+
+START_TIMEOUT = 60.0  # seconds until it leads; three on an idle machine
+STOP_TIMEOUT = 30.0
+
+
+class OperatorProcess:
+    """`python -m rlhf_operator` against a cluster, between `start` and `stop`."""
+
+    def __init__(self, cluster: Cluster, *arguments: str, kubeconfig: Path | None = None) -> None:
+        self._cluster = cluster
+        self._arguments = arguments
+        self._kubeconfig = kubeconfig or cluster.kubeconfig
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = cluster.folder / "logs" / "operator.log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, patience: float = START_TIMEOUT) -> None:
+        """Starts it and waits until it leads."""
+        ports = free_ports(random.Random())
+        health, metrics = next(ports), next(ports)
+        self._health, self._metrics = f"127.0.0.1:{health}", f"127.0.0.1:{metrics}"
+        command = [sys.executable, "-m", "rlhf_operator", f"--health-address={self._health}"]
+        command += [f"--metrics-address={self._metrics}", "--log-format=text", *self._arguments]
+        with self.log.open("ab") as log:
+            environment = os.environ | {"KUBECONFIG": str(self._kubeconfig)}
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        wait_until(
+            "the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, START_TIMEOUT, check=self.check
+        )
+
+    def check(self) -> None:
+        """Raises when it has ended by itself."""
+        if self._process is None or self._process.poll() is not None:
+            raise AssertionError(f"the operator has ended\n{tail(self.log)}")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal and answers the exit code; 0 when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_TIMEOUT)
+        finally:
+            process.kill()
+
+    def kill(self) -> None:
+        """As if its node had died."""
+        self.stop(signal.SIGKILL)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum over the series of a metric that have these labels; 0 while it does not answer."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self._page(f"http://{self._metrics}/metrics"))
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def healthy(self) -> bool:
+        """/healthz says ok."""
+        return self._page(f"http://{self._health}/healthz") == "ok"
+
+    def _page(self, url: str) -> str:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
