@@ -59,6 +59,11 @@ class CoordinatorStub:
                 request_serializer=rlhf__api_dot_control__pb2.StopRequest.SerializeToString,
                 response_deserializer=rlhf__api_dot_control__pb2.StopReply.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/rlhf.v1.Coordinator/Resize',
+                request_serializer=rlhf__api_dot_control__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=rlhf__api_dot_control__pb2.ResizeReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -98,6 +103,14 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resize(self, request, context):
+        """How many generation and inference workers there are to be from now on. New ones may register; those beyond, of the
+        highest index, count until their sessions end, and are not waited for afterwards. Asking again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +138,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=rlhf__api_dot_control__pb2.StopRequest.FromString,
                     response_serializer=rlhf__api_dot_control__pb2.StopReply.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=rlhf__api_dot_control__pb2.ResizeRequest.FromString,
+                    response_serializer=rlhf__api_dot_control__pb2.ResizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +280,33 @@ class Coordinator:
             '/rlhf.v1.Coordinator/Stop',
             rlhf__api_dot_control__pb2.StopRequest.SerializeToString,
             rlhf__api_dot_control__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlhf.v1.Coordinator/Resize',
+            rlhf__api_dot_control__pb2.ResizeRequest.SerializeToString,
+            rlhf__api_dot_control__pb2.ResizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,10 @@ class CoordinatorStub:
     """A status at once, then one on every change worth seeing, at most `max_rate_hz` a second."""
     Stop: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopRequest, _control_pb2.StopReply]
     """Finishes the current optimizer batch if one is running, checkpoints if asked, tells every worker to exit, and ends."""
+    Resize: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResizeRequest, _control_pb2.ResizeReply]
+    """How many generation and inference workers there are to be from now on. New ones may register; those beyond, of the
+    highest index, count until their sessions end, and are not waited for afterwards. Asking again changes nothing.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -61,6 +65,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """A status at once, then one on every change worth seeing, at most `max_rate_hz` a second."""
     Stop: _aio.UnaryUnaryMultiCallable[_control_pb2.StopRequest, _control_pb2.StopReply]  # type: ignore[assignment]
     """Finishes the current optimizer batch if one is running, checkpoints if asked, tells every worker to exit, and ends."""
+    Resize: _aio.UnaryUnaryMultiCallable[_control_pb2.ResizeRequest, _control_pb2.ResizeReply]  # type: ignore[assignment]
+    """How many generation and inference workers there are to be from now on. New ones may register; those beyond, of the
+    highest index, count until their sessions end, and are not waited for afterwards. Asking again changes nothing.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -101,6 +109,16 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.StopReply, _abc.Awaitable[_control_pb2.StopReply]]:
         """Finishes the current optimizer batch if one is running, checkpoints if asked, tells every worker to exit, and ends."""
+
+    @_abc_1.abstractmethod
+    def Resize(
+        self,
+        request: _control_pb2.ResizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ResizeReply, _abc.Awaitable[_control_pb2.ResizeReply]]:
+        """How many generation and inference workers there are to be from now on. New ones may register; those beyond, of the
+        highest index, count until their sessions end, and are not waited for afterwards. Asking again changes nothing.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -7,7 +7,7 @@ Rule: pure; the time comes in. Must never decide what a worker should do: that i
 When the process dies nothing of this is kept: workers register again and say what they still are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -16,6 +16,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode, Group, worker_name
+from rlhf_api.rules.table import MAX_WORKERS
 
 GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
@@ -159,25 +160,60 @@ class Fleet:
     def __init__(self, spec: RLHFJobSpec, now: float) -> None:
         self.timeout = float(spec.run_policy.worker_timeout_seconds)
         self.workers: dict[str, Worker] = {}
-        for group, count in wanted(spec).items():
-            for index in range(count):
-                name = worker_name(group, index)
-                self.workers[name] = Worker(name, group, index, since=now)
+        """Everybody who was wanted at some time: late messages of those who left find themselves here."""
+        self.sizes = wanted(spec)
+        self._add_missing(now)
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / BEATS_A_SECOND))
         """Seconds between two heartbeats of a worker."""
 
     def of(self, group: Group) -> list[Worker]:
         """Workers of a group by index."""
-        return [worker for worker in self.workers.values() if worker.group is group]
+        return [worker for worker in self if worker.group is group]
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter(self.workers.values())
+        return (worker for worker in self.workers.values() if not self._retired(worker))
+
+    def resize(self, replicas: Mapping[str, int], now: float) -> bool:
+        """Sets the sizes of the generation and inference groups; False when they are so already.
+
+        Raises ValueError naming the group when it cannot have that size. A worker beyond the size counts, and what it
+        holds is its own, until it is lost.
+        """
+        sizes = dict(self.sizes)
+        for name, count in replicas.items():
+            if name not in (Group.GENERATION, Group.INFERENCE) or name not in self.sizes:
+                raise ValueError(f"group {name!r} cannot be resized: give generation or inference, if the job has it")
+            if not 1 <= count <= MAX_WORKERS:
+                raise ValueError(f"{name} = {count}: must be 1 to {MAX_WORKERS}")
+            sizes[Group(name)] = count
+        if sizes == self.sizes:
+            return False
+        retired = {worker.name for worker in self.workers.values() if self._retired(worker)}
+        self.sizes = sizes
+        self._add_missing(now, retired)
+        return True
+
+    def _add_missing(self, now: float, retired: Collection[str] = ()) -> None:
+        """Who left and is wanted again is a new worker."""
+        for group, count in self.sizes.items():
+            for index in range(count):
+                name = worker_name(group, index)
+                if name not in self.workers or name in retired:
+                    self.workers[name] = Worker(name, group, index, since=now)
+
+    def _retired(self, worker: Worker) -> bool:
+        """Beyond its group's size, and gone: nobody waits for it."""
+        return worker.index >= self.sizes[worker.group] and (worker.lost or not worker.seen)
 
     def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
         """Opens a session; the caller takes back what an earlier process or session of the name held."""
         worker = self.workers.get(message.worker)
-        if worker is None or (message.group, message.index) != (worker.group.value, worker.index):
-            names = ", ".join(self.workers)
+        if (
+            worker is None
+            or self._retired(worker)
+            or (message.group, message.index) != (worker.group.value, worker.index)
+        ):
+            names = ", ".join(each.name for each in self)
             return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}", known=False)
         same = worker.incarnation == message.incarnation
         if not message.incarnation:

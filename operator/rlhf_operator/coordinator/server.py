@@ -6,6 +6,7 @@ Rule: methods translate between the wire and the run; they decide nothing and ke
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -109,6 +110,19 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         await self._run.over.wait()
         world = self._run.world
         return pb.StopReply(iteration=world.version, checkpoint=world.checkpoint.folder)
+
+    async def Resize(self, request: pb.ResizeRequest, context: Context) -> pb.ResizeReply:  # noqa: N802
+        """Answers when the sizes are in force; INVALID_ARGUMENT when a group cannot have its size."""
+        try:
+            changed = self._run.world.fleet.resize(request.replicas, time.monotonic())
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if changed:
+            sizes = ", ".join(f"{name} {count}" for name, count in sorted(request.replicas.items()))
+            log.info("the groups are resized: %s", sizes)
+            self._run.event("resize", sizes)
+            self._run.wake()
+        return pb.ResizeReply()
 
     async def _first(self, context: Context) -> pb.Register:
         message = None

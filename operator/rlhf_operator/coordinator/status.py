@@ -30,6 +30,7 @@ def job_status(run: Run) -> pb.JobStatus:
         seconds_left=seconds_left(run, now),
         restarts={worker.name: worker.restarts for worker in world.fleet if worker.restarts},
         tokens=world.ledger.tokens,
+        replicas={group.value: count for group, count in world.fleet.sizes.items()},
     )
     if run.outcome is None:
         status.waiting_for.extend(waits.sentences(run.plan, world, now))

@@ -1,0 +1,60 @@
+"""Groups that grow and shrink during an iteration: nothing is lost, nobody restarts, the weights are the same."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.coordinated import Coordinated, expected_weights, make_job
+from tests.simulated_worker import Crew, Pace, SimulatedWorker, crew
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_api.names import Group
+
+pytestmark = pytest.mark.slow
+
+
+async def resize(coordinated: Coordinated, **replicas: int) -> None:
+    async with aio_channel(coordinated.address, None) as channel:
+        await CoordinatorStub(channel).Resize(pb.ResizeRequest(replicas=replicas))
+
+
+async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubles(tmp_path: Path) -> None:
+    pace = Pace(tokens_per_tick=2)
+    job = make_job(tmp_path, iterations=4, inference={"replicas": 1})
+    coordinated = Coordinated(job, tmp_path / "run")
+    run = coordinated.start()
+
+    def some(group: Group, *indices: int) -> Crew:
+        return Crew([SimulatedWorker(group, index, coordinated.address, pace=pace) for index in indices])
+
+    counts = {Group.GENERATION: 1, Group.INFERENCE: 1, Group.TRAINING: 2}
+    crews = [crew(counts, coordinated.address, pace=pace), some(Group.GENERATION, 1)]
+    try:
+        await coordinated.until("Generating", 1)
+        crews += [some(Group.GENERATION, 2, 3), some(Group.INFERENCE, 1)]
+        await resize(coordinated, generation=4, inference=2)
+        await coordinated.until("Generating", 2, seconds=20)
+        assert sorted(worker.name for worker in run.world.fleet if worker.role) == sorted(run.world.fleet.workers)
+        await resize(coordinated, generation=1)
+        await crews.pop(1).end(0.0)
+        await crews.pop(1).end(0.0)
+        assert (await coordinated.outcome()).phase == "Complete"
+        assert run.world.fleet.sizes == {Group.GENERATION: 1, Group.INFERENCE: 2, Group.TRAINING: 2}
+        assert crews[0]["training-0"].weights == expected_weights(job)
+        assert [worker.registered for worker in crews[0].workers] == [1, 1, 1, 1], "nobody was restarted"
+    finally:
+        await coordinated.cancel()
+        for each in crews:
+            await each.end(0.0)
+
+
+async def test_a_group_that_trains_keeps_its_size(tmp_path: Path) -> None:
+    coordinated = Coordinated(make_job(tmp_path), tmp_path / "run")
+    coordinated.start()
+    try:
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be resized"):
+            await resize(coordinated, training=3)
+    finally:
+        await coordinated.cancel()
