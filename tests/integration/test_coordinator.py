@@ -288,7 +288,8 @@ async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path
         assert status.phase == "Starting"
         assert any(sentence.startswith("generation-1 to register (") for sentence in status.waiting_for)
         assert status.ledger["queued"] == 16
-        workers = crew(dict(coordinated.counts()), coordinated.address)
+        # Slow enough for a watcher of 20 Hz to see it.
+        workers = crew(dict(coordinated.counts()), coordinated.address, pace=Pace(tokens_per_tick=1))
         phases = [status.phase async for status in stub.WatchStatus(pb.WatchStatusRequest(max_rate_hz=20))]
     assert phases[0] == "Starting"
     assert phases[-1] == "Complete"

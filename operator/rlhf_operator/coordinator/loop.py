@@ -29,6 +29,9 @@ takes long (hundreds of workers), see REST."""
 REST: Final = 4.0
 """Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
 
+LONGEST_REST_SECONDS: Final = 0.02
+"""A turn that took long did something rare (began an iteration); what follows it must not wait for that."""
+
 MOST_ROUNDS: Final = 64
 """Decisions that follow from decisions; more means that a decision does not change what it was made from."""
 
@@ -48,11 +51,11 @@ class Loop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await run.changed.wait()
-                await asyncio.sleep(max(GATHER_SECONDS, REST * spent))
+                await asyncio.sleep(max(GATHER_SECONDS, min(LONGEST_REST_SECONDS, REST * spent)))
             run.changed.clear()
             begun = time.monotonic()
             self.turn()
-            spent = min(TICK_SECONDS / REST, time.monotonic() - begun)
+            spent = time.monotonic() - begun
 
     def turn(self) -> None:
         """Decides and acts until there is nothing left to decide."""
