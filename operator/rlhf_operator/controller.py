@@ -130,6 +130,8 @@ class Controller:
             await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
         await self._delete(key, job, plan.delete)
+        if plan.resize is not None:
+            self._coordinators.resize(key, plan.resize)
         if plan.issue_certificates and (parsed := admit(job).job) is not None:
             await self._certificates.issue(key, parsed, self._clock())
             return 0.0

@@ -1,12 +1,12 @@
-"""Reads the status of coordinators over mutual TLS, in the background, so that a slow one never holds up a reconcile.
+"""Speaks to coordinators over mutual TLS, in the background, so that a slow one never holds up a reconcile.
 
-Rule: a reading is data with the time it was taken; what could not be read is said in words. Must never command: a job
-is stopped by deleting its coordinator's pod, which works without a connection.
+Rule: a reading is data with the time it was taken; what could not be read is said in words. The one thing it is ever
+told is how many workers there are; a job is stopped by deleting its coordinator's pod, which needs no connection.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -67,6 +67,13 @@ class Coordinators:
             known.asked = now
             known.task = asyncio.create_task(self._read(key, known))
 
+    def resize(self, key: str, replicas: Mapping[str, int]) -> None:
+        """Tells it the sizes of its groups, then reads again; nothing happens while something is in flight."""
+        known = self._known.get(key)
+        if known is not None and known.task is None:
+            known.asked = asyncio.get_running_loop().time()
+            known.task = asyncio.create_task(self._read(key, known, pb.ResizeRequest(replicas=replicas)))
+
     def forget(self, key: str) -> None:
         """The job runs no more."""
         known = self._known.pop(key, None)
@@ -83,10 +90,12 @@ class Coordinators:
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _read(self, key: str, known: _Known) -> None:
+    async def _read(self, key: str, known: _Known, resize: pb.ResizeRequest | None = None) -> None:
         try:
             async with self._slots:
                 stub: Any = CoordinatorStub(known.channel)
+                if resize is not None:
+                    await stub.Resize(resize, timeout=TIMEOUT_SECONDS)
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
@@ -112,6 +121,7 @@ def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
         iteration=status.iteration,
         iterations=status.iterations,
         working=dict(working),
+        replicas=dict(status.replicas),
         metrics=dict(status.metrics),
         seconds_left=status.seconds_left,
         last_checkpoint=status.last_checkpoint,

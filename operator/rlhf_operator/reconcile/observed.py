@@ -21,6 +21,8 @@ class Reading:
     iterations: int
     working: Mapping[str, int] = field(default_factory=dict)
     """Group -> workers that are Ready or Busy."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Group -> workers that the coordinator wants."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds_left: float = 0.0
     last_checkpoint: str = ""

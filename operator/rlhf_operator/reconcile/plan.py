@@ -4,6 +4,7 @@ Rule: the status goes first because it holds the counts: a pod whose end is coun
 is not would be forgotten.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class Plan:
     """The whole status to write; None when what is there is right."""
     issue_certificates: bool = False
     """Issue a certificate into the job's Secret; pods are created once it is there."""
+    resize: Mapping[str, int] | None = None
+    """Group -> workers: what the coordinator is to be told."""
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     events: tuple[Event, ...] = ()
@@ -47,6 +50,5 @@ class Plan:
     @property
     def idle(self) -> bool:
         """Nothing is to be written."""
-        return not (
-            self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
-        )
+        written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
+        return not (written or self.resize)

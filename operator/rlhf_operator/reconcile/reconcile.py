@@ -149,7 +149,14 @@ class _Visit:
             _seconds(self.observed.certificates_expire, self.now),
         ]
         overdue = scale.overdue(self.pods.values(), self.now)
-        draft = Plan(apply=apply, delete=tuple(overdue), issue_certificates=issue, look_again_after=_soonest(looks))
+        telling = resize.told(self.observed.reading, self.sizes) if self._readable() else None
+        draft = Plan(
+            resize=telling,
+            apply=apply,
+            delete=tuple(overdue),
+            issue_certificates=issue,
+            look_again_after=_soonest(looks),
+        )
         return self._written(accounts, leaving, draft)
 
     def _readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Resizing condition: whether a group is on its way from one size to another.
+"""The Resizing condition, and what the coordinator is to be told: a group is on its way from one size to another.
 
 Rule: pure. A job that starts is not being resized; a pod that is replaced is not either.
 """
@@ -9,9 +9,22 @@ from typing import Any, Final
 from rlhf_api.conditions import ConditionType, ResizingReason, RunningReason
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.conditions import Conditions
+from rlhf_operator.reconcile.observed import Reading
 from rlhf_operator.reconcile.pod import Pod
 
 _NOT_UP_YET: Final = frozenset({RunningReason.PENDING, RunningReason.STARTING, RunningReason.SUSPENDED})
+
+
+def told(reading: Reading | None, sizes: Mapping[Group, int]) -> dict[str, int] | None:
+    """Group -> workers, of the groups of which the coordinator wants another number; None when there is none."""
+    if reading is None:
+        return None
+    changed = {
+        group.value: sizes[group]
+        for group in (Group.GENERATION, Group.INFERENCE)
+        if group in sizes and reading.replicas.get(group, sizes[group]) != sizes[group]
+    }
+    return changed or None
 
 
 def resizing(

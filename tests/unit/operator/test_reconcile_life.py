@@ -202,6 +202,7 @@ def test_a_group_grows_and_shrinks_while_the_job_runs(group: str) -> None:
     assert [each for each in world.workers if each not in before] == [f"{group}-{count}", f"{group}-{count + 1}"]
     resizing = world.condition("Resizing")
     assert (resizing["status"], resizing["reason"]) == ("True", "ScalingUp")
+    assert world.told == [{group: count + 2}], "the coordinator lets them in"
     world.run()
     world.later(11)
     world.read(working={"generation": 4, "inference": 3, "training": 2})

@@ -5,6 +5,7 @@ For tests of `reconcile` alone; that the real API server takes what is planned i
 
 import copy
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class World:
         self.refusals: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
+        self.told: list[dict[str, int]] = []
         self.deleted = False
         self._numbers = itertools.count()
 
@@ -85,6 +87,9 @@ class World:
                 del self.pods[each.name]
             else:
                 self.ask_deletion(each.name)
+        if plan.resize is not None and self.reading is not None:
+            self.reading = replace(self.reading, replicas={**self.reading.replicas, **plan.resize})
+            self.told.append(dict(plan.resize))
         self.certificates = self.certificates or plan.issue_certificates
         for manifest in plan.apply:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -189,7 +194,9 @@ class World:
     def read(self, phase: str = "Generating", iteration: int = 3, **more: Any) -> None:
         """The coordinator answers."""
         working = {"generation": 2, "inference": 1, "training": 2}
-        self.reading = Reading(self.now, phase, iteration, 100, **({"working": working} | more))
+        replicas = self.reading.replicas if self.reading else {"generation": 2, "inference": 1, "training": 2}
+        given = {"working": working, "replicas": replicas} | more
+        self.reading = Reading(self.now, phase, iteration, 100, **given)
 
     # -- what a user sees
 
