@@ -144,8 +144,10 @@ class RewardChild:
 
     async def _end(self) -> None:
         """Nothing of the process is left: neither it nor its pipes."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # Not Process.kill: it polls, and so takes the exit status of a dead child from asyncio, which says 255.
+                os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
