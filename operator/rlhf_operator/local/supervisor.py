@@ -185,7 +185,7 @@ class Supervisor:
                 if number is signal.SIGKILL:
                     os.killpg(child.pid, number)
                 else:
-                    child.send_signal(number)
+                    os.kill(child.pid, number)  # send_signal would poll a dead child, and asyncio then says 255
 
     async def _wind_down(self, end: EndJob) -> None:
         """Lets the others leave, then asks, then the caller kills."""
