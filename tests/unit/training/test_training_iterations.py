@@ -119,12 +119,12 @@ def test_checkpoint_files_are_what_they_are_said_to_be(folder: Path, tmp_path: P
     assert len(files) == 5  # replica 1 has nothing to add
 
 
-def finish_folder(folder: Path, source: Path) -> None:
+def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> None:
     """What the coordinator does to a model folder of a checkpoint: configuration and index."""
     import json
 
-    for model in ("actor", "critic"):
-        (folder / model / "config.json").write_bytes((source / "config.json").read_bytes())
+    for model, configured in (("actor", source), ("critic", critic or source)):
+        (folder / model / "config.json").write_bytes((configured / "config.json").read_bytes())
         parts = sorted((folder / model).glob("*.safetensors"))
         index = {name: part.name for part in parts for name in load_file(part)}
         (folder / model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))

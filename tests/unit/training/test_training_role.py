@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests import models
 from tests.unit.training.training_ranks import ThreadPeers, make_job, make_samples, on_ranks, serial, trainer_of
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.role import WorkError
 from rlhf_workers.training.peers import PeerLostError
 from rlhf_workers.training.role import SpanBuffer, TrainingRole
@@ -51,10 +53,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def role_of(
-    folder: Path, peers: ThreadPeers, rank: int = 0, leave: Callable[[int], None] = lambda code: None, **spec: object
+    folder: Path,
+    peers: ThreadPeers,
+    rank: int = 0,
+    leave: Callable[[int], None] = lambda code: None,
+    table: ScheduleTable | None = None,
+    **spec: Any,
 ) -> TrainingRole:
     job = make_job(folder, folder, **spec)
-    trainer = trainer_of(job, serial(job, 2, 1), rank, 2, peers)
+    trainer = trainer_of(job, table or serial(job, 2, 1), rank, 2, peers)
     spans = SpanBuffer()
     trainer._span = spans
     return TrainingRole(job, trainer, Batches(), 0, spans, leave)

@@ -140,7 +140,10 @@ class TrainingRole:
             state = "is training" if self._running else f"holds version {self._version}"
             raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
         if command.train.schedule:
-            self._trainer.use_table(ScheduleTable.model_validate_json(command.train.schedule))
+            try:
+                self._trainer.use_table(ScheduleTable.model_validate_json(command.train.schedule))
+            except ValueError as error:
+                raise WorkError("BadSchedule", f"train.schedule: {error}") from error
         self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
         self._running = command, self._train(iteration, outbox)
 

@@ -1,0 +1,287 @@
+"""Seconds of a mini-batch under serial 1F1B, fused and fused-split schedules, measured beside what was predicted.
+
+    python benchmarks/fused_training.py [--pipeline 2] [--microbatches 2 4 8] [--rounds 7] [--device cuda] [--json]
+
+Builds a random actor and a deeper, narrower critic, forks one process a rank (each pinned to a core of its own when
+there are enough), and for each number of micro-batches does what a job does: the ranks time their stages and
+transfers, the search makes a fused and a fused-split table from them, then mini-batches run under the three tables in
+turn, `--rounds` times after a warm-up, so that a slow moment of the machine falls on all of them alike. A mini-batch
+takes what its slowest rank takes. `seconds` is the median round, `best` the shortest. `predicted` comes from the
+shortest stage times measured before and after the rounds, so it is compared with `best` (`error`): both are what an
+undisturbed machine would take. `predicted_by_job` comes from the times before, all that a job has when it chooses.
+`load` is the machine's load average at the time; where it is above the number of ranks, compare `best` alone.
+"""
+
+import argparse
+import json
+import logging
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_api.schedule import ScheduleTable
+from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT, METHODS, opposite
+from rlhf_planner.schedule.measured import StageCost, coarse, exact_instance, forecast, options, table_of
+from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.serial import serial_table
+from rlhf_planner.schedule.solve import solve
+from rlhf_workers.training.measuring import measure
+from rlhf_workers.training.role import build_trainer, join
+from rlhf_workers.training.trainer import Trainer
+
+VOCABULARY = 512
+WAIT_SECONDS = 600.0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (
+        ("pipeline", 2), ("micro-batch", 4), ("prompt", 32), ("response", 96), ("hidden", 256), ("layers", 4),
+        ("critic-hidden", 192), ("critic-layers", 6), ("rounds", 7), ("seed", 0),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--search-seconds", type=float, default=2.0)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    return parser.parse_args()
+
+
+def write_model(folder: Path, hidden: int, layers: int, seed: int) -> Path:
+    """A random Llama."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    torch.manual_seed(seed)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def job_of(folder: Path, options_: argparse.Namespace, microbatches: int) -> RLHFJob:
+    batch = options_.micro_batch * microbatches
+    spec = {
+        "algorithm": {"ppo": {"miniBatchSize": batch}},
+        "models": {
+            "actor": {"path": str(folder / "actor")},
+            "critic": {"path": str(folder / "critic")},
+            "reward": {"function": {"module": "none"}},
+        },
+        "prompts": {"path": "none"},
+        # Made-up samples are half as long as the longest that the job allows.
+        "rollout": {
+            "batchSize": batch,
+            "maxPromptTokens": 2 * options_.prompt,
+            "maxResponseTokens": 2 * options_.response,
+        },
+        "training": {"microBatchSize": options_.micro_batch, "parallelism": {"pipeline": options_.pipeline}},
+    }
+    body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "benchmark"}, "spec": spec}
+    return RLHFJob.model_validate(body)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace) -> None:
+    """One rank: joins the group once, then answers for each number of micro-batches."""
+    cores = sorted(os.sched_getaffinity(0))
+    if options_.device == "cpu" and len(cores) >= options_.pipeline:
+        os.sched_setaffinity(0, {cores[rank]})
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    device = torch.device("cpu" if options_.device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}")
+    peers: Any = None
+    for microbatches in options_.microbatches:
+        pipes = opposite(("actor", "critic"), options_.pipeline, microbatches)
+        become = pb.BecomeTraining(
+            rank=rank,
+            world_size=options_.pipeline,
+            rendezvous=address,
+            group_epoch=1,
+            schedule=serial_table(pipes).model_dump_json(),
+        )
+        job = job_of(folder, options_, microbatches)
+
+        def connect(layout: Any, known: Any = peers, become: pb.BecomeTraining = become) -> Any:
+            return known or join(become, device, WAIT_SECONDS, layout)
+
+        trainer = build_trainer(job, become, device, connect, lambda *_, **__: None)
+        peers = trainer.peers
+        before = run_measure(trainer, pb.Measure(attempt=1))
+        put(folder / f"stages-{microbatches}-{rank}", before.SerializeToString())
+        schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}"))]
+        timed = run_measure(trainer, pb.Measure(attempt=2, schedules=schedules, rounds=options_.rounds))
+        timed.stages.extend(run_measure(trainer, pb.Measure(attempt=3)).stages)
+        put(folder / f"timed-{microbatches}-{rank}", timed.SerializeToString())
+    get(folder / "over")
+    os._exit(0)  # without taking the group down politely: the others may still be in it
+
+
+def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:
+    steps = measure(trainer, command)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            result: pb.MeasureResult = finished.value
+            return result
+
+
+def put(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    beside = path.with_suffix(".part")
+    beside.write_bytes(data)
+    beside.rename(path)
+
+
+def get(path: Path) -> bytes:
+    """Waits for a file of another process."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s for {path.name}")
+        time.sleep(0.01)
+    return path.read_bytes()
+
+
+# ---------------------------------------------------------------- schedules
+
+
+def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], StageCost], dict[tuple[int, int], float]]:
+    """The shortest of all measurements of each step of a stage."""
+    times: dict[tuple[str, int], list[StageCost]] = {}
+    for result in results:
+        for one in result.stages:
+            cost = StageCost(
+                one.forward, one.backward, one.input_gradient, one.weight_gradient, float(one.activation_bytes)
+            )
+            times.setdefault((one.model, one.stage), []).append(cost)
+    names = ("forward", "backward", "input_gradient", "weight_gradient", "activation")
+    costs = {
+        key: StageCost(*(min(getattr(cost, name) for cost in found) for name in names)) for key, found in times.items()
+    }
+    transfers = {(edge.rank, edge.peer): edge.seconds for result in results for edge in result.transfers}
+    return costs, transfers
+
+
+def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.MeasureResult]) -> list[ScheduleTable]:
+    """Serial, fused, fused-split."""
+    costs, transfers = costs_of(stages)
+    pipes = opposite(("actor", "critic"), options_.pipeline, microbatches)
+    tables = [serial_table(pipes)]
+    for method in (FUSED, FUSED_SPLIT):
+        asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
+        solution = solve(asked, options(method, options_.search_seconds), time.monotonic)
+        tables.append(table_of(asked, pipes, solution_json(solution), method))
+    return tables
+
+
+def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> dict[str, Any]:
+    """One number of micro-batches: what was predicted and what was measured under each schedule."""
+    ranks = range(options_.pipeline)
+    stages = [pb.MeasureResult.FromString(get(folder / f"stages-{microbatches}-{rank}")) for rank in ranks]
+    tables = tables_for(options_, microbatches, stages)
+    put(folder / f"tables-{microbatches}", json.dumps([table.model_dump(mode="json") for table in tables]).encode())
+    timed = [pb.MeasureResult.FromString(get(folder / f"timed-{microbatches}-{rank}")) for rank in ranks]
+    before, fresh = costs_of(stages), costs_of([*stages, *timed])
+    schedules: dict[str, dict[str, Any]] = {}
+    for place, (method, table) in enumerate(zip(METHODS, tables, strict=True)):
+        rounds = [max(each) for each in zip(*(result.tables[place].seconds for result in timed), strict=True)]
+        by_job, predicted = (forecast(table, *measured)[0] for measured in (before, (fresh[0], before[1])))
+        schedules[method] = {
+            "seconds": round(statistics.median(rounds), 4),
+            "best": round(min(rounds), 4),
+            "worst": round(max(rounds), 4),
+            "predicted_by_job": round(by_job, 4),
+            "predicted": round(predicted, 4),
+            "error": round(predicted / min(rounds) - 1, 4),
+        }
+    serial = schedules[METHODS[0]]
+    for one in schedules.values():
+        for gain, key in (("gain", "seconds"), ("best_gain", "best"), ("predicted_gain", "predicted")):
+            one[gain] = round(serial[key] / one[key] - 1, 4)
+    shortest = min(min(cost.forward, cost.backward) for cost in fresh[0].values())
+    return {
+        "microbatches": microbatches,
+        "load": round(os.getloadavg()[0], 1),
+        "shortest_step_seconds": round(shortest, 4),
+        "stage_seconds": {
+            f"{model}-{stage}": {
+                "F": round(cost.forward, 4), "B": round(cost.backward, 4),
+                "I": round(cost.input_gradient, 4), "W": round(cost.weight_gradient, 4),
+            }
+            for (model, stage), cost in sorted(fresh[0].items())
+        },
+        "schedules": schedules,
+    }  # fmt: skip
+
+
+def main() -> int:
+    options_ = arguments()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name, socket.socket() as listener:
+        folder = Path(name)
+        write_model(folder / "actor", options_.hidden, options_.layers, options_.seed)
+        write_model(folder / "critic", options_.critic_hidden, options_.critic_layers, options_.seed + 1)
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.close()
+        pids = []
+        for rank in range(options_.pipeline):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    run_rank(rank, address, folder, options_)
+                finally:
+                    os._exit(1)
+            pids.append(pid)
+        found = [compare(folder, options_, microbatches) for microbatches in options_.microbatches]
+        put(folder / "over", b"")
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if any(codes):
+        print(f"ranks ended with {codes}", file=sys.stderr)
+        return 1
+    report(options_, found)
+    return 0
+
+
+def report(options_: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """A table for people, one object for programs."""
+    columns = ("seconds", "best", "predicted", "error", "gain", "best_gain", "predicted_gain")
+    print(f"{'micro-batches':>13} {'schedule':<12} " + " ".join(f"{name:>14}" for name in columns))
+    for one in found:
+        for method, row in one["schedules"].items():
+            numbers = " ".join(f"{row[name]:>14.4f}" for name in columns)
+            print(f"{one['microbatches']:>13} {method:<12} {numbers}")
+    errors = [abs(row["error"]) for one in found for row in one["schedules"].values()]
+    if options_.json:
+        result = {
+            "benchmark": "fused_training",
+            "device": options_.device,
+            "cores": os.cpu_count(),
+            "pipeline": options_.pipeline,
+            "rounds": options_.rounds,
+            "median_error": round(statistics.median(errors), 4),
+            "largest_error": round(max(errors), 4),
+            "results": found,
+        }
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
