@@ -13,10 +13,10 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlhf_api import names
 from rlhf_api.names import ExitCode
@@ -102,31 +102,41 @@ async def operate(options: Options, cluster: Cluster) -> int:
         if options.leader_election:
             await leader.acquire()
         metrics.leader.set(1)
-        registry = handlers.registry(index, queue, metrics)
-        work: dict[str, Coroutine[Any, Any, None]] = {
-            "watch": handlers.watch(registry, options.namespaces),
-            "queue": queue.run(),
-            "resync": resync.run(),
-        }
-        if options.leader_election:
-            work["lease"] = leader.hold()
-        return await first_ended(work)
+        return await work(options, cluster, index, queue, metrics, resync, leader)
     finally:
-        await leader.release()
         await coordinators.close()
         await recorder.close()
         await served.cleanup()
 
 
-async def first_ended(work: dict[str, Coroutine[Any, Any, None]]) -> int:
-    """Runs everything until one thing ends: the watch does when the process is asked to stop, nothing else should."""
-    tasks = [asyncio.create_task(each, name=name) for name, each in work.items()]
+async def work(
+    options: Options,
+    cluster: Cluster,
+    index: Index,
+    queue: WorkQueue,
+    metrics: OperatorMetrics,
+    resync: Resync,
+    leader: Leader,
+) -> int:
+    """Watches and reconciles until told to stop, or until something ends that should not."""
+    ready = asyncio.Event()
+    watch = asyncio.create_task(handlers.watch(handlers.registry(index, queue, metrics), options.namespaces, ready))
+    others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
+    if options.leader_election:
+        others["lease"] = leader.hold()
+    tasks = [asyncio.create_task(each, name=name) for name, each in others.items()]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([watch, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(tasks)
+        # Nothing writes any more, so a successor may begin, while kopf takes seconds to end its streams.
+        await leader.release()
+        await ended([watch])
+    return verdict(done)
+
+
+def verdict(done: set[asyncio.Task[None]]) -> int:
+    """The exit code that follows from what ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LostError):
@@ -135,7 +145,23 @@ async def first_ended(work: dict[str, Coroutine[Any, Any, None]]) -> int:
         if error is not None:
             log.error("%s ended", task.get_name(), exc_info=error)
             return ExitCode.FAILED
-    return ExitCode.OK if any(task.get_name() == "watch" for task in done) else ExitCode.FAILED
+    return ExitCode.OK
+
+
+async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels tasks and waits until they are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def asked_to_stop(ready: asyncio.Event) -> None:
+    """Returns on SIGTERM or SIGINT; takes the handlers back that kopf installs when it starts."""
+    await ready.wait()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 async def definition(cluster: Cluster, namespaces: Sequence[str]) -> None:
@@ -157,7 +183,7 @@ async def run(options: Options) -> int:
     """Connects and operates; SIGTERM and SIGINT end it at any time."""
     cluster = await connect()
     task = asyncio.create_task(operate(options, cluster))
-    # kopf puts its own in their place once it runs, and ends the watch on them.
+    # Until it works; see asked_to_stop.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:

@@ -6,6 +6,7 @@ that can fail. The indexing handlers make kopf hold back every event until all f
 never reconciled against half of its pods.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -97,9 +98,10 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-async def watch(made: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
-    """Runs kopf until this process is asked to stop; in all namespaces when none is named."""
+async def watch(made: kopf.OperatorRegistry, namespaces: Sequence[str], ready: asyncio.Event) -> None:
+    """Runs kopf until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
     await kopf.operator(
+        ready_flag=ready,
         registry=made,
         settings=settings(),
         standalone=True,

@@ -57,7 +57,7 @@ class OperatorProcess:
             environment = os.environ | {"KUBECONFIG": str(self._kubeconfig)}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         wait_until(
-            "the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, START_TIMEOUT, check=self.check
+            "the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, patience, check=self.check
         )
 
     def check(self) -> None:

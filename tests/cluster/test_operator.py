@@ -1,0 +1,280 @@
+"""The operator against a real API server, scheduler and garbage collector; pods run on fake nodes.
+
+What training in real pods adds is in test_operator_trains.py.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .cluster import Cluster, ClusterError
+from .kwok import TAINT
+from .operator_process import OperatorProcess
+from .processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 60.0  # seconds for anything here; most take two on an idle machine
+CHILDREN = "pods,services,configmaps,secrets,networkpolicies"
+LABEL = "rlhf.dev/job-name"
+ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane_cluster: Cluster) -> Cluster:
+    """The control plane with the definition, and fake nodes that take any pod."""
+    control_plane_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    # Names of its own: other tests count on the taint of theirs.
+    for name in control_plane_cluster.add_kwok_nodes(2, gpus=8, first=100):
+        control_plane_cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
+    return control_plane_cluster
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator."""
+    with OperatorProcess(cluster) as process:
+        yield process
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the restricted Pod Security level."""
+    name = "job-" + request.node.name.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield name
+    cluster.kubectl("delete", "rlhfjobs", "--all", f"--namespace={name}", "--wait=false")
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
+    """A job of six pods without GPUs."""
+    job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
+    job["metadata"] = {"name": name, "namespace": namespace}
+    job["spec"] |= {
+        "generation": {"replicas": 2},
+        "inference": {"replicas": 1},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8},
+    }
+    job["spec"] |= spec
+    return job
+
+
+class Seen:
+    """What a user sees of a namespace."""
+
+    def __init__(self, cluster: Cluster, operator: OperatorProcess, namespace: str) -> None:
+        self.cluster, self.operator, self.where = cluster, operator, f"--namespace={namespace}"
+
+    def job(self, name: str = "job") -> dict[str, Any]:
+        return self.cluster.get("rlhfjob", name, self.where)
+
+    def condition(self, kind: str, name: str = "job") -> dict[str, Any]:
+        conditions = self.job(name).get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    def pods(self, name: str = "job") -> dict[str, dict[str, Any]]:
+        found = self.cluster.get("pods", self.where, f"--selector={LABEL}={name}")["items"]
+        return {each["metadata"]["name"].removeprefix(f"{name}-"): each for each in found}
+
+    def running(self) -> list[str]:
+        ready = (name for name, each in self.pods().items() if each["status"].get("phase") == "Running")
+        return sorted(ready)
+
+    def until(self, what: str, holds: Any) -> None:
+        wait_until(what, holds, TIMEOUT, every=0.3, check=self.operator.check)
+
+    def until_pods(self, *expected: str) -> None:
+        self.until(f"pods {expected}", lambda: self.running() == sorted(expected))
+
+    def events(self, name: str = "job") -> list[str]:
+        found = self.cluster.get("events", self.where)["items"]
+        return [each["reason"] for each in found if each["involvedObject"]["name"] == name]
+
+
+@pytest.fixture
+def seen(cluster: Cluster, operator: OperatorProcess, namespace: str) -> Seen:
+    """The namespace of the test."""
+    return Seen(cluster, operator, namespace)
+
+
+def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    seen.until("the status", lambda: len(seen.job().get("status", {}).get("conditions", [])) == 7)
+    assert seen.condition("Planned")["status"] == "True"
+    assert seen.condition("Running")["reason"] == "Starting"
+    assert "Starting" in seen.events()
+    children = cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"]
+    uid = seen.job()["metadata"]["uid"]
+    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children} == {uid}
+    assert "arithmetic" not in cluster.kubectl("get", "rlhf", seen.where)
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where)
+    seen.until(
+        "all children to be gone",
+        lambda: not cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"],
+    )
+
+
+def test_groups_follow_kubectl_scale_and_edit(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    cluster.kubectl("scale", "rlhfjob/job", "--replicas=4", seen.where)
+    seen.until_pods(*ALL, "generation-2", "generation-3")
+    seen.until("the scale", lambda: seen.job()["status"]["scale"]["replicas"] == 4)
+    patch = {"spec": {"generation": {"replicas": 1}, "inference": {"replicas": 2}}}
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", f"--patch={json.dumps(patch)}")
+    seen.until_pods("coordinator", "generation-0", "inference-0", "inference-1", "training-0", "training-1")
+    restarts = seen.job()["status"]["restarts"]
+    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+
+
+def test_a_job_is_suspended_and_resumed(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", '--patch={"spec":{"suspend":true}}')
+    seen.until("Suspended", lambda: seen.condition("Suspended").get("status") == "True")
+    assert seen.pods() == {}
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", '--patch={"spec":{"suspend":false}}')
+    seen.until_pods(*ALL)
+    restarts = seen.job()["status"]["restarts"]
+    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+
+
+def test_what_is_deleted_comes_back(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    before = {name: each["metadata"]["uid"] for name, each in seen.pods().items()}
+    cluster.kubectl("delete", "pod/job-generation-1", "service/job", "configmap/job-job", seen.where)
+    seen.until_pods(*ALL)
+    seen.until("another generation-1", lambda: seen.pods()["generation-1"]["metadata"]["uid"] != before["generation-1"])
+    seen.until("the Service", lambda: bool(cluster.get("service", "job", seen.where)["metadata"]["name"]))
+    seen.until("the count", lambda: seen.job()["status"]["restarts"]["disruptions"] == 1)
+    kept = {name: each["metadata"]["uid"] for name, each in seen.pods().items() if name != "generation-1"}
+    assert kept == {name: uid for name, uid in before.items() if name != "generation-1"}
+
+
+def test_an_exceeded_quota_is_told_and_the_job_starts_when_there_is_room(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few", "namespace": namespace}}
+    cluster.apply(quota | {"spec": {"hard": {"pods": "3"}}})
+    used = "{.status.used.pods}"
+    seen.until("the quota", lambda: cluster.kubectl("get", "quota", "few", seen.where, f"-o=jsonpath={used}") == "0")
+    cluster.apply(manifest(namespace))
+    seen.until("the words", lambda: "exceeded quota" in seen.condition("Running").get("message", ""))
+    assert "free quota in the namespace, or raise it" in seen.condition("Running")["message"]
+    cluster.kubectl("delete", "quota", "few", seen.where)
+    seen.until_pods(*ALL)
+
+
+def test_pods_that_no_node_can_take_are_told(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace, generation={"replicas": 40, "gpusPerReplica": 1}))
+    seen.until("Unschedulable", lambda: seen.condition("Running").get("reason") == "Unschedulable")
+    assert "Insufficient nvidia.com/gpu" in seen.condition("Running")["message"]
+    assert "spec.generation.replicas" in seen.condition("Running")["message"]
+
+
+def test_a_template_against_our_guarantees_is_refused_by_name(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace, generation={"replicas": 2, "template": {"spec": {"hostNetwork": True}}}))
+    seen.until("InvalidManifest", lambda: seen.condition("Planned").get("reason") == "InvalidManifest")
+    assert "spec.generation.template.spec.hostNetwork" in seen.condition("Planned")["message"]
+    assert seen.pods() == {}
+
+
+def test_failed_pods_are_replaced_until_the_limit_and_a_finished_job_expires(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 1, "ttlSecondsAfterFinished": 3}))
+    for failures in (1, 2):
+        seen.until_pods(*ALL)
+        end(cluster, seen, "generation-0", {"phase": "Failed", "reason": "Broken", "message": "the disk is on fire"})
+        wanted = failures
+        seen.until("the count", lambda: _failures(seen) >= wanted)  # noqa: B023 used at once
+    seen.until("Failed", lambda: "Failed" in seen.events())
+    with pytest.raises(ClusterError, match="not found"):
+        seen.until("the end of the job", lambda: not seen.job())
+
+
+def _failures(seen: Seen) -> int:
+    try:
+        return int(seen.job()["status"]["restarts"]["failures"])
+    except ClusterError:
+        return 1000  # expired already
+
+
+def end(cluster: Cluster, seen: Seen, worker: str, status: dict[str, Any]) -> None:
+    """A pod's status as a kubelet would write it."""
+    patch = json.dumps({"status": status})
+    arguments = (seen.where, "--subresource=status", "--type=merge", f"--patch={patch}")
+    cluster.kubectl("patch", "pod", f"job-{worker}", *arguments)
+
+
+def test_an_operator_that_is_killed_and_comes_back_goes_on_where_it_was(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    before = {name: each["metadata"]["uid"] for name, each in seen.pods().items()}
+    operator.kill()
+    cluster.kubectl("delete", "pod/job-inference-0", seen.where)
+    cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
+    operator.start()
+    seen.until_pods(*ALL, "generation-2")
+    after = {name: each["metadata"]["uid"] for name, each in seen.pods().items()}
+    assert {name for name in before if before[name] != after[name]} == {"inference-0"}
+
+
+def test_an_idle_operator_writes_nothing_but_its_lease(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    cluster.apply([manifest(namespace, f"idle-{number}", suspend=True) for number in range(20)])
+    seen.until(
+        "all to be Suspended",
+        lambda: all(seen.condition("Suspended", f"idle-{each}").get("status") == "True" for each in range(20)),
+    )
+
+    def asked() -> float:
+        total = operator.metric("rlhf_operator_api_requests_total")
+        return total - operator.metric("rlhf_operator_api_requests_total", resource="leases")
+
+    # Other tests of this module may still be ending their jobs.
+    quiet = 0.0
+    deadline = time.monotonic() + TIMEOUT
+    while quiet < 5:
+        assert time.monotonic() < deadline, "requests never stop"
+        before = asked()
+        time.sleep(1)
+        quiet = quiet + 1 if asked() == before else 0
+    assert operator.healthy()
+
+
+def test_a_second_operator_waits_and_takes_over_at_once_when_the_first_is_asked_to_stop(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    second = OperatorProcess(cluster)
+    operator.stop(signal.SIGTERM)
+    second.start()
+    operator_again = operator
+    try:
+        with pytest.raises(TimeoutError):
+            operator_again.start(patience=6)
+        operator_again.check()
+        assert second.stop(signal.SIGTERM) == 0
+        wait_until("the first to lead again", lambda: operator_again.metric("rlhf_operator_leader") == 1, 15)
+    finally:
+        second.stop()
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
