@@ -14,7 +14,7 @@ import json
 import random
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,6 +93,10 @@ class Pace:
     """What to answer instead of a checkpoint."""
     fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
     """(sample, task, earlier tries here) -> what to answer instead of the result."""
+    fail_measure: Callable[[int, pb.Measure], pb.Failure | None] | None = None
+    """(rank, command) -> what to answer instead of measured times."""
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Schedule -> measured seconds of a mini-batch."""
 
 
 @dataclass
@@ -127,6 +131,10 @@ class SimulatedWorker:
         self.refusals: list[str] = []
         self.registered = 0
         self.trained: list[tuple[int, int, int]] = []
+        self.schedules: list[str] = []
+        """Method of the table of every Train."""
+        self.schedule = ""
+        self.measures = 0
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self._kill = asyncio.Event()
         self._drop = asyncio.Event()
@@ -327,7 +335,7 @@ class SimulatedWorker:
     def _obey(self, command: pb.Command, stub: CoordinatorStub) -> None:
         kind = command.WhichOneof("command")
         if kind == "train":
-            self._start(command.id, self._train(command.id, command.train.iteration, stub))
+            self._start(command.id, self._train(command.id, command.train, stub))
             return
         done = pb.CommandDone(command_id=command.id)
         if kind == "generate":
@@ -352,6 +360,8 @@ class SimulatedWorker:
             self._become("inference", list(command.become_inference.weights))
         elif kind == "become_training":
             self._join(command.become_training)
+        elif kind == "measure":
+            self._measure(done, command.measure)
         elif kind == "save_checkpoint":
             self._checkpoint(done, Path(command.save_checkpoint.folder))
         self._outbox.append(pb.WorkerMessage(done=done))
@@ -378,10 +388,30 @@ class SimulatedWorker:
         self.weights = "initial"
         if order.checkpoint:
             self.weights = min(Path(order.checkpoint).glob("actor/*.safetensors")).read_text()
-        models = {pipeline["model"] for pipeline in json.loads(order.schedule)["pipelines"]}
+        table = json.loads(order.schedule)
+        self.schedule = table["method"]
+        models = {pipeline["model"] for pipeline in table["pipelines"]}
         self.versions = dict.fromkeys(models, order.version)
 
-    async def _train(self, command_id: int, iteration: int, stub: CoordinatorStub) -> None:
+    def _measure(self, done: pb.CommandDone, order: pb.Measure) -> None:
+        self.measures += 1
+        failure = self.pace.fail_measure(self.index, order) if self.pace.fail_measure is not None else None
+        if failure is not None:
+            done.failure.CopyFrom(failure)
+            return
+        done.measure.attempt = order.attempt
+        times = {"forward": 0.1, "backward": 0.2, "input_gradient": 0.1, "weight_gradient": 0.1}
+        for schedule in order.schedules:
+            seconds = self.pace.step_seconds[json.loads(schedule)["method"]]
+            done.measure.tables.add(seconds=[seconds] * order.rounds)
+        if not order.schedules:
+            for model, stage in (("actor", self.index), ("critic", 1 - self.index)):
+                done.measure.stages.add(model=model, stage=stage, activation_bytes=1000, **times)
+
+    async def _train(self, command_id: int, order: pb.Train, stub: CoordinatorStub) -> None:
+        iteration = order.iteration
+        self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
+        self.schedules.append(self.schedule)
         assert self.versions["actor"] == iteration, f"trains {iteration} at {self.versions}"
         samples: list[pb.TrainSample] | None = None
         while samples is None:
