@@ -2,8 +2,7 @@
 
 Rule: decides nothing; `reconcile` does. The status is written first, under the version of the job that it was made
 from: when somebody was faster nothing else of the plan is done, and the turn is taken again with the newer version. A
-turn may die at any line: the next one sees what was done and goes on from there. A turn makes at most PODS_A_TURN pods,
-then the queue serves the other jobs before it goes on.
+turn may die at any line: the next one sees what was done and goes on from there.
 """
 
 import asyncio
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-PODS_A_TURN: Final = 200
-"""Pods one turn makes; a fraction of a second of the API server's time."""
 BATCH: Final = 50
 """Requests of one job at once; what a job waits behind a bigger one."""
 SOON_SECONDS: Final = 1.0
@@ -168,7 +165,7 @@ class Controller:
         refused: dict[str, str] = {}
         for manifest in others:
             await self._try(key, job, manifest, refused)
-        for batch in _batches(pods[:PODS_A_TURN]):
+        for batch in _batches(pods):
             if refused:
                 break  # what was refused for one is refused for the next
             await asyncio.gather(*(self._try(key, job, each, refused) for each in batch))
@@ -176,7 +173,7 @@ class Controller:
         if refused:
             self._refusals[key] = refused
         news = bool(before) != bool(refused)
-        return not news and (bool(refused) or len(pods) <= PODS_A_TURN)
+        return not news
 
     async def _try(self, key: str, job: Json, manifest: Json, refused: dict[str, str]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]

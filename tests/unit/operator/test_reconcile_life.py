@@ -231,3 +231,13 @@ def test_growing_again_before_the_leaving_pods_are_gone_counts_no_disruption() -
     world.settle()
     assert [each for each in world.workers if each.startswith("generation")] == [f"generation-{i}" for i in range(3)]
     assert world.job["status"]["restarts"]["disruptions"] == 0
+
+
+def test_a_big_job_is_made_in_turns_so_that_small_ones_are_served_between() -> None:
+    world = World(generation={"replicas": 250})
+    world.carry_out(world.plan())
+    plan = world.plan()
+    assert len([each for each in plan.apply if each["kind"] == "Pod"]) == 100
+    assert plan.look_again_after == 0
+    world.settle()
+    assert len(world.pods) == 254
