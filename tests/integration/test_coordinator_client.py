@@ -1,0 +1,58 @@
+"""The operator's side of a coordinator's service: readings and resizes over the job's own mutual TLS."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.coordinated import Coordinated, make_job
+
+from rlhf_operator.certificates import Certificates, new_authority
+from rlhf_operator.coordinator_client import Coordinators
+
+pytestmark = pytest.mark.slow
+
+
+def certificates() -> Certificates:
+    now = datetime.now(UTC)
+    return new_authority("simulated", now).issue([], now)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("timed out")
+
+
+async def test_a_coordinator_is_read_and_told_its_sizes_by_the_holder_of_its_certificates(tmp_path: Path) -> None:
+    ours = certificates()
+    ours.write(tmp_path / "certificates")
+    coordinated = Coordinated(make_job(tmp_path), tmp_path / "run", tmp_path / "certificates")
+    coordinated.start()
+    host, _, port = coordinated.address.rpartition(":")
+    changed: list[str] = []
+    readers = Coordinators(changed.append, int(port))
+    try:
+        readers.refresh("team/job", host, ours)
+        await until(lambda: "team/job" in changed)
+        reading, problem = readers.latest("team/job")
+        assert problem == ""
+        assert reading is not None
+        assert (reading.phase, reading.iteration, reading.iterations) == ("Starting", 0, 3)
+        assert reading.replicas == {"generation": 2, "inference": 2, "training": 2}
+        assert any(each.startswith("generation-0 to register") for each in reading.waiting_for)
+        readers.resize("team/job", {"generation": 5})
+        await until(lambda: len(changed) == 2)
+        resized, _ = readers.latest("team/job")
+        assert resized is not None
+        assert resized.replicas["generation"] == 5
+
+        readers.refresh("team/stranger", host, certificates())
+        await until(lambda: "team/stranger" in changed)
+        assert readers.latest("team/stranger") == (None, "its status could not be read (unavailable)")
+    finally:
+        await readers.close()
+        await coordinated.cancel()

@@ -1,0 +1,98 @@
+"""What is remembered is the newest, in whatever order it was heard."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_operator.index import Index
+from rlhf_operator.reconcile.reconcile import FINGERPRINT
+
+KEY = "team/job"
+
+
+def pod(version: int, *, uid: str = "p1", owner: str = "u1", phase: str = "Running") -> dict[str, Any]:
+    labels = {
+        "rlhf.dev/job-name": "job",
+        "rlhf.dev/job-uid": owner,
+        "rlhf.dev/group": "generation",
+        "rlhf.dev/index": "0",
+    }
+    meta = {"name": "job-generation-0", "namespace": "team", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": meta | {"labels": labels}, "status": {"phase": phase}}
+
+
+def job(version: int, uid: str = "u1", **status: Any) -> dict[str, Any]:
+    meta = {"name": "job", "namespace": "team", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": meta | {"managedFields": ["long"], "annotations": {"a": "b"}}, "status": status}
+
+
+def phase(index: Index, owner: str = "u1") -> str | None:
+    found = index.pods(KEY, owner)[0].get("job-generation-0")
+    return found.phase if found else None
+
+
+def test_an_older_version_that_comes_late_changes_nothing() -> None:
+    index = Index()
+    index.put_pod(KEY, pod(5, phase="Running"))
+    index.put_pod(KEY, pod(4, phase="Pending"))
+    assert phase(index) == "Running"
+    index.put_job(job(7, wrote="ours"))
+    index.put_job(job(6))
+    found = index.job(KEY)
+    assert found is not None
+    assert found["status"] == {"wrote": "ours"}
+    assert set(found["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
+
+
+def test_an_answer_that_comes_after_the_deletion_does_not_bring_a_pod_back() -> None:
+    index = Index()
+    index.put_pod(KEY, pod(5))
+    index.drop_pod(KEY, "job-generation-0", "p1")
+    index.put_pod(KEY, pod(6))
+    assert phase(index) is None
+    index.put_pod(KEY, pod(8, uid="p2"))
+    index.drop_pod(KEY, "job-generation-0", "p1")
+    assert phase(index) == "Running", "the deletion of the first is not that of the second"
+
+
+def test_pods_of_an_earlier_job_of_the_same_name_only_take_names() -> None:
+    index = Index()
+    index.put_pod(KEY, pod(5, owner="old"))
+    ours, taken = index.pods(KEY, "u1")
+    assert ours == {}
+    assert taken == {"job-generation-0"}
+
+
+def test_a_job_that_was_deleted_and_made_again_is_another_one() -> None:
+    index = Index()
+    index.put_job(job(5))
+    index.drop_job(job(6))
+    assert index.job(KEY) is None
+    index.put_job(job(6))
+    assert index.job(KEY) is None
+    index.put_job(job(9, uid="u2"))
+    index.drop_job(job(6))
+    assert index.job(KEY) is not None
+    assert list(index.jobs()) == [KEY]
+
+
+def test_what_was_applied_is_known_until_it_is_deleted() -> None:
+    index = Index()
+    meta = {"name": "job", "uid": "s1", "resourceVersion": "3", "annotations": {FINGERPRINT: "abc"}}
+    index.put_other(KEY, "Service", meta)
+    assert index.applied(KEY) == {("Service", "job"): "abc"}
+    index.put_other(KEY, "Service", meta | {"resourceVersion": "4", "deletionTimestamp": "2026-08-22T10:00:00Z"})
+    assert index.applied(KEY) == {("Service", "job"): ""}
+    index.drop_other(KEY, "Service", meta)
+    assert index.applied(KEY) == {}
+
+
+@pytest.mark.parametrize("kind", ["RLHFJob", "Pod", "Service"])
+def test_everything_of_a_kind_is_listed_and_dropped_for_a_comparison(kind: str) -> None:
+    index = Index()
+    body = job(5) if kind == "RLHFJob" else pod(5)
+    index.put(kind, KEY, body)
+    meta = body["metadata"]
+    assert index.known(kind) == {meta["uid"]: (KEY, meta["name"], 5)}
+    index.drop(kind, KEY, meta["name"], meta["uid"])
+    assert index.known(kind) == {}
