@@ -77,14 +77,14 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
 def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, lost: str | None) -> None:
     """Sets Running and Suspended of a job that should run. `lost` is the last end that was counted, if any."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
-    wrong = troubles(job, observed.pods.values(), observed.refusals)
+    wrong = troubles(job, observed.pods.values(), observed.refusals, now)
     reading = observed.reading
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
-        _unread(conditions, observed, wrong, began=reading is not None or lost is not None)
+        _unread(conditions, observed, now, wrong, began=reading is not None or lost is not None)
         return
     reason = COORDINATOR_PHASES.get(reading.phase, RunningReason.RUNNING)
-    if reason is RunningReason.STARTING and any(pod.unschedulable for pod in observed.pods.values()):
+    if reason is RunningReason.STARTING and any(pod.stuck(now) for pod in observed.pods.values()):
         reason = RunningReason.UNSCHEDULABLE
     holds = reason is RunningReason.RUNNING
     conditions.set(ConditionType.RUNNING, holds, reason, _told(reading, wrong, waits=not holds))
@@ -101,12 +101,12 @@ def _told(reading: Reading, wrong: list[str], *, waits: bool) -> str:
     return ". ".join([text, *wrong])
 
 
-def _unread(conditions: Conditions, observed: Observed, wrong: list[str], *, began: bool) -> None:
+def _unread(conditions: Conditions, observed: Observed, now: datetime, wrong: list[str], *, began: bool) -> None:
     """Running while the coordinator cannot say anything."""
     pods = observed.pods.values()
     ready = sum(pod.ready for pod in pods)
     text = f"{ready} of {len(observed.pods)} pods are ready" if observed.pods else "its pods are being created"
-    if any(pod.unschedulable for pod in pods):
+    if any(pod.stuck(now) for pod in pods):
         reason = RunningReason.UNSCHEDULABLE
     elif began or conditions.holds(ConditionType.RUNNING):
         reason, text = RunningReason.RECOVERING, f"the coordinator does not answer; {text}"

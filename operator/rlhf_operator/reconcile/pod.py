@@ -16,6 +16,8 @@ Json = Mapping[str, Any]
 
 CONTAINER_ID_SHOWN: Final = 16
 """Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
+PATIENCE: Final = timedelta(seconds=10)
+"""Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
 MESSAGE_KEPT: Final = 600
 """Characters of a message that are kept: the last lines of a log, or the words of a scheduler."""
 
@@ -72,6 +74,10 @@ class Pod:
     def active(self) -> bool:
         """It runs or may run, and nobody asked for its deletion."""
         return not self.over and self.deletion is None
+
+    def stuck(self, now: datetime) -> bool:
+        """No node can take it, and not only because volumes are still being bound."""
+        return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     @property
     def deletion_asked(self) -> datetime | None:

@@ -24,7 +24,7 @@ from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.plan import Deletion, Plan
-from rlhf_operator.reconcile.pod import Pod, time_of
+from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
 
 Json = dict[str, Any]
 
@@ -150,6 +150,7 @@ class _Visit:
             REFUSED_AGAIN_SECONDS if self.observed.refusals else None,
             0.0 if len(apply) >= PODS_A_TURN and not self.observed.refusals else None,
             status.PROGRESS_SECONDS if self._readable() else None,
+            PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             _seconds(self.observed.certificates_expire, self.now),
         ]
         overdue = scale.overdue(self.pods.values(), self.now)

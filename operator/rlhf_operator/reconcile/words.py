@@ -5,6 +5,7 @@ Rule: pure. A sentence names the pod, what is wrong in the words of whoever said
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 from rlhf_api.job import RLHFJob
@@ -55,11 +56,11 @@ def how_it_ended(end: End) -> str:
     return f"exit code {end.code}" + (f" ({meaning})" if meaning else "") + (f": {told}" if told else "")
 
 
-def troubles(job: RLHFJob, pods: Iterable[Pod], refusals: Mapping[str, str]) -> list[str]:
+def troubles(job: RLHFJob, pods: Iterable[Pod], refusals: Mapping[str, str], now: datetime) -> list[str]:
     """What keeps pods from running, the gravest first."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
     found = [_refused(refusals)] if refusals else []
-    stuck = [pod for pod in listed if pod.unschedulable and pod.active]
+    stuck = [pod for pod in listed if pod.stuck(now)]
     if stuck:
         found.append(_unschedulable(job, stuck))
     images = [pod for pod in listed if pod.waiting in IMAGE_REASONS]

@@ -162,7 +162,10 @@ def test_unschedulable_pods_are_told_with_the_schedulers_words() -> None:
     world.run("coordinator")
     world.cannot_schedule("generation-0", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     world.cannot_schedule("generation-1", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-    world.later(11)
+    look = world.settle().look_again_after
+    assert world.phase == "Starting", "volumes may still be being bound"
+    assert look == 10
+    world.later(look)
     world.settle()
     running = world.condition("Running")
     assert running["reason"] == "Unschedulable"
