@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def picture(published: Published, args: argparse.Namespace, clock: Any) -> None:
-    """Serial, fused and fused with split backward under one time axis, as SVG and PNG."""
+    """Serial, fused and fused with split backward under one time axis, as PNG."""
     instance = published.instance()
     plain = serial(layout(instance))
     fused = solve(instance, Options(args.peak), clock)
@@ -67,10 +67,9 @@ def picture(published: Published, args: argparse.Namespace, clock: Any) -> None:
             ("Fused, split backward", split.timeline),
         )
     ]
-    for form in ("svg", "png"):
-        path = args.pictures / f"schedule-instance-{published.id}.{form}"
-        path.write_bytes(draw_many(instance, charts, form))
-        print(path)
+    path = args.pictures / f"schedule-instance-{published.id}.png"
+    path.write_bytes(draw_many(instance, charts, "png"))
+    print(path)
 
 
 def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[str, Any]:

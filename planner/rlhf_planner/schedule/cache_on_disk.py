@@ -39,8 +39,7 @@ def solve_cached(
     if kept is not None:
         return kept, True
     answer = search()
-    if not answer.get("cutShort"):  # a slow moment is no reason to keep a poor answer
-        _write(path, answer)
+    _write(path, answer)
     return answer, False
 
 

@@ -139,4 +139,6 @@ def _legend(figure: Any, instance: Instance, split: bool) -> None:
         if split:
             patches.append(Patch(facecolor=shades[2], label=f"{pipe.name} weight gradient"))
     patches.append(Patch(facecolor=_IDLE, label="idle"))
-    figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 8), frameon=False, fontsize=8)
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(instance.pipelines) + 1, frameon=False, fontsize=8
+    )

@@ -78,6 +78,7 @@ class Model:
         low = self.grid.up(head) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64)
         high = self.horizon - (self.grid.up(tail) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64))
         self.possible = bool((low <= high).all())
+        self.capped = False
         self.steps: list[Any] = []
         if self.possible:
             self.steps = [self.model.new_int_var(int(a), int(b), "") for a, b in zip(low, high, strict=True)]
@@ -124,6 +125,7 @@ class Model:
     def cap(self, cap: float) -> None:
         """Keep what every device holds at or under `cap`."""
         lay, units = self.lay, memory_units(self.lay)
+        self.capped = True
         for device in range(lay.instance.devices):
             intervals, demands = [], []
             for k in np.flatnonzero(lay.device == device):
@@ -157,6 +159,7 @@ class Model:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
+        solver.parameters.use_dynamic_precedence_in_disjunctive = self.capped
         solver.parameters.max_deterministic_time = max(effort, 1e-3)
         solver.parameters.max_time_in_seconds = max(seconds, 0.0) + GRACE
         status = solver.solve(self.model)

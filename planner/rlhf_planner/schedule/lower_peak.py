@@ -15,7 +15,12 @@ from rlhf_planner.schedule.search import TRIES_A_STEP, Search, anneal_in_chunks,
 from rlhf_planner.schedule.simulate import Timeline
 
 _PROBES = 4  # short walks that bracket the peak
-_ROUNDS = ((0.22, 0.02), (0.28, 0.01), (0.38, 0.0))  # long walks: share of the tries, how far under the best they aim
+_ROUNDS = (
+    (0.2, 0.02),
+    (0.22, 0.01),
+    (0.22, 0.005),
+    (0.24, 0.0),
+)  # long walks: share of the tries, how far under the best they aim
 
 
 def lower_peak(search: Search, fast: Timeline) -> None:
@@ -44,7 +49,7 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
     units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
     if small:
         _exact_peak(search, limit, search.floor, 0.08)
-    low, total = units.of(search.floor), search.tries_left // 2 if small else search.tries_left
+    low, total = units.of(search.floor), search.tries_left * 4 // 5 if small else search.tries_left
     for round_ in range(_PROBES + len(_ROUNDS)):
         best = units.of(search.best.peak)
         if search.peak_at_floor or search.left <= 0 or search.tries_left <= 0:
@@ -55,10 +60,11 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
             share, under = _ROUNDS[round_ - _PROBES]
             target = min(best - 1, int(best * (1 - under)))
         walk = Walk(fast, limit, search.options.seed + round_)
-        if not _descend(search, walk, max(target, units.of(search.floor)), int(total * share)):
+        met = _descend(search, walk, max(target, units.of(search.floor)), int(total * share))
+        if not met and round_ < _PROBES:
             low = max(low, target)
     if small:
-        _bisect_peak(search, limit, low)
+        _bisect_peak(search, limit, units.of(search.floor))
 
 
 def _bisect_peak(search: Search, limit: float, low: int) -> None:
@@ -95,7 +101,7 @@ def _exact_peak(search: Search, limit: float, peak: float, share: float) -> bool
     if search.peak_at_floor or search.left <= 0:
         return True
     answer = decide(search.lay, limit, peak, search.effort(share), search.left, search.options.seed)
-    search.spend(answer.effort)
+    search.spend_effort(answer.effort)
     if answer.timeline is not None:
         search.take(answer.timeline, "constraint programming")
         return False
@@ -111,7 +117,7 @@ def _peak_floor(search: Search, limit: float) -> float:
     if lay.steps > EXACT_STEPS:
         return floor
     effort = search.effort(0.1)
-    search.spend(effort)
+    search.spend_effort(effort)
     for device in range(lay.instance.devices):
         if search.left > 0.2 * search.options.seconds:
             bound = device_peak_bound(lay, device, limit, effort / lay.instance.devices, search.left)

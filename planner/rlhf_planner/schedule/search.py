@@ -15,7 +15,8 @@ from rlhf_planner.schedule.listing import EVALUATION, tuned
 from rlhf_planner.schedule.problem import InstanceError
 from rlhf_planner.schedule.simulate import Ints, Layout, Timeline
 
-TRIES_A_SECOND = 4_000_000  # nominal rate of the annealing; an idle core of 2020 does twice that
+TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million
+SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on models with a memory cap
 TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
 CHUNK = 1_000_000  # tries between two looks at the clock
 PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
@@ -73,13 +74,20 @@ class Search:
         """Share of the budget that is left, counted in tries."""
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
-    def effort(self, share: float) -> float:
-        """Effort for the exact solver: a share of the whole budget, or what is left."""
+    def seconds(self, share: float) -> float:
+        """Nominal seconds in a share of the whole budget, or what is left."""
         return min(share, self.share_left) * self.options.seconds
 
-    def spend(self, effort: float) -> None:
-        """Take what the exact solver used from the tries."""
-        self.tries_left -= int(effort * TRIES_A_SECOND)
+    def spend(self, seconds: float) -> None:
+        """Take nominal seconds used elsewhere from the tries."""
+        self.tries_left -= int(seconds * TRIES_A_SECOND)
+
+    def effort(self, share: float) -> float:
+        """A share of the budget in CP-SAT's deterministic time; hand what was used to `spend_effort`."""
+        return self.seconds(share) * SOLVER_RATE
+
+    def spend_effort(self, effort: float) -> None:
+        self.spend(effort / SOLVER_RATE)
 
     def offer(self, timeline: Timeline, method: str) -> bool:
         """Take the schedule if it keeps the cap and is better."""
@@ -100,13 +108,13 @@ class Search:
 def tune(search: Search, cap: float, enough: float, share: float) -> bool:
     """List scheduling under the cap with tuned rules, in parts between which the clock is looked at."""
     lay = search.lay
-    effort = search.effort(share)
-    parts = max(1, round(effort / PART))
+    seconds = search.seconds(share)
+    parts = max(1, round(seconds / PART))
     for part in range(parts):
         if search.left <= 0:
             search.cut_short = True
             return False
-        evaluations = max(1, int(effort / parts / (EVALUATION * lay.steps + OVERHEAD)))
+        evaluations = max(1, int(seconds / parts / (EVALUATION * lay.steps + OVERHEAD)))
         found, made = tuned(lay, cap, enough, evaluations, search.options.seed + part)
         search.spend(made * (EVALUATION * lay.steps + OVERHEAD))
         if found is not None:

@@ -98,7 +98,7 @@ def _fastest(search: Search) -> Timeline:
     low = ask = search.bound  # below `low` there is nothing, or nothing that was found
     for _ in range(_DECISIONS):
         answer = decide(lay, ask, None, search.effort(0.08), search.left, options.seed)
-        search.spend(answer.effort)
+        search.spend_effort(answer.effort)
         if answer.timeline is not None:
             fast = answer.timeline
             search.offer(fast, "constraint programming")
@@ -119,7 +119,7 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
     if lay.steps <= EXACT_STEPS // 4:
         start = search.best if search.best.layout is lay else one_at_a_time(lay)
         answer = minimise_makespan(lay, search.bound, start, cap, search.effort(0.3), search.left, options.seed)
-        search.spend(answer.effort)
+        search.spend_effort(answer.effort)
         search.bound = max(search.bound, answer.bound)
         if answer.timeline is not None:
             search.offer(answer.timeline, "constraint programming")
