@@ -1,6 +1,6 @@
 """Seconds of a mini-batch under serial 1F1B, fused and fused-split schedules, measured beside what was predicted.
 
-    python benchmarks/fused_training.py [--pipeline 2] [--microbatches 2 4 8] [--rounds 7] [--device cuda] [--json]
+    python benchmarks/fused_training.py [--pipeline 2] [--microbatches 2 4 8] [--rounds 5] [--device cuda] [--json]
 
 Builds a random actor and a deeper, narrower critic, forks one process a rank (each pinned to a core of its own when
 there are enough), and for each number of micro-batches does what a job does: the ranks time their stages and
@@ -47,11 +47,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (
         ("pipeline", 2), ("micro-batch", 4), ("prompt", 32), ("response", 96), ("hidden", 256), ("layers", 4),
-        ("critic-hidden", 192), ("critic-layers", 6), ("rounds", 7), ("seed", 0),
+        ("critic-hidden", 192), ("critic-layers", 6), ("rounds", 5), ("seed", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--search-seconds", type=float, default=2.0)
+    parser.add_argument("--search-seconds", type=float, default=1.0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args()
@@ -105,7 +105,7 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     device = torch.device("cpu" if options_.device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}")
-    peers: Any = None
+    parent, peers = os.getppid(), None
     for microbatches in options_.microbatches:
         pipes = opposite(("actor", "critic"), options_.pipeline, microbatches)
         become = pb.BecomeTraining(
@@ -124,11 +124,11 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
         peers = trainer.peers
         before = run_measure(trainer, pb.Measure(attempt=1))
         put(folder / f"stages-{microbatches}-{rank}", before.SerializeToString())
-        schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}"))]
+        schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}", parent))]
         timed = run_measure(trainer, pb.Measure(attempt=2, schedules=schedules, rounds=options_.rounds))
         timed.stages.extend(run_measure(trainer, pb.Measure(attempt=3)).stages)
         put(folder / f"timed-{microbatches}-{rank}", timed.SerializeToString())
-    get(folder / "over")
+    get(folder / "over", parent)
     os._exit(0)  # without taking the group down politely: the others may still be in it
 
 
@@ -149,10 +149,12 @@ def put(path: Path, data: bytes) -> None:
     beside.rename(path)
 
 
-def get(path: Path) -> bytes:
+def get(path: Path, child_of: int = 0) -> bytes:
     """Waits for a file of another process."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not path.exists():
+        if child_of and os.getppid() != child_of:  # whoever started this has died
+            os._exit(1)
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s for {path.name}")
         time.sleep(0.01)

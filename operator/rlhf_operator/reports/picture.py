@@ -52,7 +52,7 @@ def draw(run_dir: Path) -> list[Path]:
     """Draws what there is to draw; returns the pictures made. Raises OSError."""
     drawn = []
     source = run_dir / timeline.FILE
-    spans = list(timeline.read_spans(source)) if source.is_file() else []
+    spans = [span for span in timeline.read_spans(source) if _drawn(span)] if source.is_file() else []
     if spans:
         drawn.append(draw_timeline(spans, run_dir / TIMELINE_PICTURE))
     lines = metrics.read_metrics(run_dir / metrics.FILE)
@@ -150,6 +150,11 @@ def _kind(name: str) -> str:
     if "/wait" in name:
         return "wait"
     return next(legend for legend, _, prefixes in KINDS if name.startswith(prefixes))
+
+
+def _drawn(span: TimelineSpan) -> bool:
+    """Not what encloses other spans (it would cover them), nor predictions: those are for a closer look."""
+    return span.name != "train/step" and not span.name.startswith("predicted/")
 
 
 def _begin(spans: Sequence[TimelineSpan]) -> float:
