@@ -87,9 +87,7 @@ def phases(instance: Instance) -> list[list[int]]:
 
 
 def one_f_one_b(lay: Layout, pipeline: int) -> list[list[int]]:
-    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards, fewer under a
-    cap.
-    """
+    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards, or what the cap allows."""
     pipe = lay.instance.pipelines[pipeline]
     cap = lay.instance.memory_cap
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
@@ -145,9 +143,7 @@ def back_to_back(lay: Layout) -> Timeline:
 
 
 def one_at_a_time(lay: Layout) -> Timeline:
-    """A micro-batch starts on a device only when the one before has left it: the schedule of least memory, always
-    valid.
-    """
+    """A micro-batch starts on a device only when the one before has left it: least memory, always valid."""
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
     for pipeline, pipe in enumerate(lay.instance.pipelines):
         stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
@@ -189,9 +185,7 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
 
 
 def ideal_interleaved(instance: Instance, chunks: int) -> float:
-    """Makespan of interleaved 1F1B when nothing but warm-up and tail is lost: sum over models of (M + (S - 1)/v) *
-    (f + b).
-    """
+    """Makespan of interleaved 1F1B without transfers: sum over models of (M + (S - 1)/v) * (f + b)."""
     total = 0.0
     for group in phases(instance):
         costs = []
@@ -240,8 +234,7 @@ def _interleaved_rows(lay: Layout, pipeline: int, chunks: int, lists: list[list[
 
 
 def chimera(instance: Instance) -> Timeline | None:
-    """Chimera, one model after another: two copies of each model in opposite directions, half of the micro-batches
-    each.
+    """Chimera, one model after another: two copies of each in opposite directions share its micro-batches.
 
     None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as there are
     stages are joined without a barrier ("direct concatenation"). Holds all weights twice. Source: Li and Hoefler 2021.

@@ -57,9 +57,7 @@ def published_bound(lay: Layout) -> float:
 
 
 def makespan_bound(lay: Layout) -> float:
-    """The best bound computed here: the published one, raised by the preemptive one-machine relaxation of every
-    device.
-    """
+    """The published bound, raised by the preemptive one-machine relaxation of every device."""
     head, tail = step_windows(lay)
     machines = (_preemptive(lay, device, head, tail) for device in range(lay.instance.devices))
     return max(published_bound(lay), max(machines))

@@ -57,9 +57,7 @@ def time_grid(lay: Layout) -> Grid:
 
 
 def next_time(lay: Layout, makespan: float) -> float:
-    """The least makespan above one that is proven impossible: makespans are sums of durations, so multiples of the
-    grid.
-    """
+    """The least makespan above one that is proven impossible: makespans are multiples of the grid."""
     grid = time_grid(lay)
     return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
@@ -74,9 +72,10 @@ class Model:
         self.duration, self.lag_before = self.grid.up(lay.duration), self.grid.up(lay.lag_before)
         self.lag_after = self.grid.up(lay.lag_after)
         head, tail = step_windows(lay)
-        # With rounded times the true windows could cut off every solution, so only the starts are kept.
-        low = self.grid.up(head) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64)
-        high = self.horizon - (self.grid.up(tail) if self.grid.exact else np.zeros(lay.steps, dtype=np.int64))
+        if self.grid.exact:
+            low, high = self.grid.up(head), self.horizon - self.grid.up(tail)
+        else:  # sums of rounded times differ from rounded sums: only what every step needs by itself is kept
+            low, high = np.zeros(lay.steps, dtype=np.int64), self.horizon - np.repeat(self.duration, np.diff(lay.base))
         self.possible = bool((low <= high).all())
         self.capped = False
         self.steps: list[Any] = []
@@ -202,9 +201,7 @@ def minimise_makespan(
 
 
 def device_peak_bound(lay: Layout, device: int, horizon: float, effort: float, seconds: float) -> float:
-    """Least peak of one device at makespan `horizon`, every other device imagined without limits; a proven lower
-    bound.
-    """
+    """Least peak of one device at makespan `horizon`, every other device imagined without limits: a lower bound."""
     grid, units = time_grid(lay), memory_units(lay)
     stages = np.flatnonzero(lay.device == device)
     least = float(max((lay.activation[k] for k in stages), default=0.0))

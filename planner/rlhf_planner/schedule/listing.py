@@ -162,9 +162,7 @@ def fill(
     cap: float,
     table: Ints,
 ) -> Floats:
-    """Start times, [steps]. Devices pick in order of time; a pick is revised when a step becomes ready for the
-    device.
-    """
+    """Start times, [steps]. Devices pick in order of time; a pick is revised when a step becomes ready for it."""
     devices = table.shape[0]
     idle, held = np.zeros(devices), np.zeros(devices)
     count = np.zeros(len(duration), np.int64)

@@ -15,12 +15,8 @@ from rlhf_planner.schedule.search import TRIES_A_STEP, Search, anneal_in_chunks,
 from rlhf_planner.schedule.simulate import Timeline
 
 _PROBES = 4  # short walks that bracket the peak
-_ROUNDS = (
-    (0.2, 0.02),
-    (0.22, 0.01),
-    (0.22, 0.005),
-    (0.24, 0.0),
-)  # long walks: share of the tries, how far under the best they aim
+# Long walks: share of the tries, and how far under the best they aim.
+_ROUNDS = ((0.2, 0.02), (0.22, 0.01), (0.22, 0.005), (0.24, 0.0))
 
 
 def lower_peak(search: Search, fast: Timeline) -> None:
@@ -43,9 +39,7 @@ def _list_down(search: Search, limit: float) -> None:
 
 
 def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
-    """Short walks bracket what can be reached, long ones aim under it; the exact solver asks before and after, where
-    small.
-    """
+    """Short walks bracket what can be reached, long ones aim under it; where small, exact answers before and after."""
     units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
     if small:
         _exact_peak(search, limit, search.floor, 0.08)

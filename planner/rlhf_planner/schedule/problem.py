@@ -137,9 +137,7 @@ _PIPELINE_FIELDS = {
 
 
 def from_json(data: object) -> Instance:
-    """An Instance from its JSON form (see docs/schedules.md); unknown, missing and mistyped fields are errors by
-    name.
-    """
+    """An Instance from its JSON form (docs/schedules.md); unknown, missing and mistyped fields are errors."""
     top = _fields("instance", data, _INSTANCE_FIELDS, required={"devices", "pipelines"})
     devices = _whole("devices", top["devices"])
     listed = top["pipelines"]

@@ -113,9 +113,7 @@ def layout(instance: Instance, split: bool = False) -> Layout:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated schedule. `orders` [devices, longest] holds operations, -1 after the last; `start` is indexed by
-    step.
-    """
+    """A simulated schedule. `orders` [devices, longest]: operations, -1 after the last; `start` [steps]."""
 
     layout: Layout
     orders: Ints
@@ -247,9 +245,7 @@ def run_orders(  # noqa: C901  one flat loop, compiled
 
 @compiled
 def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
-    """Peak activation of each device, [devices]: it follows from the order alone, since a device runs one step at a
-    time.
-    """
+    """Peak activation, [devices]: it follows from the order alone, since a device runs one step at a time."""
     devices, longest = orders.shape
     peaks = np.zeros(devices)
     for d in range(devices):

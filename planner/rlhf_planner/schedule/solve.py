@@ -4,9 +4,8 @@ What it does, in order, each part stopping as soon as a bound is met:
   1. baselines, which every answer must match or beat (and fall back to);
   2. list scheduling without a cap, which often meets the makespan bound outright;
   3. constraint programming for the makespan, where the instance is small enough: a shorter schedule or a higher bound;
-  4. annealing of memory at a fixed makespan, under the cap first (at the least makespan where that works), then as
-  low as
-     it goes, with the proven bound on the peak as the floor.
+  4. annealing of memory at a fixed makespan: under the cap first, at the least makespan where that works; then as low
+     as it goes, with the proven bound on the peak as the floor. Large instances: tuned list scheduling instead.
 Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`; the clock handed in is
 only a backstop. So the same instance, options and seed give the same schedule on any machine that is not slower than
 nominal; on one that is, the search is cut short, and the answer says so.
@@ -37,9 +36,11 @@ SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans t
 
 @dataclass(frozen=True)
 class Solution:
-    """A valid schedule with what is proven about it. `lower_bound` and `peak_bound` hold for every schedule (for the
-    peak:
-    every schedule of this makespan)."""
+    """A valid schedule with what is proven about it.
+
+    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan,
+    plus the slack that was allowed.
+    """
 
     timeline: Timeline
     method: str
@@ -59,10 +60,9 @@ class Solution:
 
 
 def solve(instance: Instance, options: Options, clock: Callable[[], float]) -> Solution:
-    """The best schedule found within the budget; never worse than the best baseline. InstanceError: the cap cannot
-    be kept.
+    """The best schedule found within the budget; never worse than the best baseline.
 
-    `clock` gives seconds, such as time.monotonic.
+    `clock` gives seconds, such as time.monotonic. InstanceError: no schedule can keep the cap.
     """
     began = clock()
     check_cap_possible(instance)
@@ -99,7 +99,7 @@ def _fastest(search: Search) -> Timeline:
     for _ in range(_DECISIONS):
         answer = decide(lay, ask, None, search.effort(0.08), search.left, options.seed)
         search.spend_effort(answer.effort)
-        if answer.timeline is not None:
+        if answer.timeline is not None and answer.timeline.makespan < fast.makespan:
             fast = answer.timeline
             search.offer(fast, "constraint programming")
         else:

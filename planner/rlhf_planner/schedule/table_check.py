@@ -18,9 +18,7 @@ class TableError(ValueError):
 
 
 def check_table(table: ScheduleTable) -> None:
-    """Raise TableError unless every rank can follow its row to the end and every micro-batch is trained exactly
-    once.
-    """
+    """TableError unless every rank can follow its row to the end and every micro-batch is trained exactly once."""
     _check_actions(table)
     done: set[tuple[str, int, int, int]] = set()
     at = [0] * len(table.rows)
@@ -87,9 +85,7 @@ def _ready(table: ScheduleTable, action: Action, done: set[tuple[str, int, int, 
 
 
 def _check_actions(table: ScheduleTable) -> None:
-    """Actions are of known stages on their own rank, at most once each; sends follow what they send; none is
-    missing.
-    """
+    """Actions are of known stages on their own rank, once each; sends follow what they send; none is missing."""
     counts: Counter[tuple[str, int, int, int]] = Counter()
     for rank, row in enumerate(table.rows):
         for place, action in enumerate(row):

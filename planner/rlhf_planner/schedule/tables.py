@@ -92,9 +92,7 @@ def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | No
 
 
 def _transfers(instance: Instance, step: Step) -> list[tuple[int, Action]]:
-    """(rank, action) of both sides of the transfer that follows a step; none where the next stage is on the same
-    rank.
-    """
+    """(rank, action) of both sides of the transfer after a step; none where the next stage is on the same rank."""
     ranks = instance.pipelines[step.pipeline].stage_devices
     kinds: dict[str, tuple[int, Kind, Kind]] = {
         "F": (1, "SEND_F", "RECV_F"),
