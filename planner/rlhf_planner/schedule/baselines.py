@@ -87,7 +87,7 @@ def phases(instance: Instance) -> list[list[int]]:
 
 
 def one_f_one_b(lay: Layout, pipeline: int) -> list[list[int]]:
-    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards, or what the cap allows."""
+    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards at most."""
     pipe = lay.instance.pipelines[pipeline]
     cap = lay.instance.memory_cap
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
