@@ -6,7 +6,6 @@ when its lease is lost or something that must not end has ended, 2 when it canno
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from rlhf_api import names
 from rlhf_api.names import ExitCode
@@ -120,7 +119,9 @@ async def work(
 ) -> int:
     """Watches and reconciles until told to stop, or until something ends that should not."""
     ready = asyncio.Event()
-    watch = asyncio.create_task(handlers.watch(handlers.registry(index, queue, metrics), options.namespaces, ready))
+    watch = asyncio.create_task(
+        handlers.watch(handlers.registry(index, queue, metrics), options.namespaces, ready), name="watch"
+    )
     others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
     if options.leader_election:
         others["lease"] = leader.hold()
@@ -129,9 +130,8 @@ async def work(
         done, _ = await asyncio.wait([watch, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
         await ended(tasks)
-        # Nothing writes any more, so a successor may begin, while kopf takes seconds to end its streams.
+        # Nothing writes any more, so a successor may begin.
         await leader.release()
-        await ended([watch])
     return verdict(done)
 
 
@@ -145,7 +145,8 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
         if error is not None:
             log.error("%s ended", task.get_name(), exc_info=error)
             return ExitCode.FAILED
-    return ExitCode.OK
+    asked = any(task.get_name() == "stop" for task in done)
+    return ExitCode.OK if asked else ExitCode.FAILED
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -179,19 +180,28 @@ async def definition(cluster: Cluster, namespaces: Sequence[str]) -> None:
         await asyncio.sleep(DEFINITION_SECONDS)
 
 
-async def run(options: Options) -> int:
-    """Connects and operates; SIGTERM and SIGINT end it at any time."""
+async def run(options: Options) -> NoReturn:
+    """Connects and operates; SIGTERM and SIGINT end it at any time. Ends the process."""
     cluster = await connect()
     task = asyncio.create_task(operate(options, cluster))
     # Until it works; see asked_to_stop.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    code = int(ExitCode.OK)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            return await task
-        return ExitCode.OK
-    finally:
-        await cluster.close()
+        code = await task
+    except asyncio.CancelledError:
+        log.info("asked to stop before it led")
+    except OSError as error:
+        log.error("%s", error)
+        code = ExitCode.USAGE
+    except Exception:
+        log.exception("the operator failed")
+        code = ExitCode.FAILED
+    await cluster.close()
+    logging.shutdown()
+    # kopf ends its streams politely, one by one, and waits for every task of the process; nothing of it needs an end.
+    os._exit(code)
 
 
 def main() -> int:
@@ -201,12 +211,9 @@ def main() -> int:
     from kubernetes.aio.config import ConfigException
 
     try:
-        return asyncio.run(run(given))
+        asyncio.run(run(given))
     except ConfigException as error:
         log.error("no way to the cluster: %s", error)
-        return ExitCode.USAGE
-    except OSError as error:
-        log.error("%s", error)
         return ExitCode.USAGE
 
 
