@@ -1,0 +1,62 @@
+{{- define "rlhf-operator.fullname" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "rlhf-operator.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "rlhf-operator.fullname" .) -}}
+{{- end }}
+
+{{/* The NetworkPolicy of every job lets the operator in by the first and the last of these labels. */}}
+{{- define "rlhf-operator.selector" -}}
+app.kubernetes.io/name: rlhf-operator
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "rlhf-operator.labels" -}}
+{{- $fixed := include "rlhf-operator.selector" . | fromYaml -}}
+{{- $_ := set $fixed "app.kubernetes.io/version" .Chart.AppVersion -}}
+{{- $_ := set $fixed "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- $_ := set $fixed "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.commonLabels) $fixed) -}}
+{{- end }}
+
+{{/* Reference of an image: (dict "root" $ "image" .Values.image.operator). */}}
+{{- define "rlhf-operator.image" -}}
+{{- $place := printf "%s/%s" .root.Values.image.registry .image.repository | trimPrefix "/" -}}
+{{- if .image.digest -}}
+{{ $place }}@{{ .image.digest }}
+{{- else -}}
+{{ $place }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* What the operator may do where it reconciles; docs/operations.md and the chart's tests hold the same list. */}}
+{{- define "rlhf-operator.rules" -}}
+- apiGroups: [rlhf.dev]
+  resources: [rlhfjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [rlhf.dev]
+  resources: [rlhfjobs/status]
+  verbs: [patch]
+# Children block their job's deletion; OwnerReferencesPermissionEnforcement (OpenShift has it on) asks for this.
+- apiGroups: [rlhf.dev]
+  resources: [rlhfjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch]
+# By name, never listed.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}

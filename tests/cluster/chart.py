@@ -1,0 +1,86 @@
+"""The Helm chart as its tests see it: what it renders, and the one table of rights that it may grant.
+
+The rule: the table says what the operator asks for; code and chart are both compared with it, so neither can drift.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .toolchain import binary
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "rlhf-operator"
+DEFINITION = ROOT / "crds" / "rlhfjobs.yaml"
+RELEASE, HOME = "rlhf", "rlhf-system"
+
+USED = {
+    ("rlhf.dev", "rlhfjobs"): "get list watch delete",  # watches, their comparison with a listing, time to live
+    ("rlhf.dev", "rlhfjobs/status"): "patch",
+    ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # children with blockOwnerDeletion, under the admission named above
+    ("", "pods"): "get list watch create delete",
+    ("", "services"): "get list watch create patch",  # a patch by server-side apply creates, and needs both
+    ("", "configmaps"): "get list watch create patch",
+    ("networking.k8s.io", "networkpolicies"): "get list watch create patch",
+    ("", "secrets"): "get create patch",
+    ("events.k8s.io", "events"): "create",
+}
+"""What the operator asks of the API server in the namespaces of jobs."""
+LEASE = {("coordination.k8s.io", "leases"): "get create update"}
+"""And in its own."""
+EVERYTHING: dict[str, Any] = {
+    "fullnameOverride": "everything",
+    "commonLabels": {"team": "rl"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "controller": {
+        "replicas": 3,
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"key": "control", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "podLabels": {"cost": "shared"},
+        "podAnnotations": {"note": "kept"},
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    },
+    "serviceAccount": {"annotations": {"cloud/role": "operator"}},
+    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
+}
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def render(values: dict[str, Any] | None = None) -> Objects:
+    """What the chart makes of `values`, by kind and name; raises ValueError with helm's words."""
+    command = [str(binary("helm")), "template", RELEASE, str(CHART), f"--namespace={HOME}", "--values=-"]
+    done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    found = [each for each in yaml.safe_load_all(done.stdout) if each]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def pod(objects: Objects, name: str = RELEASE) -> dict[str, Any]:
+    """Spec of the operator's pods."""
+    spec: dict[str, Any] = objects["Deployment", name]["spec"]["template"]["spec"]
+    return spec
+
+
+def flat(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of RBAC rules."""
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def triples(table: dict[tuple[str, str], str]) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of a table above."""
+    return {(group, resource, verb) for (group, resource), verbs in table.items() for verb in verbs.split()}

@@ -1,0 +1,184 @@
+"""The Helm chart without a cluster: what its values accept, what every toggle renders, which rights it grants."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_api import names
+from rlhf_operator.cluster import RESOURCES
+from rlhf_operator.handlers import WATCHED
+from rlhf_operator.manifests import identity
+
+from .chart import CHART, DEFINITION, EVERYTHING, HOME, LEASE, RELEASE, ROOT, USED, flat, pod, render, triples
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"replicas": 2}, "replicas"),
+        ({"controller": {"replica": 2}}, "replica"),
+        ({"controller": {"replicas": "2"}}, "replicas"),
+        ({"controller": {"concurrency": 0}}, "concurrency"),
+        ({"controller": {"logFormat": "xml"}}, "logFormat"),
+        ({"controller": {"replicas": 2, "leaderElection": {"enabled": False}}}, "replicas"),
+        ({"controller": {"env": [{"value": "x"}]}}, "env"),
+        ({"controller": {"resources": {"limit": {}}}}, "limit"),
+        ({"image": {"operator": {"digest": "sha256:12"}}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
+        ({"watchNamespaces": "team-a"}, "watchNamespaces"),
+        ({"crds": {"enabled": "yes"}}, "crds"),
+        ({"serviceAccount": {"create": False}}, "name"),
+        ({"metrics": {"port": 8081}}, "port"),
+        ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics"),
+        ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "interval"),
+        ({"podDisruptionBudget": {"minAvailable": "half"}}, "minAvailable"),
+        ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
+    ],
+    ids=json.dumps,
+)
+def test_a_wrong_value_is_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match="schema") as refused:
+        render(values)
+    assert named in str(refused.value)
+
+
+def test_the_schema_knows_every_value_and_takes_no_other() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(node: dict[str, Any], given: dict[str, Any], path: str) -> None:
+        known = set(node["properties"]) - {"global"}
+        assert node["additionalProperties"] is False, path
+        optional = {"claims"} if path.endswith(".resources") else set()
+        assert known - optional == set(given), path
+        for key, value in given.items():
+            if isinstance(value, dict) and "properties" in node["properties"][key]:
+                compare(node["properties"][key], value, f"{path}.{key}")
+
+    compare(schema, values, "")
+
+
+def test_the_definition_is_that_of_the_contract_and_is_kept() -> None:
+    stale = f"cp {DEFINITION.relative_to(ROOT)} {CHART.relative_to(ROOT)}/definition/"
+    assert (CHART / "definition" / "rlhfjobs.yaml").read_text() == DEFINITION.read_text(), f"stale; {stale}"
+    made = render()["CustomResourceDefinition", "rlhfjobs.rlhf.dev"]
+    metadata = made["metadata"]
+    assert metadata.pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert metadata.pop("labels")
+    assert made == yaml.safe_load(DEFINITION.read_text())
+    assert ("CustomResourceDefinition", "rlhfjobs.rlhf.dev") not in render({"crds": {"enabled": False}})
+
+
+def test_the_table_of_rights_is_what_the_code_can_ask_for() -> None:
+    assert {resource for _, resource in (USED | LEASE) if "/" not in resource} == {
+        each for _, each in RESOURCES.values()
+    }
+    watching = {(group, plural) for (group, plural), verbs in USED.items() if "watch" in verbs}
+    assert watching == {(group, plural) for group, _, plural in WATCHED.values()}
+    assert all({"get", "list"} <= set(USED[each].split()) for each in watching)
+
+
+def test_every_grant_is_used_and_every_use_is_granted() -> None:
+    made = render()
+    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
+    lease = made["Role", f"{RELEASE}-leader"]["rules"]
+    assert flat(lease) == triples(LEASE)
+    assert all(rule.get("resourceNames") == ["rlhf-operator"] for rule in lease if rule["verbs"] != ["create"])
+    bound = {key: each for key, each in made.items() if key[0] in ("ClusterRoleBinding", "RoleBinding")}
+    account = [{"kind": "ServiceAccount", "name": RELEASE, "namespace": HOME}]
+    assert len(bound) == 2
+    assert all(each["subjects"] == account for each in bound.values())
+
+
+def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:
+    made = render({"watchNamespaces": ["team-a"], "rbac": {"userRoles": False}})
+    assert made["Role", RELEASE]["metadata"]["namespace"] == "team-a"
+    assert flat(made["Role", RELEASE]["rules"]) == triples(USED)
+    assert not [key for key in made if key[0].startswith("ClusterRole")]
+    assert "--namespace=team-a" in pod(made)["containers"][0]["args"]
+
+
+def test_rights_can_be_left_to_the_cluster_administrator() -> None:
+    made = render({"rbac": {"create": False, "userRoles": False}, "serviceAccount": {"create": False, "name": "ours"}})
+    assert not [kind for kind, _ in made if "Role" in kind or kind == "ServiceAccount"]
+    assert pod(made)["serviceAccountName"] == "ours"
+
+
+def test_users_roles_add_jobs_and_no_status_writes() -> None:
+    made = render()
+    view, edit = made["ClusterRole", f"{RELEASE}-view"], made["ClusterRole", f"{RELEASE}-edit"]
+    to = "rbac.authorization.k8s.io/aggregate-to-"
+    assert {each for each in view["metadata"]["labels"] if each.startswith(to)} == {
+        to + each for each in ("view", "edit", "admin")
+    }
+    assert {each for each in edit["metadata"]["labels"] if each.startswith(to)} == {to + "edit", to + "admin"}
+    assert {verb for *_, verb in flat(view["rules"])} == {"get", "list", "watch"}
+    assert {each for _, each, _ in flat(edit["rules"])} == {"rlhfjobs", "rlhfjobs/scale"}
+
+
+def test_replicas_bring_a_budget_and_a_spread() -> None:
+    one, two = render(), render({"controller": {"replicas": 2}})
+    assert ("PodDisruptionBudget", RELEASE) not in one
+    assert "topologySpreadConstraints" not in pod(one)
+    assert two["PodDisruptionBudget", RELEASE]["spec"]["minAvailable"] == 1
+    selector = two["Deployment", RELEASE]["spec"]["selector"]
+    assert two["PodDisruptionBudget", RELEASE]["spec"]["selector"] == selector
+    assert pod(two)["topologySpreadConstraints"][0]["labelSelector"] == selector
+    off = render({"controller": {"replicas": 2}, "podDisruptionBudget": {"enabled": False}})
+    assert ("PodDisruptionBudget", RELEASE) not in off
+    own = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    assert pod(render({"controller": {"topologySpreadConstraints": own}}))["topologySpreadConstraints"] == own
+
+
+def test_without_election_there_is_no_lease_and_never_a_second_pod() -> None:
+    made = render({"controller": {"leaderElection": {"enabled": False}}})
+    assert "--no-leader-election" in pod(made)["containers"][0]["args"]
+    assert made["Deployment", RELEASE]["spec"]["strategy"] == {"type": "Recreate"}
+    assert ("Role", f"{RELEASE}-leader") not in made
+
+
+def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
+    digest = "sha256:" + "a" * 64
+    image = {"registry": "registry:5000", "operator": {"digest": digest, "tag": "x"}, "worker": {"tag": "v2"}}
+    container = pod(render({"image": image}))["containers"][0]
+    assert container["image"] == f"registry:5000/rlhf-operator/operator@{digest}"
+    assert f"--operator-image={container['image']}" in container["args"]
+    assert "--worker-image=registry:5000/rlhf-operator/worker:v2" in container["args"]
+
+
+def test_metrics_and_network_toggles() -> None:
+    assert ("Service", f"{RELEASE}-metrics") not in render({"metrics": {"enabled": False}})
+    plain = render({"metrics": {"port": 9090}})
+    assert plain["Service", f"{RELEASE}-metrics"]["spec"]["ports"][0]["port"] == 9090
+    assert "--metrics-address=0.0.0.0:9090" in pod(plain)["containers"][0]["args"]
+    assert not {kind for kind, _ in plain} & {"ServiceMonitor", "NetworkPolicy"}
+    made = render(EVERYTHING)
+    assert made["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
+    policy = made["NetworkPolicy", "everything"]["spec"]
+    assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}}]
+    assert names.COORDINATOR_PORT in [each["port"] for rule in policy["egress"] for each in rule["ports"]]
+
+
+def test_what_is_asked_for_pods_reaches_them_and_our_labels_win() -> None:
+    made = render(EVERYTHING | {"controller": EVERYTHING["controller"] | {"podLabels": {"cost": "shared"}}})
+    assert all(each["metadata"]["labels"]["team"] == "rl" for each in made.values())
+    template, given = made["Deployment", "everything"]["spec"]["template"], EVERYTHING["controller"]
+    assert template["metadata"]["labels"]["cost"] == "shared"
+    assert template["metadata"]["annotations"]["note"] == "kept"
+    for each in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
+        assert template["spec"][each] == given[each]
+    assert given["env"][0] in template["spec"]["containers"][0]["env"]
+    # The NetworkPolicy of every job lets the operator in by these.
+    stolen = {"app.kubernetes.io/name": "other", "app.kubernetes.io/component": "other"}
+    labels = render({"commonLabels": stolen, "controller": {"podLabels": stolen}})["Deployment", RELEASE]["spec"][
+        "template"
+    ]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == identity.APPLICATION
+    assert labels["app.kubernetes.io/component"] == "operator"
