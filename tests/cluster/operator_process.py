@@ -56,9 +56,7 @@ class OperatorProcess:
         with self.log.open("ab") as log:
             environment = os.environ | {"KUBECONFIG": str(self._kubeconfig)}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        wait_until(
-            "the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, patience, check=self.check
-        )
+        wait_until("the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, patience, check=self.check)
 
     def check(self) -> None:
         """Raises when it has ended by itself."""
