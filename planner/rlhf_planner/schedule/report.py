@@ -27,6 +27,7 @@ def solution_json(solution: Solution) -> dict[str, Any]:
         "peakAtBound": solution.peak_at_bound,
         "bubble": _tidy(timeline.bubble),
         "seconds": round(solution.seconds, 3),
+        "makespanSeconds": round(solution.makespan_seconds, 3),
         "cutShort": solution.cut_short,
         "method": solution.method,
         "baselines": {

@@ -18,7 +18,7 @@ from rlhf_planner.schedule.simulate import Ints, Layout, Timeline
 TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million
 SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on models with a memory cap
 TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
-CHUNK = 1_000_000  # tries between two looks at the clock
+CHUNK = 250_000  # tries between two looks at the clock
 PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
 OVERHEAD = 2e-3  # nominal seconds of one list schedule beside its steps
 
@@ -52,6 +52,7 @@ class Search:
     began: float
     cut_short: bool = False
     floor: float = 0.0
+    reached: float = 0.0  # seconds after which the best makespan was there
     tries_left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +94,8 @@ class Search:
         """Take the schedule if it keeps the cap and is better."""
         if not keeps_cap(timeline) or timeline.rank >= self.best.rank:
             return False
+        if timeline.makespan < self.best.makespan:
+            self.reached = self.clock() - self.began
         self.best, self.method = timeline, method
         return True
 

@@ -38,8 +38,8 @@ SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans t
 class Solution:
     """A valid schedule with what is proven about it.
 
-    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan,
-    plus the slack that was allowed.
+    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan plus
+    the slack that was allowed. `makespan_seconds`: when the makespan was found; the rest went to the peak.
     """
 
     timeline: Timeline
@@ -47,6 +47,7 @@ class Solution:
     lower_bound: float
     peak_bound: float
     seconds: float
+    makespan_seconds: float
     cut_short: bool
     baselines: dict[str, Timeline]
 
@@ -84,6 +85,7 @@ def solve(instance: Instance, options: Options, clock: Callable[[], float]) -> S
         lower_bound=search.bound,
         peak_bound=search.floor,
         seconds=clock() - began,
+        makespan_seconds=search.reached,
         cut_short=search.cut_short,
         baselines=baselines,
     )
