@@ -1,0 +1,177 @@
+"""The Helm chart on an API server: accepted as a whole, installed, upgraded and uninstalled under a job that stays.
+
+The rule: the operator itself runs with the rights of the chart's service account, and nothing is refused. The server
+enforces OwnerReferencesPermissionEnforcement, as OpenShift does, because one grant exists for it only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes
+import pytest
+import yaml
+
+from .chart import CHART, EVERYTHING, HOME, LEASE, RELEASE, ROOT, USED, pod, render, triples
+from .cluster import Cluster, ClusterError
+from .operator_process import OperatorProcess
+from .processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
+PATIENCE = 60.0  # seconds for what takes one or two on an idle machine
+DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
+MONITORS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "scope": "Namespaced",
+        "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """An API server of its own, as the definition is the release's here."""
+    failed_before = request.session.testsfailed
+    admission = "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"
+    found = Cluster(level="api", component_args={"kube-apiserver": [admission]}).start()
+    try:
+        yield found
+    finally:
+        found.stop(failed=request.session.testsfailed > failed_before)
+
+
+@pytest.fixture
+def installed(cluster: Cluster) -> Iterator[Cluster]:
+    """The release in place; the definition goes with it afterwards."""
+    cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", "--create-namespace")
+    condition = "--for=condition=Established"
+    cluster.kubectl("wait", condition, DEFINITION, f"--timeout={PATIENCE:.0f}s")
+    try:
+        yield cluster
+    finally:
+        cluster.helm("uninstall", RELEASE, f"--namespace={HOME}", "--ignore-not-found")
+        cluster.kubectl("delete", DEFINITION, "--ignore-not-found")
+
+
+def job(name: str, namespace: str) -> dict[str, Any]:
+    """A job of the examples."""
+    made: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    made["metadata"] = {"name": name, "namespace": namespace}
+    return made
+
+
+def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(cluster: Cluster) -> None:
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME, "labels": level}})
+    cluster.apply(MONITORS)
+    cluster.kubectl(
+        "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", f"--timeout={PATIENCE:.0f}s"
+    )
+    for values in ({}, EVERYTHING, {"watchNamespaces": [HOME]}):
+        made = render(values)
+        told = cluster.apply(made.values(), "--server-side", "--dry-run=server", "--validate=strict")
+        assert told.count("serverside-applied (server dry run)") == len(made)
+        name = str(values.get("fullnameOverride", RELEASE))
+        metadata = {"name": "operator", "namespace": HOME}
+        one = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made, name)}
+        assert "created" in cluster.apply(one, "--dry-run=server")
+
+
+def test_a_job_outlives_upgrade_uninstall_and_a_second_install(installed: Cluster) -> None:
+    installed.apply(job("kept", "default"))
+    uid = installed.get("rlhfjob", "kept")["metadata"]["uid"]
+    place = f"--namespace={HOME}"
+    notes = installed.helm("upgrade", RELEASE, str(CHART), place, "--set=controller.replicas=2")
+    assert "all namespaces" in notes
+    assert installed.get("deployment", RELEASE, place)["spec"]["replicas"] == 2
+    assert installed.get("poddisruptionbudget", RELEASE, place)
+    with pytest.raises(ClusterError, match="schema"):
+        installed.helm("upgrade", RELEASE, str(CHART), place, "--set=controller.replica=2")
+    installed.helm("uninstall", RELEASE, place)
+    kinds = "deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+    assert installed.get(kinds, place)["items"] == []
+    assert installed.get("clusterroles", f"--selector=app.kubernetes.io/instance={RELEASE}")["items"] == []
+    assert installed.get("rlhfjob", "kept")["metadata"]["uid"] == uid
+    installed.helm("install", RELEASE, str(CHART), place)
+    assert installed.get("rlhfjob", "kept")["metadata"]["uid"] == uid
+
+
+def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) that RBAC gives a user in a namespace, as the API server says it."""
+    with kubernetes.config.new_client_from_config(str(kubeconfig)) as client:
+        review = kubernetes.client.V1SelfSubjectRulesReview(
+            spec=kubernetes.client.V1SelfSubjectRulesReviewSpec(namespace=namespace)
+        )
+        answer = kubernetes.client.AuthorizationV1Api(client).create_self_subject_rules_review(review)
+    return {
+        (group, resource, verb)
+        for rule in answer.status.resource_rules
+        for group in rule.api_groups or []
+        for resource in rule.resources or []
+        for verb in rule.verbs
+        # What every authenticated user may ask about itself.
+        if group not in ("authentication.k8s.io", "authorization.k8s.io")
+    }
+
+
+def test_the_service_account_has_the_rights_of_the_table_and_no_other(installed: Cluster) -> None:
+    account = installed.user(ACCOUNT)
+    assert rights(account, "default") == triples(USED)
+    assert rights(account, HOME) == triples(USED) | triples(LEASE)
+    installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
+    installed.helm("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", "--set=watchNamespaces={team-a}")
+    assert rights(account, "team-a") == triples(USED)
+    assert rights(account, HOME) == triples(LEASE)
+    assert rights(account, "default") == set()
+
+
+@pytest.mark.parametrize("watched", ["", "team-b"], ids=["cluster-wide", "one namespace"])
+def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, watched: str) -> None:
+    namespace, chosen = watched or "default", [f"--namespace={watched}"] if watched else []
+    if watched:
+        installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": watched}})
+        install = ("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", f"--set=watchNamespaces={{{watched}}}")
+        installed.helm(*install)
+    place = f"--namespace={namespace}"
+
+    def pods() -> int:
+        return len(installed.get("pods", place)["items"])
+
+    with OperatorProcess(
+        installed, f"--lease-namespace={HOME}", *chosen, kubeconfig=installed.user(ACCOUNT)
+    ) as operator:
+        installed.apply(job("granted", namespace))
+        wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
+        for each in ("services", "configmaps", "secrets", "networkpolicies"):
+            selector = "--selector=rlhf.dev/job-name=granted"
+            assert installed.get(each, place, selector)["items"], each
+        installed.kubectl("patch", "rlhfjob", "granted", place, "--type=merge", '--patch={"spec":{"suspend":true}}')
+        wait_until("no pods of the suspended job", lambda: pods() == 0, PATIENCE, check=operator.check)
+        assert installed.get("events.events.k8s.io", place)["items"]
+        installed.kubectl("delete", "rlhfjob", "granted", place)
+        operator.kill()
+    said = operator.log.read_text().lower()
+    assert "forbidden" not in said
+    assert "refused" not in said
+    lease = installed.get("lease", "rlhf-operator", f"--namespace={HOME}")
+    assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
+    # A next operator would wait for it to expire.
+    installed.kubectl("delete", "lease", "rlhf-operator", f"--namespace={HOME}")
