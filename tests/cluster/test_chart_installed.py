@@ -155,6 +155,10 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
     def pods() -> int:
         return len(installed.get("pods", place)["items"])
 
+    def renewed() -> bool:
+        lease = installed.get("lease", "rlhf-operator", f"--namespace={HOME}")["spec"]
+        return bool(lease["renewTime"] > lease["acquireTime"])
+
     with OperatorProcess(
         installed, f"--lease-namespace={HOME}", *chosen, kubeconfig=installed.user(ACCOUNT)
     ) as operator:
@@ -167,11 +171,10 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         wait_until("no pods of the suspended job", lambda: pods() == 0, PATIENCE, check=operator.check)
         assert installed.get("events.events.k8s.io", place)["items"]
         installed.kubectl("delete", "rlhfjob", "granted", place)
+        wait_until("the Lease to be renewed", renewed, PATIENCE, check=operator.check)
         operator.kill()
     said = operator.log.read_text().lower()
     assert "forbidden" not in said
     assert "refused" not in said
-    lease = installed.get("lease", "rlhf-operator", f"--namespace={HOME}")
-    assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
     # A next operator would wait for it to expire.
     installed.kubectl("delete", "lease", "rlhf-operator", f"--namespace={HOME}")
