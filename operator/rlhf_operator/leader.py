@@ -50,7 +50,9 @@ class Leader:
             await asyncio.sleep(RETRY_SECONDS)
             left = max(0.1, RENEW_DEADLINE - (self._clock() - renewed))
             try:
-                if await asyncio.wait_for(self._attempt(), left):
+                async with asyncio.timeout(left):
+                    held = await self._attempt()
+                if held:
                     renewed = self._clock()
             except TimeoutError:
                 continue

@@ -8,6 +8,7 @@ Runs on one event loop, without locks; must never block it.
 """
 
 import asyncio
+import contextlib
 import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -123,10 +124,10 @@ class WorkQueue:
     async def _sleep(self) -> None:
         """Until something is added, work ends, or the next planned look is due."""
         timeout = max(0.0, self._later[0][0] - self._now()) if self._later else None
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except TimeoutError:
-            return
+        # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with what it waits for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
 
     @staticmethod
     def _now() -> float:

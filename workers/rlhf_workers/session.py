@@ -71,7 +71,8 @@ class Session:
 
     async def _welcome(self, call: grpc.aio.StreamStreamCall) -> pb.Welcome:
         try:
-            message = await asyncio.wait_for(call.read(), WELCOME_SECONDS)
+            async with asyncio.timeout(WELCOME_SECONDS):
+                message = await call.read()
         except TimeoutError:
             raise SessionBrokenError(f"no welcome within {WELCOME_SECONDS:.0f} s of registering") from None
         if message is grpc.aio.EOF:
@@ -104,7 +105,8 @@ class Session:
             self._wake.clear()
             if not self._outbox.unsent():
                 try:
-                    await asyncio.wait_for(self._wake.wait(), max(next_beat - now(), 0.0))
+                    async with asyncio.timeout(max(next_beat - now(), 0.0)):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
 

@@ -169,3 +169,20 @@ async def test_the_snapshot_tells_how_long_work_hangs() -> None:
     assert snapshot.active == snapshot.depth == 1
     assert snapshot.longest_active_seconds >= 0.04
     assert snapshot.oldest_age_seconds >= 0.04
+
+
+async def test_a_queue_that_is_woken_and_cancelled_at_one_moment_ends() -> None:
+    async def work(key: str) -> None:
+        return None
+
+    for _ in range(50):
+        queue = WorkQueue(work, concurrency=1)
+        queue.add_after("later", 30)
+        task = asyncio.create_task(queue.run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        queue.add("now")
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=1)
+        assert done, "cancelled, and still running"
