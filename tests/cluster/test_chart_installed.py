@@ -172,9 +172,7 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         assert installed.get("events.events.k8s.io", place)["items"]
         installed.kubectl("delete", "rlhfjob", "granted", place)
         wait_until("the Lease to be renewed", renewed, PATIENCE, check=operator.check)
-        operator.kill()
+        assert operator.stop() == 0
     said = operator.log.read_text().lower()
     assert "forbidden" not in said
     assert "refused" not in said
-    # A next operator would wait for it to expire.
-    installed.kubectl("delete", "lease", "rlhf-operator", f"--namespace={HOME}")
