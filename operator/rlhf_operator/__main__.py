@@ -36,6 +36,8 @@ log = logging.getLogger("rlhf_operator")
 CONCURRENCY: Final = 16
 """Reconciles at once; they mostly wait for the API server."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+END_SECONDS: Final = 10
+"""Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
 DEFINITION_SECONDS: Final = 5.0
 """Between two looks for a definition that is not installed yet."""
 
@@ -150,10 +152,17 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels tasks and waits until they are over."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancels tasks until they are over, once a second: a library may lose one cancellation. Gives up after a while."""
+    pending = set(tasks)
+    for _ in range(END_SECONDS):
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
+        if not pending:
+            break
+    else:
+        log.error("still running after %d s: %s", END_SECONDS, ", ".join(sorted(task.get_name() for task in pending)))
+    await asyncio.gather(*(set(tasks) - pending), return_exceptions=True)
 
 
 async def asked_to_stop(ready: asyncio.Event) -> None:

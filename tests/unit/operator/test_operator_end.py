@@ -1,0 +1,18 @@
+"""The operator ends when it is asked to, even when something in it loses a cancellation."""
+
+import asyncio
+
+from rlhf_operator.__main__ import ended
+
+
+async def test_a_task_that_loses_its_first_cancellation_is_asked_again() -> None:
+    async def loses_one() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(loses_one())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ended([task]), 5)
+    assert task.cancelled()
