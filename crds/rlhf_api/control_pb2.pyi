@@ -272,7 +272,7 @@ class WorkerState(_message.Message):
     COMMAND_ID_FIELD_NUMBER: _builtins.int
     LAST_TRAIN_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"", "generation", "inference", "training" """
+    """"", "generation", "inference", "training"; several joined by "+" """
     group_epoch: _builtins.int
     """training: of BecomeTraining"""
     busy: _builtins.bool
@@ -475,6 +475,7 @@ class CommandDone(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    MIGRATE_FIELD_NUMBER: _builtins.int
     command_id: _builtins.int
     @_builtins.property
     def failure(self) -> Global___Failure:
@@ -490,6 +491,8 @@ class CommandDone(_message.Message):
     def load(self) -> Global___LoadResult: ...
     @_builtins.property
     def measure(self) -> Global___MeasureResult: ...
+    @_builtins.property
+    def migrate(self) -> Global___MigrateResult: ...
     def __init__(
         self,
         *,
@@ -500,12 +503,13 @@ class CommandDone(_message.Message):
         withdraw: Global___WithdrawResult | None = ...,
         load: Global___LoadResult | None = ...,
         measure: Global___MeasureResult | None = ...,
+        migrate: Global___MigrateResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "measure", b"measure", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "measure", b"measure", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load", "measure"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load", "measure", "migrate"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
@@ -711,6 +715,8 @@ class MeasureResult(_message.Message):
     TRANSFERS_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     ACTIVATION_ROOM_BYTES_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SCORING_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """of the Measure that asked"""
     activation_room_bytes: _builtins.int
@@ -727,6 +733,14 @@ class MeasureResult(_message.Message):
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableTime]:
         """one for each schedule of the Measure, in its order"""
 
+    @_builtins.property
+    def generation(self) -> Global___GenerationCosts:
+        """role generation"""
+
+    @_builtins.property
+    def scoring(self) -> Global___ScoringCosts:
+        """role inference"""
+
     def __init__(
         self,
         *,
@@ -735,14 +749,136 @@ class MeasureResult(_message.Message):
         transfers: _abc.Iterable[Global___TransferTime] | None = ...,
         tables: _abc.Iterable[Global___TableTime] | None = ...,
         activation_room_bytes: _builtins.int = ...,
+        generation: Global___GenerationCosts | None = ...,
+        scoring: Global___ScoringCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_room_bytes", b"activation_room_bytes", "attempt", b"attempt", "stages", b"stages", "tables", b"tables", "transfers", b"transfers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_room_bytes", b"activation_room_bytes", "attempt", b"attempt", "generation", b"generation", "scoring", b"scoring", "stages", b"stages", "tables", b"tables", "transfers", b"transfers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeasureResult: _TypeAlias = MeasureResult  # noqa: Y015
+
+@_typing.final
+class GenerationCosts(_message.Message):
+    """What decoding costs on this worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECODE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    KV_ROOM_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    kv_bytes_per_token: _builtins.int
+    """all layers, keys and values"""
+    kv_room_bytes: _builtins.int
+    """device memory for KV caches; 0: not limited here"""
+    max_batch_size: _builtins.int
+    """samples decoded at once"""
+    replays: _builtins.bool
+    """a sample resumed from its tokens decodes them again (deterministic)"""
+    @_builtins.property
+    def decode(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]:
+        """one decode step of so many samples with so many keys each"""
+
+    @_builtins.property
+    def prefill(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]:
+        """one prefill of so many prompts of so many tokens"""
+
+    def __init__(
+        self,
+        *,
+        decode: _abc.Iterable[Global___StepCost] | None = ...,
+        prefill: _abc.Iterable[Global___StepCost] | None = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+        kv_room_bytes: _builtins.int = ...,
+        max_batch_size: _builtins.int = ...,
+        replays: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_room_bytes", b"kv_room_bytes", "max_batch_size", b"max_batch_size", "prefill", b"prefill", "replays", b"replays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationCosts: _TypeAlias = GenerationCosts  # noqa: Y015
+
+@_typing.final
+class StepCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    tokens: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "seconds", b"seconds", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCost: _TypeAlias = StepCost  # noqa: Y015
+
+@_typing.final
+class ScoringCosts(_message.Message):
+    """What scoring costs on this worker: one task on `batch` samples of `tokens` tokens, prompt included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: _builtins.int
+    WAKE_SECONDS_FIELD_NUMBER: _builtins.int
+    wake_seconds: _builtins.float
+    """from parked to ready"""
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskCost]: ...
+    def __init__(
+        self,
+        *,
+        tasks: _abc.Iterable[Global___TaskCost] | None = ...,
+        wake_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks", "wake_seconds", b"wake_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoringCosts: _TypeAlias = ScoringCosts  # noqa: Y015
+
+@_typing.final
+class TaskCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]: ...
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        costs: _abc.Iterable[Global___StepCost] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaskCost: _TypeAlias = TaskCost  # noqa: Y015
 
 @_typing.final
 class StageTime(_message.Message):
@@ -966,6 +1102,8 @@ class Command(_message.Message):
     SAVE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    MIGRATE_FIELD_NUMBER: _builtins.int
+    PARK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def become_generation(self) -> Global___BecomeGeneration: ...
@@ -989,6 +1127,10 @@ class Command(_message.Message):
     def exit(self) -> Global___Exit: ...
     @_builtins.property
     def measure(self) -> Global___Measure: ...
+    @_builtins.property
+    def migrate(self) -> Global___Migrate: ...
+    @_builtins.property
+    def park(self) -> Global___Park: ...
     def __init__(
         self,
         *,
@@ -1004,12 +1146,14 @@ class Command(_message.Message):
         save_checkpoint: Global___SaveCheckpoint | None = ...,
         exit: Global___Exit | None = ...,
         measure: Global___Measure | None = ...,
+        migrate: Global___Migrate | None = ...,
+        park: Global___Park | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "park"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1045,6 +1189,9 @@ class BecomeInference(_message.Message):
 
     TASKS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    parked: _builtins.bool
+    """models stay in host memory until the first Score"""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1056,14 +1203,38 @@ class BecomeInference(_message.Message):
         *,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
         weights: _abc.Iterable[Global___LoadWeights] | None = ...,
+        parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked", b"parked", "tasks", b"tasks", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BecomeInference: _TypeAlias = BecomeInference  # noqa: Y015
+
+@_typing.final
+class Park(_message.Message):
+    """Move the device memory of a role (weights, KV cache) to host memory; its next work brings it back. A role that holds
+    samples stays as it is. On a worker without an accelerator nothing moves.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Park: _TypeAlias = Park  # noqa: Y015
 
 @_typing.final
 class BecomeTraining(_message.Message):
@@ -1252,6 +1423,283 @@ class Withdraw(_message.Message):
 Global___Withdraw: _TypeAlias = Withdraw  # noqa: Y015
 
 @_typing.final
+class Migrate(_message.Message):
+    """Move samples to another worker with their KV cache: the prefix is sent while they are decoded on, the rest at a step
+    boundary. A sample is this worker's until the destination says that it has it; then this worker forgets it. What could not
+    be moved (finished meanwhile, unknown, connection cut, destination full, time over) is decoded on here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    destination: _builtins.str
+    """host:port of its own server"""
+    timeout_seconds: _builtins.float
+    """for all of it"""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigrateSample]: ...
+    def __init__(
+        self,
+        *,
+        destination: _builtins.str = ...,
+        samples: _abc.Iterable[Global___MigrateSample] | None = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "samples", b"samples", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Migrate: _TypeAlias = Migrate  # noqa: Y015
+
+@_typing.final
+class MigrateSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    NEW_EPOCH_FIELD_NUMBER: _builtins.int
+    new_epoch: _builtins.int
+    """of the hand-out to the destination"""
+    @_builtins.property
+    def key(self) -> Global___SampleKey:
+        """as it is held here"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SampleKey | None = ...,
+        new_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "new_epoch", b"new_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateSample: _TypeAlias = MigrateSample  # noqa: Y015
+
+@_typing.final
+class MigrateResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigratedSample]:
+        """every sample of the command, in its order"""
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___MigratedSample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateResult: _TypeAlias = MigrateResult  # noqa: Y015
+
+@_typing.final
+class MigratedSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    PAUSED_SECONDS_FIELD_NUMBER: _builtins.int
+    moved: _builtins.bool
+    """the destination has it"""
+    why: _builtins.str
+    """not moved: why"""
+    bytes: _builtins.int
+    """KV bytes sent"""
+    seconds: _builtins.float
+    """from the first part to the answer"""
+    paused_seconds: _builtins.float
+    """of them neither worker decoded it"""
+    @_builtins.property
+    def key(self) -> Global___SampleKey:
+        """as it was held here"""
+
+    @_builtins.property
+    def progress(self) -> Global___SampleProgress:
+        """moved: the whole response so far, under the new epoch"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SampleKey | None = ...,
+        moved: _builtins.bool = ...,
+        why: _builtins.str = ...,
+        progress: Global___SampleProgress | None = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        paused_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "key", b"key", "moved", b"moved", "paused_seconds", b"paused_seconds", "progress", b"progress", "seconds", b"seconds", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigratedSample: _TypeAlias = MigratedSample  # noqa: Y015
+
+@_typing.final
+class KvPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offer(self) -> Global___KvOffer: ...
+    @_builtins.property
+    def chunk(self) -> Global___KvChunk: ...
+    @_builtins.property
+    def hand_over(self) -> Global___KvHandOver: ...
+    def __init__(
+        self,
+        *,
+        offer: Global___KvOffer | None = ...,
+        chunk: Global___KvChunk | None = ...,
+        hand_over: Global___KvHandOver | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hand_over", b"hand_over", "offer", b"offer", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hand_over", b"hand_over", "offer", b"offer", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["offer", "chunk", "hand_over"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___KvPart: _TypeAlias = KvPart  # noqa: Y015
+
+@_typing.final
+class KvOffer(_message.Message):
+    """What is coming: the destination refuses at once what it cannot take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """weight version that the cache was computed with"""
+    layout: _builtins.str
+    """fingerprint of model shape, cache layout and decoding mode; both sides must have the same"""
+    @_builtins.property
+    def sample(self) -> Global___GenerateSample:
+        """under the new epoch; tokens as of the offer"""
+
+    def __init__(
+        self,
+        *,
+        sample: Global___GenerateSample | None = ...,
+        version: _builtins.int = ...,
+        layout: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "sample", b"sample", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvOffer: _TypeAlias = KvOffer  # noqa: Y015
+
+@_typing.final
+class KvChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CRC32_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    values: _builtins.bool
+    """else keys"""
+    position: _builtins.int
+    """of the first token here"""
+    crc32: _builtins.int
+    """of data.data"""
+    @_builtins.property
+    def data(self) -> Global___Array:
+        """[heads, tokens, size]; bytes as they are in the cache, bfloat16 as uint16"""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        values: _builtins.bool = ...,
+        position: _builtins.int = ...,
+        data: Global___Array | None = ...,
+        crc32: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "data", b"data", "layer", b"layer", "position", b"position", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvChunk: _TypeAlias = KvChunk  # noqa: Y015
+
+@_typing.final
+class KvHandOver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    positions: _builtins.int
+    """tokens in the cache, counted from the prompt's first"""
+    @_builtins.property
+    def sample(self) -> Global___SampleProgress:
+        """all response tokens, under the new epoch"""
+
+    def __init__(
+        self,
+        *,
+        sample: Global___SampleProgress | None = ...,
+        positions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "sample", b"sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvHandOver: _TypeAlias = KvHandOver  # noqa: Y015
+
+@_typing.final
+class KvReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.bool
+    why: _builtins.str
+    """not accepted: why"""
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.bool = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvReceipt: _TypeAlias = KvReceipt  # noqa: Y015
+
+@_typing.final
 class Score(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1344,8 +1792,9 @@ Global___Train: _TypeAlias = Train  # noqa: Y015
 
 @_typing.final
 class Measure(_message.Message):
-    """All ranks of a group at once: measure how long pipeline steps take, on made-up micro-batches of the job's shapes.
-    Changes no weight, no optimizer state and no random state.
+    """Measure how long work takes, on made-up data of the job's shapes; changes no weight, no optimizer state, no random state
+    and no sample. Role training (the default), all ranks of a group at once: pipeline steps. Role generation: decode steps and
+    prefills. Role inference: every scoring task.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1353,9 +1802,12 @@ class Measure(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     rounds: _builtins.int
     """how often each schedule runs, in turn, after a warm-up"""
+    role: _builtins.str
+    """generation | inference; empty: training"""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """time whole mini-batches under these; none: time single stages and transfers"""
@@ -1366,10 +1818,11 @@ class Measure(_message.Message):
         attempt: _builtins.int = ...,
         schedules: _abc.Iterable[_builtins.str] | None = ...,
         rounds: _builtins.int = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rounds", b"rounds", "schedules", b"schedules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "role", b"role", "rounds", b"rounds", "schedules", b"schedules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1876,6 +2329,7 @@ class JobStatus(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    FUSION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -1920,6 +2374,8 @@ class JobStatus(_message.Message):
     def replicas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """group -> workers wanted"""
 
+    @_builtins.property
+    def fusion(self) -> Global___FusionStatus: ...
     def __init__(
         self,
         *,
@@ -1941,14 +2397,67 @@ class JobStatus(_message.Message):
         tokens: _builtins.int = ...,
         pool: _abc.Iterable[_builtins.str] | None = ...,
         replicas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        fusion: Global___FusionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "seconds_left", b"seconds_left", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "seconds_left", b"seconds_left", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class FusionStatus(_message.Message):
+    """The inter-stage fusion of the iteration in progress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    MIGRATED_FIELD_NUMBER: _builtins.int
+    MIGRATED_BYTES_FIELD_NUMBER: _builtins.int
+    PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
+    PREDICTED_OFF_SECONDS_FIELD_NUMBER: _builtins.int
+    choice: _builtins.str
+    """Off | the threshold, pool and transfer in words, and why"""
+    threshold: _builtins.int
+    """unfinished samples at which the tail gathers; 0: never"""
+    pool: _builtins.int
+    """workers that are to keep it"""
+    migrated: _builtins.int
+    """samples moved in this iteration"""
+    migrated_bytes: _builtins.int
+    """of KV cache"""
+    predicted_seconds: _builtins.float
+    """generation and inference, with this choice"""
+    predicted_off_seconds: _builtins.float
+    """and without fusion"""
+    @_builtins.property
+    def released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """generation workers that score now"""
+
+    def __init__(
+        self,
+        *,
+        choice: _builtins.str = ...,
+        threshold: _builtins.int = ...,
+        pool: _builtins.int = ...,
+        released: _abc.Iterable[_builtins.str] | None = ...,
+        migrated: _builtins.int = ...,
+        migrated_bytes: _builtins.int = ...,
+        predicted_seconds: _builtins.float = ...,
+        predicted_off_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "migrated", b"migrated", "migrated_bytes", b"migrated_bytes", "pool", b"pool", "predicted_off_seconds", b"predicted_off_seconds", "predicted_seconds", b"predicted_seconds", "released", b"released", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FusionStatus: _TypeAlias = FusionStatus  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):

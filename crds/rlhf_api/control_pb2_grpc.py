@@ -435,3 +435,80 @@ class WeightSource:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvSinkStub:
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Receive = channel.stream_unary(
+                '/rlhf.v1.KvSink/Receive',
+                request_serializer=rlhf__api_dot_control__pb2.KvPart.SerializeToString,
+                response_deserializer=rlhf__api_dot_control__pb2.KvReceipt.FromString,
+                _registered_method=True)
+
+
+class KvSinkServicer:
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """
+
+    def Receive(self, request_iterator, context):
+        """One sample a call, pushed by its source (see Migrate): an offer, the KV cache in parts, and at last the hand-over. Answered
+        once the destination holds the sample and would report it; an answer that never comes means: not moved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvSinkServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Receive': grpc.stream_unary_rpc_method_handler(
+                    servicer.Receive,
+                    request_deserializer=rlhf__api_dot_control__pb2.KvPart.FromString,
+                    response_serializer=rlhf__api_dot_control__pb2.KvReceipt.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rlhf.v1.KvSink', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rlhf.v1.KvSink', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvSink:
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """
+
+    @staticmethod
+    def Receive(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/rlhf.v1.KvSink/Receive',
+            rlhf__api_dot_control__pb2.KvPart.SerializeToString,
+            rlhf__api_dot_control__pb2.KvReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -161,3 +161,40 @@ class WeightSourceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WeightChunk], _abc.AsyncIterator[_control_pb2.WeightChunk]]: ...
 
 def add_WeightSourceServicer_to_server(servicer: WeightSourceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KvSinkStub:
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KvSinkAsyncStub: ...
+    Receive: _grpc.StreamUnaryMultiCallable[_control_pb2.KvPart, _control_pb2.KvReceipt]
+    """One sample a call, pushed by its source (see Migrate): an offer, the KV cache in parts, and at last the hand-over. Answered
+    once the destination holds the sample and would report it; an answer that never comes means: not moved.
+    """
+
+@_typing.type_check_only
+class KvSinkAsyncStub(KvSinkStub):
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Receive: _aio.StreamUnaryMultiCallable[_control_pb2.KvPart, _control_pb2.KvReceipt]  # type: ignore[assignment]
+    """One sample a call, pushed by its source (see Migrate): an offer, the KV cache in parts, and at last the hand-over. Answered
+    once the destination holds the sample and would report it; an answer that never comes means: not moved.
+    """
+
+class KvSinkServicer(metaclass=_abc_1.ABCMeta):
+    """Served by generation workers: takes samples that another worker decodes, KV cache and all."""
+
+    @_abc_1.abstractmethod
+    def Receive(
+        self,
+        request_iterator: _MaybeAsyncIterator[_control_pb2.KvPart],
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.KvReceipt, _abc.Awaitable[_control_pb2.KvReceipt]]:
+        """One sample a call, pushed by its source (see Migrate): an offer, the KV cache in parts, and at last the hand-over. Answered
+        once the destination holds the sample and would report it; an answer that never comes means: not moved.
+        """
+
+def add_KvSinkServicer_to_server(servicer: KvSinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

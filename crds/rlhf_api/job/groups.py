@@ -55,7 +55,7 @@ class Inference(GroupFields):
     """Workers that score: reference log-probabilities, critic values, rewards."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Workers."""
+    """Workers of their own; 0 leaves all scoring to generation workers that have nothing to decode."""
     overlap: Literal["Off", "On"] = "On"
     """On scores each sample as it finishes, while others still decode; Off waits for the whole batch."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384

@@ -10,8 +10,19 @@ from rlhf_api.job.base import ApiModel, Location
 class InterStageFusion(ApiModel):
     """Migration of the long tail of generation, so that freed workers score (RLHFuse, inter-stage)."""
 
-    mode: Literal["Off", "Auto"] = "Auto"
-    """Auto fuses when the simulation predicts a gain."""
+    mode: Literal["Off", "Auto", "Fixed"] = "Auto"
+    """Auto fuses when the simulation predicts a gain, with the threshold and pool that it predicts to be best. Fixed
+    goes by `threshold` and `pool`."""
+    threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
+    """Fixed: unfinished samples at which the tail gathers on the pool (R_t)."""
+    pool: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Fixed: generation workers that keep the tail (m); as many as there are, or more, fuses nothing."""
+    transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
+    """What moves with a sample: its KV cache, or its tokens alone, from which the destination builds the cache anew.
+    Auto takes the one that is predicted to be faster, sample by sample."""
+    balance: Literal["Off", "Auto"] = "Auto"
+    """Auto also moves samples before the threshold, from the fullest worker to one that would run dry, when that is
+    predicted to gain more than it costs."""
 
 
 class IntraStageFusion(ApiModel):

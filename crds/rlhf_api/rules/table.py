@@ -7,7 +7,7 @@ from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
-from rlhf_api.rules.rule import Rule
+from rlhf_api.rules.rule import Rule, Values
 
 MAX_WORKERS: Final = 4096
 """Workers of one group; four digits in host names."""
@@ -27,6 +27,32 @@ def _of_algorithms() -> Iterator[Rule]:
         graph = full_graph(algorithm)
         if len(graph.trained) < 2:
             yield nothing_to_fuse(algorithm)
+
+
+def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
+    """A field of inter-stage fusion that is set with mode Fixed, and only with it."""
+    field, mode = f"spec.fusion.interStage.{name}", "spec.fusion.interStage.mode"
+
+    def needed(values: Values) -> bool:
+        return values[mode] != "Fixed" or values.has(field)
+
+    def read(values: Values) -> bool:
+        return not values.has(field) or values[mode] == "Fixed"
+
+    yield Rule(
+        field=mode,
+        node="spec",
+        cel=f"self.fusion.interStage.mode != 'Fixed' || has(self.fusion.interStage.{name})",
+        holds=needed,
+        message=f"needs {field} when it is Fixed: set it, for example to {example}, or use Auto",
+    )
+    yield Rule(
+        field=field,
+        node="spec",
+        cel=f"!has(self.fusion.interStage.{name}) || self.fusion.interStage.mode == 'Fixed'",
+        holds=read,
+        message=f"is read only with {mode}: Fixed: set that, or remove it",
+    )
 
 
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -74,7 +100,18 @@ _STATEMENTS: Final = (
         message="needs spec.algorithm.ppo.klCoefficient above 0 to start from: set that, or remove klTarget",
     ),
     replicas("generation"),
-    replicas("inference"),
+    *_given_when_fixed("threshold", "a fifth of spec.rollout.batchSize"),
+    *_given_when_fixed("pool", "1"),
+    Rule(
+        field="spec.fusion.interStage.threshold",
+        node="spec",
+        cel="!has(self.fusion.interStage.threshold) || self.fusion.interStage.threshold <= self.rollout.batchSize",
+        holds=lambda values: (
+            not values.has("spec.fusion.interStage.threshold")
+            or values["spec.fusion.interStage.threshold"] <= values["spec.rollout.batchSize"]
+        ),
+        message="must be at most spec.rollout.batchSize, the samples of an iteration",
+    ),
     Rule(
         field="spec.generation.parallelism.tensor",
         node="spec",
