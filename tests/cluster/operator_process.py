@@ -58,6 +58,13 @@ class OperatorProcess:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         wait_until("the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, patience, check=self.check)
 
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        self.check()
+        assert self._process is not None
+        return self._process.pid
+
     def check(self) -> None:
         """Raises when it has ended by itself."""
         if self._process is None or self._process.poll() is not None:

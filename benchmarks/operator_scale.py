@@ -1,0 +1,77 @@
+"""The operator at scale, on a real API server with fake (kwok) nodes, beside the raw limit of the same run.
+
+`python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario gets a cluster of its
+own; before the operator starts, a bare asyncio client creates the same objects at the same concurrency, by POST and by
+server-side apply, which is what this machine under its present load can do at best. Ratios to that limit compare
+between machines; rates do not. Needs what tests/cluster needs (Go; no root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.operator_scale_rig.scenarios import SCENARIOS, Settings
+
+
+def machine() -> dict[str, Any]:
+    """Where this ran, and what else ran there."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return {"processor": model, "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told = "; ".join(f"{name}: {what}" for name, (what, _) in SCENARIOS.items())
+    parser.add_argument("--scenario", default=",".join(SCENARIOS), help=f"comma-separated; {told}")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of jobs and pods; 0.1 for a quick run")
+    parser.add_argument("--concurrency", type=int, default=32, help="requests of the bare client at once")
+    parser.add_argument("--idle-seconds", type=float, default=330.0, help="for which S4 looks on")
+    parser.add_argument("--operator", action="append", default=[], metavar="ARGUMENT", help="passed on; repeatable")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    given = parser.parse_args()
+    given.scenarios = [each.strip() for each in given.scenario.split(",")]
+    # S6 is the second half of S4.
+    given.scenarios = list(dict.fromkeys("S4" if each == "S6" else each for each in given.scenarios))
+    unknown = [each for each in given.scenarios if each not in SCENARIOS]
+    if unknown:
+        parser.error(f"--scenario: {', '.join(unknown)}: must be among {', '.join(SCENARIOS)}")
+    if not 0 < given.scale <= 10:
+        parser.error(f"--scale: {given.scale}: must be above 0 and at most 10")
+    return given
+
+
+def main() -> None:
+    """Prints each scenario's figures when it is done."""
+    given = arguments()
+    settings = Settings(given.scale, given.concurrency, given.idle_seconds, tuple(given.operator))
+    results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}
+    print("settings", results["settings"])
+    print("machine", results["machine"], flush=True)
+    for name in given.scenarios:
+        what, measure = SCENARIOS[name]
+        print(f"{name}: {what}", flush=True)
+        begun = time.monotonic()
+        found = asyncio.run(measure(settings))
+        found |= {"load_after": os.getloadavg()[0], "took_seconds": time.monotonic() - begun}
+        results["scenarios"][name] = found
+        for key, value in found.items():
+            print(f"  {key:36} {value if not isinstance(value, float) else f'{value:.4g}'}", flush=True)
+    if given.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The jobs of the scenarios, and the objects that belong to each: what the operator makes, made here without it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_operator.certificates import new_authority
+from rlhf_operator.manifests import identity, render
+from rlhf_operator.manifests.configuration import secret
+from rlhf_operator.reconcile.admission import admit
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"requests": {"cpu": "10m", "memory": "16Mi"}}
+TEMPLATE = {"spec": {"containers": [{"name": "worker", "resources": SMALL}]}}
+"""Many pods on few fake nodes."""
+OTHERS = 3
+"""Pods of a job beside generation: coordinator, one inference, one training."""
+FEWEST_PODS = OTHERS + 1
+
+
+def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = False) -> Json:
+    """A PPO job of `pods` pods."""
+    found: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
+    found["metadata"] = {"name": name, "namespace": namespace}
+    found["spec"] |= {
+        "suspend": suspend,
+        "runPolicy": {"backoffLimit": 100},
+        "generation": {"replicas": pods - OTHERS, "template": TEMPLATE},
+        "inference": {"replicas": 1, "template": TEMPLATE},
+        "training": {"parallelism": {"pipeline": 1}, "microBatchSize": 8, "template": TEMPLATE},
+    }
+    return found
+
+
+def objects(stored: Json) -> list[Json]:
+    """Everything the operator makes of a stored job, Secrets included, in its order."""
+    parsed = admit(stored).job
+    assert parsed is not None
+    authority = new_authority(parsed.name, datetime.now(UTC))
+    issued = authority.issue([], datetime.now(UTC)).data()
+    kept = secret(parsed, {"ca.crt": authority.certificate, "ca.key": authority.key})
+    kept |= {"type": "Opaque"}
+    kept["metadata"] = identity.metadata(parsed, identity.authority_name(parsed), identity.labels(parsed))
+    return [kept, *render(parsed, issued).all]

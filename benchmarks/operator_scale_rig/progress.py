@@ -1,0 +1,30 @@
+"""Progress of a scenario on a terminal: how far, how fast, how long still. Elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+EVERY_SECONDS = 10.0
+"""Between two lines when nobody looks at a terminal."""
+
+
+class Progress:
+    """Shown on standard error, so that standard output holds results only."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._begun = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def at(self, done: int) -> None:
+        """So many of the total are done."""
+        now = time.monotonic()
+        if not self._terminal and now - self._shown < EVERY_SECONDS and done < self._total:
+            return
+        self._shown = now
+        rate = done / max(now - self._begun, 1e-9)
+        left = f"{(self._total - done) / rate:.0f} s left" if rate > 0 else "waiting"
+        text = f"{self._what}: {done}/{self._total}, {rate:.0f}/s, {left}"
+        end = "\n" if done >= self._total or not self._terminal else ""
+        print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,204 @@
+"""One cluster of a scenario: real control plane, fake nodes, a bare client, and the operator as its own process.
+
+Rule: the operator is started by its command line and looked at from outside: /proc, its metrics, the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from benchmarks.operator_scale_rig.bare_client import BareClient
+from benchmarks.operator_scale_rig.jobs import ROOT, job, objects
+from benchmarks.operator_scale_rig.progress import Progress
+from tests.cluster import Cluster
+from tests.cluster.kwok import TAINT
+from tests.cluster.operator_process import OperatorProcess
+
+from rlhf_api import names
+
+Json = dict[str, Any]
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+PODS_A_NODE = 150
+"""Fake nodes have room for 256 pods and 64 cores, one of which every coordinator asks for."""
+LONGEST_SECONDS = 1800.0
+"""Of any wait; a machine with much other load takes minutes."""
+NAMESPACE = "scale"
+OPERATOR_USER = "rlhf-operator"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a process has used so far."""
+
+    at: float
+    cpu_seconds: float
+
+    def since(self, before: Spent) -> tuple[float, float]:
+        """(wall seconds, CPU seconds) from `before` to this."""
+        return self.at - before.at, self.cpu_seconds - before.cpu_seconds
+
+
+class Rig:
+    """Between `async with`: a cluster ready for a scenario; the operator is started by `start_operator`."""
+
+    def __init__(self, *, pods: int, concurrency: int, audit: bool = False, operator: Sequence[str] = ()) -> None:
+        """`pods` of the scenario at most; `audit` has the API server write down every request of the operator."""
+        self._nodes = max(2, -(-pods // PODS_A_NODE))
+        self._arguments = operator
+        self.concurrency = concurrency
+        self._audit = audit
+
+    async def __aenter__(self) -> Self:
+        arguments = {}
+        self._folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"operator-scale-{os.getpid()}"
+        self._folder.mkdir(exist_ok=True)
+        self._log = self._folder / "audit.log"
+        if self._audit:
+            policy = self._folder / "policy.yaml"
+            rules = [
+                {"level": "Metadata", "users": [OPERATOR_USER], "omitStages": ["RequestReceived"]},
+                {"level": "None"},
+            ]
+            policy.write_text(yaml.safe_dump({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules}))
+            arguments["kube-apiserver"] = [f"--audit-policy-file={policy}", f"--audit-log-path={self._log}"]
+        self.cluster = Cluster(level="control-plane", component_args=arguments).start()
+        self.cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        self.cluster.add_kwok_nodes(self._nodes)
+        self.cluster.kubectl("taint", "nodes", "--all", f"{TAINT['key']}-")
+        self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        kubeconfig = self.cluster.user(OPERATOR_USER, "system:masters")
+        self.operator = OperatorProcess(self.cluster, *self._arguments, kubeconfig=kubeconfig)
+        self.client = BareClient(self.cluster.kubeconfig, self.concurrency * 2)
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.operator.stop()
+        await self.client.__aexit__()
+        self.cluster.stop(failed=kind is not None)
+        for each in self._folder.iterdir():
+            each.unlink()
+        self._folder.rmdir()
+
+    def start_operator(self) -> None:
+        """Returns when it leads."""
+        self.operator.start(LONGEST_SECONDS)
+
+    async def warm_up(self) -> float:
+        """One small job through the running operator, deleted again; seconds until its pods existed."""
+        begun = time.perf_counter()
+        stored = await self.client.create(job("default", "warm"))
+        await self.until_count("warm-up", "Pod", "default", 4)
+        seconds = time.perf_counter() - begun
+        await self.client.ask("DELETE", f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/warm")
+        assert stored["metadata"]["uid"]
+        await self.until_gone("Pod", "default")
+        return seconds
+
+    async def until(self, what: str, holds: Callable[[], Awaitable[bool]], every: float = 0.05) -> None:
+        """Waits; TimeoutError names what did not come."""
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while not await holds():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not happen within {LONGEST_SECONDS:.0f} s")
+            await asyncio.sleep(every)
+
+    async def until_count(self, what: str, kind: str, namespace: str, count: int, every: float = 0.05) -> None:
+        """Waits until a namespace has exactly so many objects of a kind."""
+        progress = Progress(what, count)
+
+        async def reached() -> bool:
+            found = await self.client.count(kind, namespace)
+            progress.at(found)
+            return found == count
+
+        await self.until(f"{what}: {count} objects {kind}", reached, every)
+
+    async def until_gone(self, kind: str, namespace: str, left: int = 0) -> None:
+        """Waits until deletions of a kind are done."""
+
+        async def gone() -> bool:
+            return await self.client.count(kind, namespace) == left
+
+        await self.until(f"the end of all objects {kind} in {namespace}", gone, 0.25)
+
+    async def until_running(self, namespace: str) -> None:
+        """Waits until no pod of a namespace is other than Running."""
+
+        async def running() -> bool:
+            return await self.client.none("Pod", namespace, "status.phase!=Running")
+
+        await self.until(f"pods of {namespace} to be Running", running, 0.25)
+
+    def spent(self) -> Spent:
+        """The operator's time so far."""
+        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
+        return Spent(time.perf_counter(), (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND)
+
+    def memory_mb(self, field: str = "VmRSS") -> float:
+        """Memory of the operator now, or its peak (VmHWM), in MB."""
+        lines = Path(f"/proc/{self.operator.pid}/status").read_text().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
+
+    def requests(self) -> Counter[str]:
+        """`verb resource` -> requests of the operator that the API server has answered; needs `audit`."""
+        found: Counter[str] = Counter()
+        with self._log.open() as lines:
+            for line in lines:
+                entry = json.loads(line)
+                what = entry.get("objectRef") or {}
+                sub = f"/{what['subresource']}" if "subresource" in what else ""
+                if entry["stage"] == "ResponseComplete" or entry["verb"] == "watch":
+                    found[f"{entry['verb']} {what.get('resource', entry['requestURI'])}{sub}"] += 1
+        return found
+
+    async def raw_limit(self, jobs: int, pods: int) -> Json:
+        """Rates of a bare client for the objects of `jobs` jobs of `pods` pods, by POST and by server-side apply.
+
+        Nothing else of ours runs; the scheduler and the fake nodes work on these pods as they do on the operator's.
+        """
+        found: Json = {}
+        await self._raw("warm-up", "apply", 2, 20)
+        for method in ("post", "apply"):
+            count, seconds, cpu = await self._raw(f"raw {method}", method, jobs, pods)
+            found |= {"objects": count, f"{method}_objects_per_second": count / seconds}
+            found |= {f"{method}_cpu_seconds": cpu, f"{method}_pods_per_second": jobs * pods / seconds}
+        return found
+
+    async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, float]:
+        namespace = f"raw-{method}-{jobs}"
+        self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        made = []
+        for number in range(jobs):
+            made += objects(await self.client.create(job(namespace, f"job-{number}", pods=pods, suspend=True)))
+        # What pods need comes first, as in a job of the operator's.
+        made.sort(key=lambda each: each["kind"] == "Pod")
+        progress, done = Progress(what, len(made)), 0
+
+        async def counted(ask: Callable[[], Awaitable[bytes]]) -> None:
+            nonlocal done
+            await ask()
+            done += 1
+            progress.at(done)
+
+        asks = self.client.posts(made) if method == "post" else self.client.applies(made)
+        cpu = time.process_time()
+        seconds = await self.client.all_at_once([partial(counted, ask) for ask in asks], self.concurrency)
+        cpu = time.process_time() - cpu
+        await self.until_running(namespace)
+        await self.client.delete_all(names.KIND, namespace)
+        await self.client.delete_all("Pod", namespace)
+        # One ConfigMap of a namespace is the cluster's own; the garbage collector takes the others.
+        for kind, left in (("Pod", 0), ("ConfigMap", 1), ("NetworkPolicy", 0)):
+            await self.until_gone(kind, namespace, left)
+        return len(made), seconds, cpu

@@ -1,0 +1,283 @@
+"""The scenarios: each brings up a cluster of its own, measures, and answers one flat dict of figures.
+
+Times are of what the API server holds, polled every 50 ms, never of what the operator says about itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.operator_scale_rig.bare_client import place
+from benchmarks.operator_scale_rig.jobs import FEWEST_PODS, job
+from benchmarks.operator_scale_rig.rig import NAMESPACE, Rig
+
+from rlhf_api import names
+
+Json = dict[str, Any]
+QUIET_SECONDS = 3.0
+"""Without a request: the operator has settled."""
+RAW_PODS = 1000
+"""Pods of the raw limit's measurement; it is a rate, so more add nothing."""
+KILLS = 5
+WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose; printed with the results."""
+
+    scale: float = 1.0
+    """Shrinks numbers of jobs and pods."""
+    concurrency: int = 32
+    """Requests at once of the bare client; the operator's own is the same."""
+    idle_seconds: float = 330.0
+    """S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
+    operator: tuple[str, ...] = ()
+    """Further arguments of the operator."""
+
+    def scaled(self, number: int, least: int = 1) -> int:
+        """`number`, shrunk."""
+        return max(least, round(number * self.scale))
+
+    def rig(self, pods: int, *, audit: bool = False) -> Rig:
+        """A cluster for a scenario."""
+        return Rig(pods=pods, concurrency=self.concurrency, audit=audit, operator=self.operator)
+
+
+async def one_big_job(settings: Settings) -> Json:
+    """S1: one job with 1,000 pods; and what a small job waits beside it."""
+    pods = settings.scaled(1000, 8)
+    async with settings.rig(pods * 2) as rig:
+        raw = await rig.raw_limit(1, pods)
+        rig.start_operator()
+        await rig.warm_up()
+        alone = await _small(rig, "small-alone")
+        before, begun = rig.spent(), time.perf_counter()
+        await rig.client.create(job(NAMESPACE, "big", pods=pods))
+        beside = asyncio.create_task(_beside(rig, pods))
+        await rig.until_count("S1", "Pod", NAMESPACE, pods)
+        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
+        waited = await beside
+        await rig.until_running(NAMESPACE)
+        running = time.perf_counter() - begun
+    found = {"pods": pods, "seconds": seconds, "pods_per_second": pods / seconds, "running_seconds": running}
+    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu}
+    found |= {"small_job_alone_seconds": alone, "small_job_beside_seconds": waited}
+    return found | _ratios(found["pods_per_second"], raw)
+
+
+async def _beside(rig: Rig, pods: int) -> float:
+    """Seconds to the pods of a small job that comes when a fifth of the big one's pods exist."""
+
+    async def begun() -> bool:
+        return await rig.client.count("Pod", NAMESPACE) >= pods / 5
+
+    await rig.until("the big job to begin", begun)
+    return await _small(rig, "small-beside")
+
+
+async def _small(rig: Rig, name: str) -> float:
+    rig.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    begun = time.perf_counter()
+    await rig.client.create(job(name, "small"))
+    await rig.until_count(name, "Pod", name, FEWEST_PODS)
+    return time.perf_counter() - begun
+
+
+async def many_jobs(settings: Settings) -> Json:
+    """S2: 1,000 jobs of four pods, created as fast as the API server takes them."""
+    jobs = settings.scaled(1000, 2)
+    async with settings.rig(jobs * FEWEST_PODS) as rig:
+        raw = await rig.raw_limit(min(jobs, RAW_PODS // FEWEST_PODS), FEWEST_PODS)
+        rig.start_operator()
+        await rig.warm_up()
+        before, begun = rig.spent(), time.perf_counter()
+        posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
+        posting = asyncio.create_task(rig.client.all_at_once(posts, rig.concurrency))
+        await rig.until_count("S2", "Pod", NAMESPACE, jobs * FEWEST_PODS)
+        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
+        posted = await posting
+        memory = rig.memory_mb()
+    pods = jobs * FEWEST_PODS
+    found = {"jobs": jobs, "pods": pods, "seconds": seconds, "pods_per_second": pods / seconds}
+    found |= {"jobs_per_second": jobs / seconds, "jobs_posted_in_seconds": posted, "operator_memory_mb": memory}
+    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu}
+    return found | _ratios(found["pods_per_second"], raw)
+
+
+async def resize(settings: Settings) -> Json:
+    """S3: 100 jobs grow by 100 generation pods each at once; from 1, as the API wants one in a job that runs."""
+    jobs, more = settings.scaled(100, 2), settings.scaled(100, 4)
+    start = jobs * FEWEST_PODS
+    async with settings.rig(jobs * (FEWEST_PODS + more)) as rig:
+        raw = await rig.raw_limit(1, min(RAW_PODS, jobs * more))
+        rig.start_operator()
+        await rig.client.all_at_once(
+            rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)]), rig.concurrency
+        )
+        await rig.until_count("S3, before", "Pod", NAMESPACE, start)
+        await rig.until_running(NAMESPACE)
+        body = json.dumps({"spec": {"replicas": 1 + more}}).encode()
+        headers = {"Content-Type": "application/merge-patch+json"}
+        where = place(names.KIND, NAMESPACE)
+        before, begun = rig.spent(), time.perf_counter()
+
+        def scale(number: int) -> Callable[[], Awaitable[bytes]]:
+            return lambda: rig.client.ask("PATCH", f"{where}/job-{number}/scale", body, headers=headers)
+
+        await rig.client.all_at_once([scale(each) for each in range(jobs)], rig.concurrency)
+        await rig.until_count("S3", "Pod", NAMESPACE, start + jobs * more)
+        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
+        memory = rig.memory_mb()
+    pods = jobs * more
+    found = {"jobs": jobs, "pods": pods, "seconds": seconds, "pods_per_second": pods / seconds}
+    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu, "operator_memory_mb": memory}
+    return found | _ratios(found["pods_per_second"], raw)
+
+
+def _ratios(rate: float, raw: Json) -> Json:
+    """The operator's pods a second beside a bare client's for the same objects."""
+    ratios = {f"ratio_to_raw_{each}": rate / raw[f"{each}_pods_per_second"] for each in ("apply", "post")}
+    return ratios | {f"raw_{name}": value for name, value in raw.items()}
+
+
+async def idle_then_restart(settings: Settings) -> Json:
+    """S4 and S6: 5,000 jobs that wait (spec.suspend), looked at for a while; then the operator starts anew."""
+    jobs = settings.scaled(5000, 10)
+    async with settings.rig(0, audit=True) as rig:
+        rig.start_operator()
+        posts = rig.client.posts([job(NAMESPACE, f"job-{each}", suspend=True) for each in range(jobs)])
+        first, begun = rig.spent(), time.perf_counter()
+        await rig.client.all_at_once(posts, rig.concurrency)
+        await _settled(rig)
+        taken, (_, cpu) = time.perf_counter() - begun - QUIET_SECONDS, rig.spent().since(first)
+        found = {"jobs": jobs, "taken_on_seconds": taken, "taken_on_cpu_seconds": cpu}
+        found |= await _idle(rig, settings.idle_seconds)
+        rig.operator.stop()
+        before, begun = rig.requests(), time.perf_counter()
+        rig.start_operator()
+        leads = time.perf_counter() - begun
+        await _settled(rig)
+        found["restart_settled_seconds"] = time.perf_counter() - begun - QUIET_SECONDS
+        found["restart_leads_seconds"] = leads
+        found["restart_cpu_seconds"] = rig.spent().cpu_seconds
+        found |= _told("restart", rig.requests() - before)
+        found["restart_memory_mb"] = rig.memory_mb()
+    return found
+
+
+async def _idle(rig: Rig, seconds: float) -> Json:
+    """Requests, CPU and memory of an operator with nothing to do."""
+    asked, before = rig.requests(), rig.spent()
+    await asyncio.sleep(seconds)
+    wall, cpu = rig.spent().since(before)
+    asked = rig.requests() - asked
+    found: Json = {"idle_seconds": wall, "idle_cpu_share": cpu / wall}
+    found |= {"idle_memory_mb": rig.memory_mb(), "idle_memory_peak_mb": rig.memory_mb("VmHWM")}
+    return found | _told("idle", asked) | {"idle_requests_per_second": sum(asked.values()) / wall}
+
+
+def _told(when: str, asked: Counter[str]) -> Json:
+    """Requests by kind; the Lease's own are told apart."""
+    lease = sum(count for what, count in asked.items() if what.endswith(" leases"))
+    others = {what: count for what, count in sorted(asked.items()) if not what.endswith(" leases")}
+    writes = sum(count for what, count in others.items() if what.split()[0] in WRITES)
+    return {f"{when}_requests": others, f"{when}_writes": writes, f"{when}_lease_requests": lease}
+
+
+async def _settled(rig: Rig) -> None:
+    """Returns when the operator has asked for nothing but its Lease for QUIET_SECONDS and uses no time."""
+    quiet, last = 0.0, None
+    while quiet < QUIET_SECONDS:
+        before = rig.spent()
+        await asyncio.sleep(0.5)
+        wall, cpu = rig.spent().since(before)
+        asked = sum(count for what, count in rig.requests().items() if not what.endswith(" leases"))
+        quiet = quiet + wall if asked == last and cpu < 0.2 * wall else 0.0
+        last = asked
+
+
+async def one_killed(settings: Settings) -> Json:
+    """S5: one pod of 1,024 is deleted, or fails, several times; time until its successor exists, and runs."""
+    pods = settings.scaled(1024, 8)
+    times: dict[str, list[float]] = {"deleted": [], "deleted_running": [], "failed": [], "failed_running": []}
+    async with settings.rig(pods) as rig:
+        rig.start_operator()
+        await rig.client.create(job(NAMESPACE, "big", pods=pods))
+        await rig.until_count("S5, before", "Pod", NAMESPACE, pods)
+        await rig.until_running(NAMESPACE)
+        await asyncio.sleep(5)
+        for number in range(KILLS):
+            for how in ("deleted", "failed"):
+                name = f"big-generation-{(number * 97) % (pods - 3)}"
+                made, running = await _replaced(rig, name, failed=how == "failed")
+                times[how].append(made)
+                times[f"{how}_running"].append(running)
+    found: Json = {"pods": pods, "kills": KILLS * 2}
+    for how, seconds in times.items():
+        found |= {f"{how}_median_seconds": statistics.median(seconds), f"{how}_worst_seconds": max(seconds)}
+    return found
+
+
+async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]:
+    """(seconds until another pod of the name exists, until it runs) after its end."""
+    path = f"{place('Pod', NAMESPACE)}/{name}"
+    uid = json.loads(await rig.client.ask("GET", path))["metadata"]["uid"]
+    begun, made = time.perf_counter(), 0.0
+    seen = asyncio.create_task(_watched(rig, name, uid))
+    await asyncio.sleep(0.2)
+    begun = time.perf_counter()
+    if failed:
+        status = {"status": {"phase": "Failed", "reason": "Broken", "message": "ended by the benchmark"}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        await rig.client.ask("PATCH", f"{path}/status", json.dumps(status).encode(), headers=headers)
+    else:
+        await rig.client.ask("DELETE", path)
+    made, running = await asyncio.wait_for(seen, 120)
+    return made - begun, running - begun
+
+
+async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
+    """Moments when another pod of the name existed, and when it ran."""
+    made = 0.0
+    async for event in rig.client.watch("Pod", NAMESPACE, name):
+        body = event["object"]
+        if body["metadata"]["uid"] != uid:
+            made = made or time.perf_counter()
+            if body.get("status", {}).get("phase") == "Running":
+                return made, time.perf_counter()
+    raise RuntimeError(f"the watch of {name} ended")
+
+
+async def unreachable(settings: Settings) -> Json:
+    """S7: running jobs whose coordinators cannot be dialled, as fake pods cannot; what the operator spends on it."""
+    jobs = settings.scaled(500, 2)
+    async with settings.rig(jobs * FEWEST_PODS, audit=True) as rig:
+        rig.start_operator()
+        posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
+        await rig.client.all_at_once(posts, rig.concurrency)
+        await rig.until_count("S7, before", "Pod", NAMESPACE, jobs * FEWEST_PODS)
+        await rig.until_running(NAMESPACE)
+        await asyncio.sleep(30)
+        found = await _idle(rig, 60.0)
+    share = found["idle_cpu_share"]
+    return {"jobs": jobs, "cpu_milliseconds_per_job_and_second": share * 1000 / jobs} | {
+        name.replace("idle", "unreachable"): value for name, value in found.items()
+    }
+
+
+SCENARIOS: dict[str, tuple[str, Callable[[Settings], Awaitable[Json]]]] = {
+    "S1": ("one job with 1,000 pods", one_big_job),
+    "S2": ("1,000 jobs of 4 pods", many_jobs),
+    "S3": ("100 jobs resized by 100 generation pods each", resize),
+    "S4": ("5,000 waiting jobs, and S6: the operator restarted with them", idle_then_restart),
+    "S5": ("one pod of 1,024 killed", one_killed),
+    "S7": ("500 running jobs whose coordinators cannot be reached", unreachable),
+}
