@@ -23,6 +23,7 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import Deletion, Observed, Plan, reconcile
 from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reward_functions import given
 
 log = logging.getLogger(__name__)
 
@@ -165,10 +166,12 @@ class Controller:
         refused: dict[str, str] = {}
         for manifest in others:
             await self._try(key, job, manifest, refused)
+        pods, lacking = await given(self._cluster, pods)
         for batch in _batches(pods):
             if refused:
                 break  # what was refused for one is refused for the next
             await asyncio.gather(*(self._try(key, job, each, refused) for each in batch))
+        refused |= lacking
         before = self._refusals.pop(key, {})
         if refused:
             self._refusals[key] = refused

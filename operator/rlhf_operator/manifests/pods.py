@@ -10,7 +10,7 @@ from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
-from rlhf_operator.manifests import identity
+from rlhf_operator.manifests import identity, reward
 from rlhf_operator.manifests.paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
 
 CONTAINER: Final = "worker"
@@ -91,11 +91,11 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
         memory="1Gi",
     )
     volumes = []
-    reward = job.spec.models.reward.function
+    function = job.spec.models.reward.function
     # Generation workers become inference workers when the long tail migrates, without a restart.
-    if reward is not None and reward.config_map is not None and group is not Group.TRAINING:
-        container["volumeMounts"].append({"name": "reward", "mountPath": REWARD_PATH, "readOnly": True})
-        volumes.append({"name": "reward", "configMap": {"name": reward.config_map}})
+    if function is not None and function.config_map is not None and group is not Group.TRAINING:
+        container["volumeMounts"].append({"name": reward.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
+        volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
     return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
 
 

@@ -59,11 +59,6 @@ def _admit(text: str) -> Admission:
         return Admission(None, _told(error.problems), _reason(error.problems))
     except ValidationError as error:
         return Admission(None, str(error), PlannedReason.INVALID)
-    function = job.spec.models.reward.function
-    if function is not None and function.config_map is not None:
-        remedy = "mount the file by spec.inference.template and name its path in spec.models.reward.function.file"
-        lacking = Problem("spec.models.reward.function.configMap", function.config_map, f"is not mounted yet: {remedy}")
-        return Admission(job, str(lacking), PlannedReason.UNAVAILABLE)
     try:
         for group, count in desired(job).items():
             if count:

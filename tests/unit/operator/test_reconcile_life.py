@@ -94,15 +94,6 @@ def test_what_this_version_cannot_do_is_said_so() -> None:
     assert world.workers == []
 
 
-def test_a_reward_in_a_config_map_is_refused_with_what_works() -> None:
-    world = World()
-    world.job["spec"]["models"]["reward"] = {"function": {"configMap": "rewards"}}
-    world.settle()
-    assert world.condition("Planned")["reason"] == "NotAvailableInThisVersion"
-    assert "spec.inference.template" in world.condition("Planned")["message"]
-    assert world.workers == []
-
-
 def test_a_live_job_goes_on_when_its_template_becomes_invalid() -> None:
     world = World().begin()
     world.job["spec"]["training"]["template"] = {"spec": {"hostPID": True}}

@@ -1,0 +1,51 @@
+"""A reward function in the user's ConfigMap: which pods mount it, and whether it is there to be mounted.
+
+Rule: pure. A pod that mounts it says by an annotation which content it was made with; the kubelet keeps the mounted
+file up to date, and a process reads it when it starts, so a change is seen by the next start and by no running worker.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlhf_api.names import GROUP
+from rlhf_operator.manifests.paths import REWARD_KEY
+
+Json = dict[str, Any]
+
+VOLUME: Final = "reward"
+"""Name of the volume."""
+CONTENT: Final = f"{GROUP}/reward-content"
+"""Annotation of a pod: digest of the function that it was made with."""
+FIELD: Final = "spec.models.reward.function.configMap"
+
+
+def mounted(pod: Mapping[str, Any]) -> str | None:
+    """Name of the ConfigMap whose reward function the pod mounts."""
+    for volume in pod["spec"]["volumes"]:
+        if volume["name"] == VOLUME:
+            return str(volume["configMap"]["name"])
+    return None
+
+
+def problem(name: str, namespace: str, found: Mapping[str, Any] | None) -> str:
+    """Why the stored ConfigMap `found` (None: there is none) cannot be mounted, and what to do; empty when it can."""
+    remedy = f"kubectl create configmap {name} --namespace={namespace} --from-file={REWARD_KEY}=<your file>"
+    if found is None:
+        return f"{FIELD}: {name!r}: no ConfigMap of this name in namespace {namespace}; create it: {remedy}"
+    if _function(found) is None:
+        keys = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])) or "none"
+        return f"{FIELD}: {name!r}: the ConfigMap has no key {REWARD_KEY} (its keys: {keys}); make it anew: {remedy}"
+    return ""
+
+
+def stamped(pod: Json, found: Mapping[str, Any]) -> Json:
+    """`pod` with the digest of the function in ConfigMap `found`, which has one."""
+    digest = hashlib.sha256(str(_function(found)).encode()).hexdigest()[:16]
+    metadata = pod["metadata"]
+    return {**pod, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), CONTENT: digest}}}
+
+
+def _function(found: Mapping[str, Any]) -> str | None:
+    text = (found.get("data") or {}).get(REWARD_KEY) or (found.get("binaryData") or {}).get(REWARD_KEY)
+    return str(text) if text else None

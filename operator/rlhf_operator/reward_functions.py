@@ -1,0 +1,34 @@
+"""Reads the ConfigMaps of reward functions when pods are made that mount them, and at no other time.
+
+Rule: a pod whose function is not there is not made, and the reason is told in words; every other pod is. Keeps nothing:
+the next turn asks again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_operator.cluster import Cluster
+from rlhf_operator.manifests import reward
+
+Json = dict[str, Any]
+
+
+async def given(cluster: Cluster, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
+    """The pods that can be made, and pod name -> why not of the others. Raises ClusterError."""
+    ready: list[Json] = []
+    lacking: dict[str, str] = {}
+    read: dict[tuple[str, str], Json | None] = {}
+    for pod in pods:
+        name, namespace = reward.mounted(pod), pod["metadata"]["namespace"]
+        if name is None:
+            ready.append(pod)
+            continue
+        if (namespace, name) not in read:
+            read[namespace, name] = await cluster.get("ConfigMap", namespace, name)
+        found = read[namespace, name]
+        if wrong := reward.problem(name, namespace, found):
+            lacking[pod["metadata"]["name"]] = wrong
+        else:
+            assert found is not None
+            ready.append(reward.stamped(pod, found))
+    return ready, lacking

@@ -1,0 +1,76 @@
+"""The ConfigMap of a reward function: pods that mount it wait for it and say which content they were made with."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_operator.manifests import reward
+from rlhf_operator.reward_functions import given
+
+Json = dict[str, Any]
+
+
+def pod(name: str, config_map: str | None = None) -> Json:
+    """A pod, and whether it mounts a reward function."""
+    volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
+    if config_map:
+        volumes.append({"name": reward.VOLUME, "configMap": {"name": config_map}})
+    return {
+        "metadata": {"name": name, "namespace": "team", "annotations": {"own": "kept"}},
+        "spec": {"volumes": volumes},
+    }
+
+
+class Stored:
+    """The one request that is made of a cluster."""
+
+    def __init__(self, **config_maps: Json) -> None:
+        self.config_maps = config_maps
+        self.asked: list[tuple[str, str, str]] = []
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        self.asked.append((kind, namespace, name))
+        return self.config_maps.get(name)
+
+
+async def made(cluster: Stored, *pods: Json) -> tuple[list[Json], dict[str, str]]:
+    return await given(cluster, pods)  # type: ignore[arg-type]
+
+
+async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_changes_that() -> None:
+    def digest_of(text: str, **more: str) -> Any:
+        return reward.stamped(pod("a", "r"), {"data": {"reward.py": text, **more}})["metadata"]["annotations"]
+
+    first = digest_of("def score(): ...")
+    assert first["own"] == "kept"
+    assert first == digest_of("def score(): ...", other="x")
+    assert first[reward.CONTENT] != digest_of("def score(): pass")[reward.CONTENT]
+
+
+async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
+    cluster = Stored(r={"data": {"reward.py": "def score(): ..."}})
+    ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
+    assert [each["metadata"]["name"] for each in ready] == ["a", "b", "c"]
+    assert [reward.CONTENT in each["metadata"]["annotations"] for each in ready] == [True, False, True]
+    assert not lacking
+    assert cluster.asked == [("ConfigMap", "team", "r")]
+    await made(cluster, pod("b"))
+    assert len(cluster.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        ({}, "no ConfigMap of this name in namespace team; create it: kubectl create configmap r --namespace=team"),
+        ({"r": {"data": {"score.py": "x"}}}, "no key reward.py (its keys: score.py)"),
+        ({"r": {"data": {"reward.py": ""}}}, "no key reward.py (its keys: reward.py)"),
+        ({"r": {}}, "its keys: none"),
+    ],
+    ids=["missing", "other key", "empty", "no data"],
+)
+async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored: dict[str, Json], says: str) -> None:
+    ready, lacking = await made(Stored(**stored), pod("coordinator"), pod("inference", "r"))
+    assert [each["metadata"]["name"] for each in ready] == ["coordinator"]
+    assert lacking.keys() == {"inference"}
+    assert lacking["inference"].startswith("spec.models.reward.function.configMap: 'r': ")
+    assert says in lacking["inference"]
