@@ -56,6 +56,10 @@ class Sample:
     epoch: int = 0
     """Of the last hand-out, of any kind."""
     decoding: Handout | None = None
+    arriving: Handout | None = None
+    """Migrating with its KV cache: whose it will be."""
+    immovable: bool = False
+    """Its KV cache could not be moved once: it is moved by its tokens."""
     response: Response = field(default_factory=Response)
     finish_reason: str = ""
     text: str = ""

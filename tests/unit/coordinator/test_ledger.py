@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rlhf_api.algorithms import Task
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.ledger import Ledger
-from rlhf_operator.coordinator.sample import Response, SampleState, first_tokens, join_spans
+from rlhf_operator.coordinator.sample import Handout, Response, SampleState, first_tokens, join_spans
 
 TASKS = (
     Task("reference", Group.INFERENCE, "reference", ("tokens",), ("reference_log_probabilities",)),
@@ -46,6 +46,10 @@ class LedgerMachine(RuleBasedStateMachine):
         """(worker, sample) -> epoch it was handed out under, as the worker sees it."""
         self.journal: list[tuple[object, ...]] = []
         self.handouts: set[tuple[int, int]] = set()
+        self.transfers: list[tuple[int, Handout, Handout]] = []
+        """(sample, source, destination) of Migrate commands that no source has answered."""
+        self.known = [0] * SIZE
+        """Tokens this coordinator knew of each sample before the last step."""
 
     def hand_out(self, index: int, epoch: int) -> None:
         assert (index, epoch) not in self.handouts, "an epoch was used twice"
@@ -84,6 +88,10 @@ class LedgerMachine(RuleBasedStateMachine):
             if self.ledger.finish(index, epoch, worker, truth(index, 0, length(index)), "stop", "text"):
                 assert ("finished", index) not in self.journal, "finished twice"
                 self.journal.append(("finished", index))
+        elif kind == "moved":
+            self.ledger.moved(index, rest[3], rest[4], rest[5])  # type: ignore[arg-type]
+        elif kind == "stayed":
+            self.ledger.stayed(index, rest[3])  # type: ignore[arg-type]
         elif kind == "score":
             task, values = rest[3], rest[4]
             if self.ledger.score(index, epoch, worker, task, values):  # type: ignore[arg-type]
@@ -114,6 +122,34 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not self.ledger.withdrawn(index, epoch, worker, truth(index, 0, 2)), "migration is idempotent"
             self.holding.pop((worker, index), None)
 
+    @rule(index=indices, destination=workers)
+    def migrate_with_cache(self, index: int, destination: str) -> None:
+        sample = self.ledger.samples[index]
+        if sample.state is not SampleState.DECODING:
+            return
+        if sample.decoding is not None and sample.decoding.worker == destination:
+            with pytest.raises(ValueError, match="decoded on"):
+                self.ledger.migrate(index, destination)
+            return
+        source, arriving = self.ledger.migrate(index, destination)
+        self.hand_out(index, arriving.epoch)
+        self.transfers.append((index, source, arriving))
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data(), receipt=st.booleans(), accepted=st.booleans(), portion=st.floats(0, 1))
+    def answer_migration(self, data: st.DataObject, receipt: bool, accepted: bool, portion: float) -> None:
+        """The destination takes the sample or not, and its receipt reaches the source or not."""
+        index, source, arriving = self.transfers.pop(data.draw(st.integers(0, len(self.transfers) - 1)))
+        held = self.holding.get((source.worker, index)) == source.epoch
+        tokens = truth(index, 0, int(portion * length(index)))
+        if held and accepted:
+            self.holding[arriving.worker, index] = arriving.epoch
+        if held and accepted and receipt:
+            del self.holding[source.worker, index]
+            self.said.append(("moved", index, source.epoch, source.worker, source, arriving, tokens))
+        else:
+            self.said.append(("stayed", index, source.epoch, source.worker, source))
+
     @rule(worker=workers, gives_back=st.booleans())
     def lose(self, worker: str, gives_back: bool) -> None:
         held = {index: epoch for (owner, index), epoch in self.holding.items() if owner == worker}
@@ -122,6 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
         released = self.ledger.release(worker, given)
         assert len(released.queued) == before
         assert not self.ledger.decoding_on(worker)
+        assert not self.ledger.arriving_on(worker)
         assert not self.ledger.scoring_on(worker)
         self.holding = {key: epoch for key, epoch in self.holding.items() if key[0] != worker}
 
@@ -129,6 +166,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.epoch += 1
         self.ledger = Ledger(3, SIZE, TASKS, self.epoch)
+        self.known = [0] * SIZE
         for kind, index, *rest in self.journal:
             assert isinstance(index, int)
             if kind == "finished":
@@ -146,16 +184,21 @@ class LedgerMachine(RuleBasedStateMachine):
             decoding = sample.state in (SampleState.DECODING, SampleState.MIGRATING)
             assert (sample.index in queued) == (sample.state is SampleState.QUEUED)
             assert (sample.decoding is not None) == decoding
+            assert sample.arriving is None or sample.state is SampleState.MIGRATING
+            assert sample.arriving is None or sample.arriving != sample.decoding
             assert (sample.index in list(ledger.unscored())) == bool(sample.open_tasks)
             done = sample.state in (SampleState.SCORED, SampleState.TRAINED)
             open_tasks = set(sample.open_tasks) | set(sample.scoring)
             assert done == (sample.finish_reason != "" and not open_tasks)
+        assert sum(map(ledger.arriving_on, WORKERS)) == sum(s.arriving is not None for s in ledger.samples)
         assert sum(map(ledger.decoding_on, WORKERS)) == ledger.count(SampleState.DECODING, SampleState.MIGRATING)
 
     @invariant()
     def tokens_are_never_invented_or_lost(self) -> None:
         for sample in self.ledger.samples:
             assert sample.response == truth(sample.index, 0, len(sample.response))
+            assert len(sample.response) >= self.known[sample.index], "tokens shrank"
+            self.known[sample.index] = len(sample.response)
         assert self.ledger.tokens == sum(len(sample.response) for sample in self.ledger.samples)
 
     @invariant()
@@ -187,6 +230,49 @@ def test_a_batch_is_trained_once() -> None:
     assert ledger.counts()["trained"] == 1
     with pytest.raises(ValueError, match="cannot be trained"):
         ledger.train()
+
+
+def migrating(ledger: Ledger) -> tuple[Handout, Handout]:
+    """Sample 0 on its way from a to b, three tokens known."""
+    epoch = ledger.assign(0, "a")
+    ledger.progress(0, epoch, "a", 0, truth(0, 0, 3))
+    return ledger.migrate(0, "b")
+
+
+def test_a_migrating_sample_is_its_sources_until_the_destination_has_it() -> None:
+    ledger = Ledger(0, 1, TASKS, 1)
+    source, arriving = migrating(ledger)
+    assert ledger.progress(0, source.epoch, "a", 3, truth(0, 3, 4)) == 1, "it is decoded on while its cache travels"
+    assert (ledger.decoding_on("a"), ledger.decoding_on("b"), ledger.arriving_on("b")) == (1, 0, 1)
+    assert ledger.progress(0, arriving.epoch, "b", 4, truth(0, 4, 4)) == 0
+    assert (ledger.decoding_on("a"), ledger.decoding_on("b"), ledger.arriving_on("b")) == (0, 1, 0)
+    assert ledger.progress(0, source.epoch, "a", 0, truth(0, 0, 4)) == 0, "the source has it no more"
+    assert ledger.moved(0, source, arriving, truth(0, 0, 4)), "and says so, later"
+    assert (ledger.migrated, ledger.returned, ledger.counts()["decoding"]) == (1, 0, 1)
+
+
+def test_a_sample_that_could_not_be_moved_goes_on_and_what_the_destination_says_is_stale() -> None:
+    ledger = Ledger(0, 1, TASKS, 1)
+    source, arriving = migrating(ledger)
+    assert ledger.stayed(0, source)
+    assert ledger.samples[0].immovable
+    assert not ledger.finish(0, arriving.epoch, "b", truth(0, 0, 4), "stop", "")
+    assert ledger.finish(0, source.epoch, "a", truth(0, 0, 4), "stop", "")
+    assert not ledger.stayed(0, source)
+
+
+def test_a_sample_survives_the_loss_of_either_side_of_its_migration() -> None:
+    ledger = Ledger(0, 1, TASKS, 1)
+    source, arriving = migrating(ledger)
+    ledger.release("b")
+    assert ledger.counts()["migrating"] == 1, "the source has it until it says otherwise"
+    assert ledger.moved(0, source, arriving, truth(0, 0, 4))
+    assert (ledger.queued(1), len(ledger.samples[0].response)) == ([0], 4)
+    source, arriving = migrating(ledger)
+    assert ledger.release("a").queued == (0,)
+    assert not ledger.finish(0, arriving.epoch, "b", truth(0, 0, 4), "stop", ""), "given back means given back"
+    assert not ledger.moved(0, source, arriving, truth(0, 0, 4))
+    assert ledger.queued(1) == [0]
 
 
 def test_samples_with_most_tokens_are_handed_out_first() -> None:
