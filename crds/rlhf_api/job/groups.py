@@ -1,4 +1,4 @@
-"""`spec.generation`, `spec.inference`, `spec.training`: the three groups of worker processes."""
+"""`spec.generation`, `spec.inference`, `spec.training`: the three groups of worker processes; `spec.coordinator`."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,14 @@ class GroupFields(ApiModel):
     """Threads of the compute library on CPU; fixed, because results may depend on it."""
     template: dict[str, Any] = Field(default_factory=dict)
     """Pod template merged under ours (image, volumes, node selectors, resources); a PodTemplateSpec."""
+
+
+class Coordinator(ApiModel):
+    """The process that moves samples between workers: one pod without GPUs."""
+
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Pod template merged under ours (node selectors, resources, init containers); a PodTemplateSpec.
+    Volumes, mounts and pull secrets of training pods are there already."""
 
 
 class TensorParallelism(ApiModel):

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.base import ApiModel
-from rlhf_api.job.groups import Generation, Inference, Training
+from rlhf_api.job.groups import Coordinator, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
@@ -38,6 +38,8 @@ class RLHFJobSpec(ApiModel):
     """Workers that score."""
     training: Training = Field(default_factory=Training)
     """Ranks that train."""
+    coordinator: Coordinator = Field(default_factory=Coordinator)
+    """The process that moves samples between them."""
     fusion: Fusion = Field(default_factory=Fusion)
     """Fusion of stages."""
     checkpoints: Checkpoints | None = None

@@ -89,7 +89,8 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0) 
 def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
     """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what training pods mount.
 
-    Of the training template it takes volumes, our container's mounts, pull secrets and the pod's security context.
+    Of the training template it takes volumes, our container's mounts, pull secrets and the pod's security context; its
+    own template adds to that.
     """
     template = job.spec.training.template
     spec = template.get("spec") or {}
@@ -98,7 +99,8 @@ def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
         if container.get("name") == "worker" and container.get("volumeMounts"):
             shared["containers"] = [{"name": "worker", "volumeMounts": container["volumeMounts"]}]
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
-    return _finished(job, merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template"))
+    mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template")
+    return _finished(job, merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template"))
 
 
 def _finished(job: RLHFJob, pod: Json) -> Json:

@@ -227,3 +227,30 @@ def test_a_reward_function_in_a_configmap_is_mounted_where_it_may_be_scored() ->
     function = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.reward.function
     assert function is not None
     assert (function.file, function.config_map) == ("/etc/rlhf/reward/reward.py", None)
+
+
+def test_the_coordinators_template_adds_to_what_it_has_of_the_training_template() -> None:
+    document = yaml.safe_load(MANIFEST)
+    data = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    mount = {"name": "data", "mountPath": "/data"}
+    container = {"name": "worker", "image": "trainer:1", "volumeMounts": [mount]}
+    document["spec"]["training"] = {"template": {"spec": {"containers": [container], "volumes": [data]}}}
+    setup = {"name": "setup", "image": "setup:1", "volumeMounts": [mount]}
+    own = {
+        "nodeSelector": {"pool": "cpu"},
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "initContainers": [setup],
+        "containers": [{"name": "worker", "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}}}],
+    }
+    document["spec"]["coordinator"] = {"template": {"metadata": {"labels": {"team": "a"}}, "spec": own}}
+    made = pods(RLHFJob.model_validate(document))["merged-coordinator"]
+    (worker_,) = made["spec"]["containers"]
+    assert worker_["image"] == Images().operator, "the training pods' image is not the coordinator's"
+    assert worker_["resources"] == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
+    assert mount in worker_["volumeMounts"]
+    assert {"data", "scratch", "certificates"} <= {volume["name"] for volume in made["spec"]["volumes"]}
+    assert made["spec"]["nodeSelector"] == {"pool": "cpu"}
+    assert made["spec"]["initContainers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    assert made["metadata"]["labels"]["team"] == "a"
+    with pytest.raises(TemplateError, match=r"spec\.coordinator\.template\.spec\.hostNetwork"):
+        pods(job_with(spec(hostNetwork=True), "coordinator"))
