@@ -12,6 +12,7 @@ import typer
 
 from rlhf_api.names import ExitCode
 from rlhf_operator.cli import schedule
+from rlhf_operator.cli.cluster import commands
 
 app = typer.Typer(
     name="rlhf",
@@ -92,10 +93,14 @@ def version() -> None:
     typer.echo(version_of("rlhf-operator"))
 
 
+commands.register(app)
+
+
 def main() -> None:
     """Entry point of `rlhf` and `kubectl rlhf`."""
     try:
-        app()
+        # kubectl finds its plugins by this name; a user types the command with a blank.
+        app(prog_name="kubectl rlhf" if Path(sys.argv[0]).name == "kubectl-rlhf" else "rlhf")
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
@@ -108,13 +113,14 @@ def main() -> None:
 def _explain(error: Exception) -> int | None:
     """Prints what a foreseen error says to its user; None for an unforeseen one."""
     from rlhf_api.problems import ManifestError
+    from rlhf_operator.cli.cluster.errors import VerbError
     from rlhf_operator.local.errors import RunError
     from rlhf_operator.manifests import TemplateError
 
     if isinstance(error, BrokenPipeError):  # `rlhf plan | head`
         sys.stderr.close()
         return ExitCode.FAILED
-    if not isinstance(error, ManifestError | RunError | TemplateError):
+    if not isinstance(error, ManifestError | RunError | TemplateError | VerbError):
         return None
     from rlhf_operator.cli.console import errors
 
@@ -124,7 +130,7 @@ def _explain(error: Exception) -> int | None:
         print_problems(error, errors())
         return int(ExitCode.USAGE)
     errors().print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-    return int(error.exit_code) if isinstance(error, RunError) else int(ExitCode.USAGE)
+    return int(ExitCode.USAGE) if isinstance(error, TemplateError) else int(error.exit_code)
 
 
 if __name__ == "__main__":

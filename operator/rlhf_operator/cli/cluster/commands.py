@@ -1,0 +1,123 @@
+"""The command lines of the verbs against a cluster. Declarations only; nothing heavy is imported before a verb runs.
+
+Rule: flags are kubectl's where kubectl has them, so that hands which know one know the other.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PANEL = "On a cluster"
+
+Name = Annotated[str, typer.Argument(metavar="JOB", help="Name of the RLHFJob.", show_default=False)]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", metavar="FILE", help="Instead of KUBECONFIG or ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help="Another context of the kubeconfig.")]
+Namespace = Annotated[
+    str | None, typer.Option("-n", "--namespace", metavar="NAME", help="Another namespace than the context's.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Let the API server check the change, and change nothing.")]
+
+
+class Form(StrEnum):
+    """Of the output of get."""
+
+    WIDE = "wide"
+    NAME = "name"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    for verb in (get, suspend, resume, scale, wait):
+        app.command(rich_help_panel=PANEL)(verb)
+
+
+def get(
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
+    selector: Annotated[str, typer.Option("-l", "--selector", metavar="LABELS", help="Only jobs with these.")] = "",
+    form: Annotated[Form | None, typer.Option("-o", "--output", help="Another form of output.")] = None,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Stay, and show changes as they come.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List jobs: phase, progress, reward, speed."""
+    from rlhf_operator.cli.cluster import show
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    asked = show.Shown(tuple(jobs or ()), every, selector, form.value if form else "", watch)
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: show.get(session, asked)))
+
+
+def suspend(
+    job: Name,
+    dry_run: DryRun = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Checkpoint a job and stop its workers until it is resumed."""
+    from rlhf_operator.cli.cluster import change, changes
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: change.send(session, job, changes.suspend, dry_run=dry_run)))
+
+
+def resume(
+    job: Name,
+    dry_run: DryRun = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let a suspended job go on from its last checkpoint."""
+    from rlhf_operator.cli.cluster import change, changes
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: change.send(session, job, changes.resume, dry_run=dry_run)))
+
+
+def scale(
+    job: Name,
+    sizes: Annotated[list[str], typer.Argument(metavar="GROUP=N...", help="E.g. generation=4 inference=2.")],
+    dry_run: DryRun = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Change the number of generation and inference workers of a job, running or not."""
+    from rlhf_operator.cli.cluster import change, changes
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    wanted = changes.parse_sizes(sizes)
+    target = Target(kubeconfig, context, namespace)
+    made = lambda stored: changes.scale(stored, wanted)  # noqa: E731 said once, used once
+    raise typer.Exit(run(target, lambda session: change.send(session, job, made, dry_run=dry_run)))
+
+
+def wait(
+    job: Name,
+    goal: Annotated[
+        str, typer.Option("--for", metavar="WHAT", help="condition=NAME[=STATUS], phase=NAME, iteration=N or delete.")
+    ] = "condition=Complete",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="90s, 5m, 1h30m.")] = "24h",
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Wait for a condition, a phase or an iteration; a failure of the job ends the wait with its exit code."""
+    from rlhf_operator.cli.cluster import waiting
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    wanted, seconds = waiting.parse_goal(goal), waiting.parse_duration(timeout)
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: waiting.wait(session, job, wanted, seconds)))
