@@ -19,6 +19,8 @@ from typing import Any
 
 from rlhf_api.names import Env
 
+FORK_SERVER = b"rlhf_workers.fork_server"
+"""Argument of the process that workers are forked from; each bears its worker's name."""
 SHORTEST_CALM_SECONDS = 0.2
 """Least time between two kills; the longest is the caller's: kills fall into work, recovery and start."""
 RUN_TIMEOUT_SECONDS = 600.0
@@ -57,18 +59,24 @@ class Ended:
 def processes(runner: int) -> dict[str, int]:
     """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`."""
     found = {}
-    children = Path(f"/proc/{runner}/task/{runner}/children").read_text().split()
-    for child in children:
+    for child in _children(runner):
         try:
             environment = dict(
                 entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry
             )
+            if FORK_SERVER in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                found |= {Path(f"/proc/{worker}/comm").read_text().strip(): worker for worker in _children(child)}
+                continue
         except OSError:  # it ended while we looked
             continue
         if Env.GROUP in environment:
             group, index = environment[Env.GROUP], environment.get(Env.INDEX, "0")
-            found["coordinator" if group == "coordinator" else f"{group}-{index}"] = int(child)
+            found["coordinator" if group == "coordinator" else f"{group}-{index}"] = child
     return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def digest(checkpoints: Path) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.local import launch, leftovers
+from rlhf_operator.local.forking import Forked, ForkServer, ForkServerError, forkable
 from rlhf_operator.local.restarts import Ended, EndJob, Finished, Restart, decide, describe
 from rlhf_operator.local.translate import Process
 
@@ -70,7 +71,8 @@ class Supervisor:
         self._token = token
         self._report = report
         self._leave_seconds = leave_seconds
-        self._children: dict[str, Child] = {}
+        self._forks = ForkServer({leftovers.TOKEN_VARIABLE: token})
+        self._children: dict[str, Child | Forked] = {}
         self._restarts: dict[str, int] = {process.name: 0 for process in processes}
         self._counted = 0
         self._stopping = False
@@ -95,6 +97,7 @@ class Supervisor:
                 keeper.cancel()
             self.kill()
             await asyncio.gather(*keepers, return_exceptions=True)
+            await self._forks.close()
             if left := leftovers.kill(self._token):
                 self._report(Event("", f"ended {len(left)} leftover processes"))
         return Outcome(end.code, end.reason, self._restarts)
@@ -156,18 +159,7 @@ class Supervisor:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             log.write(f"--- {now} start {self._restarts[process.name] + 1} of {process.name}\n".encode())
             log.flush()
-            cores = ",".join(map(str, sorted(process.cores))) if process.cores else "-"
-            launcher = (sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), cores)
-            child = await asyncio.create_subprocess_exec(
-                *launcher,
-                *process.command,
-                env={**os.environ, **process.env, leftovers.TOKEN_VARIABLE: self._token},
-                cwd=process.folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            child = await self._fork(process) or await self._execute(process, log)
         self._children[process.name] = child
         if self._stopping and process.group is Group.COORDINATOR:
             self._signal(process.name, signal.SIGTERM)
@@ -176,6 +168,30 @@ class Supervisor:
         finally:
             self._signal(process.name, signal.SIGKILL)
             del self._children[process.name]
+
+    async def _fork(self, process: Process) -> Forked | None:
+        """None when it has to be started the ordinary way."""
+        if self._forks.broken or not forkable(process):
+            return None
+        try:
+            return await self._forks.start(process)
+        except ForkServerError as error:
+            self._report(Event("", str(error)))
+            return None
+
+    async def _execute(self, process: Process, log: BinaryIO) -> Child:
+        cores = ",".join(map(str, sorted(process.cores))) if process.cores else "-"
+        launcher = (sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), cores)
+        return await asyncio.create_subprocess_exec(
+            *launcher,
+            *process.command,
+            env={**os.environ, **process.env, leftovers.TOKEN_VARIABLE: self._token},
+            cwd=process.folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         """To the whole group of one process: itself and the children it made."""

@@ -1,0 +1,111 @@
+"""Workers forked from one preloaded process: each is who it should be, its end is seen, none outlives the run."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rlhf_api.names import Env, ExitCode, Group
+from rlhf_operator.local import leftovers
+from rlhf_operator.local.forking import ForkServer, ForkServerError, forkable
+from rlhf_operator.local.ports import free_ports
+from rlhf_operator.local.translate import Process
+
+pytestmark = pytest.mark.slow
+
+
+def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **other: str) -> Process:
+    """A worker that dials a coordinator nobody is at."""
+    name = f"generation-{index}"
+    port = next(free_ports(Random()))
+    env = {
+        Env.GROUP: "generation",
+        Env.INDEX: str(index),
+        Env.COORDINATOR: coordinator,
+        Env.LISTEN: f"127.0.0.1:{port}",
+        Env.DEVICE: "cpu",
+        Env.THREADS: "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **other,
+    }
+    command = (sys.executable, "-m", "rlhf_workers")
+    return Process(name, Group.GENERATION, command, {str(k): v for k, v in env.items()}, folder, folder / f"{name}.log")
+
+
+def title(pid: int) -> str:
+    """What `top` shows."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        await asyncio.sleep(0.05)
+
+
+async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Path) -> None:
+    token = uuid.uuid4().hex
+    server = ForkServer({leftovers.TOKEN_VARIABLE: token})
+    try:
+        first, second = [await server.start(worker(tmp_path, index)) for index in range(2)]
+        for index, forked in enumerate((first, second)):
+            assert title(forked.pid) == f"generation-{index}"
+            assert os.getpgid(forked.pid) == forked.pid
+            log = tmp_path / f"generation-{index}.log"
+            await until(lambda log=log: "dials the coordinator" in log.read_text(), f"{log} to say that it dials")
+            assert f"generation-{index} " in log.read_text()
+
+        os.kill(first.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(first.wait(), 10) == -signal.SIGKILL
+        os.kill(second.pid, signal.SIGTERM)
+        assert await asyncio.wait_for(second.wait(), 30) == ExitCode.OK
+
+        wrong = await server.start(worker(tmp_path, 2, coordinator="nowhere"))
+        assert await asyncio.wait_for(wrong.wait(), 30) == ExitCode.USAGE
+        assert "RLHF_COORDINATOR" in (tmp_path / "generation-2.log").read_text().splitlines()[-1]
+    finally:
+        await server.close()
+    assert leftovers.find(token) == []
+
+
+async def test_the_death_of_the_server_is_the_death_of_its_workers_and_the_next_start_makes_another(
+    tmp_path: Path,
+) -> None:
+    token = uuid.uuid4().hex
+    server = ForkServer({leftovers.TOKEN_VARIABLE: token})
+    try:
+        before = await server.start(worker(tmp_path, 0))
+        server.kill()
+        assert await asyncio.wait_for(before.wait(), 10) == -signal.SIGKILL
+        await until(lambda: not Path(f"/proc/{before.pid}").exists(), "the worker to be gone", 10)
+        after = await server.start(worker(tmp_path, 0))
+        assert after.pid != before.pid
+        assert not server.broken
+    finally:
+        await server.close()
+    assert leftovers.find(token) == []
+
+
+async def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
+    (tmp_path / "rlhf_workers").mkdir()
+    (tmp_path / "rlhf_workers" / "__init__.py").write_text("raise RuntimeError('no torch here')")
+    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    with pytest.raises(ForkServerError, match=r"fork-server\.log"):
+        await server.start(worker(tmp_path, 0))
+    assert "no torch here" in (tmp_path / "fork-server.log").read_text()
+    assert server.broken
+    await server.close()
+
+
+def test_what_cannot_be_forked(tmp_path: Path) -> None:
+    assert forkable(worker(tmp_path, 0))
+    assert not forkable(worker(tmp_path, 0, CUDA_VISIBLE_DEVICES="0"))
+    assert not forkable(worker(tmp_path, 0, **{Env.THREADS: "4"}))

@@ -1,0 +1,163 @@
+"""Starts the workers of one machine by forking: torch and transformers are imported once, not once a process.
+
+`python -m rlhf_workers.fork_server` reads one JSON object a line from its standard input (`name`, `environment`,
+`folder`, `log`, `cores` or null) and forks a worker for each; on its standard output it says `{"ready": true}` once,
+then `{"pid": ...}` for every request in order, and `{"ended": pid, "code": ...}` (negative: the signal) for every end.
+
+Rule: one thread until the fork, or what another thread held stays held in the child; so it refuses to serve when a
+library started threads. Never for processes with an accelerator: CUDA does not survive a fork. Must never act for a
+worker beyond starting it. When this process ends, its workers are killed by the kernel, and whoever keeps them starts
+others; when the input ends, it ends.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from rlhf_api.names import Env
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+"""prctl(2)."""
+PRELOADED: Final = (
+    "torch",
+    "rlhf_workers.agent",
+    "rlhf_workers.generation.role",
+    "rlhf_workers.inference.role",
+    "rlhf_workers.training.role",
+)
+"""All that a worker of any group imports."""
+LINES_AT_ONCE: Final = 1 << 16
+"""Bytes read at a time."""
+
+
+class Server:
+    """Forks workers and waits for their ends, on one thread."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        """File descriptors of the two pipes."""
+        self._requests, self._replies = requests, replies
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+        self._children: dict[int, int] = {}
+        self._pending = b""
+
+    def serve(self) -> None:
+        """Until the input ends."""
+        self._say({"ready": True})
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd != self._requests:
+                    self._reap(key.fd)
+                elif not self._read():
+                    return
+
+    def _read(self) -> bool:
+        more = os.read(self._requests, LINES_AT_ONCE)
+        *lines, self._pending = (self._pending + more).split(b"\n")
+        for line in filter(None, lines):
+            self._start(json.loads(line))
+        return bool(more)
+
+    def _start(self, order: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become(order, server)
+        watched = os.pidfd_open(pid)
+        self._children[watched] = pid
+        self._selector.register(watched, selectors.EVENT_READ)
+        self._say({"pid": pid})
+
+    def _reap(self, watched: int) -> None:
+        pid = self._children.pop(watched)
+        self._selector.unregister(watched)
+        os.close(watched)
+        _, status = os.waitpid(pid, 0)
+        self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, reply: dict[str, Any]) -> None:
+        os.write(self._replies, json.dumps(reply).encode() + b"\n")
+
+    def _become(self, order: dict[str, Any], server: int) -> NoReturn:
+        """The child: ties its life to the server's, takes its own place, and is a worker to the end."""
+        try:
+            os.setsid()
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(1)
+            self._selector.close()
+            for inherited in (self._requests, self._replies, *self._children):
+                os.close(inherited)
+            _take_place(order)
+            from rlhf_workers.__main__ import main
+
+            code = main()
+            sys.stdout.flush()
+            os._exit(code)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"{order.get('name')} cannot be started: {error!r}\n")
+                sys.stderr.flush()
+            os._exit(1)
+
+
+def _take_place(order: dict[str, Any]) -> None:
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, target)
+    if order["cores"] is not None:
+        os.sched_setaffinity(0, order["cores"])
+    prctl(PR_SET_NAME, order["name"].encode()[:15])
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """prctl(2); OSError when the kernel refuses."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def preload() -> None:
+    """Imports all a worker may need; SystemExit when that started threads."""
+    from importlib import import_module
+
+    from rlhf_workers.loading import uncollected
+
+    with uncollected():
+        for module in PRELOADED:
+            import_module(module)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        sys.exit(f"cannot fork: importing {', '.join(PRELOADED)} started {threads - 1} threads")
+
+
+def main() -> None:
+    """Serves on the standard streams; what libraries print goes to standard error."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    requests = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for inherited in (requests, replies):
+        os.set_inheritable(inherited, False)
+    # As a worker would before it imports these libraries.
+    os.environ["OMP_NUM_THREADS"] = os.environ.get(Env.THREADS, "1")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    preload()
+    Server(requests, replies).serve()
+
+
+if __name__ == "__main__":
+    main()
