@@ -20,6 +20,8 @@ class ConditionType(StrEnum):
     """Coordinator and all needed workers are ready and an iteration is under way."""
     RESIZING = "Resizing"
     """A group is being scaled; the job goes on meanwhile."""
+    RESTARTING = "Restarting"
+    """Pods are replaced on purpose: their template is another one, or the failure policy restarts more than one."""
     SUSPENDED = "Suspended"
     """spec.suspend is true and no worker runs."""
     COMPLETE = "Complete"
@@ -85,6 +87,18 @@ class ResizingReason(StrEnum):
     """Workers that leave hand back their samples first."""
 
 
+class RestartingReason(StrEnum):
+    """Reasons of `Restarting`."""
+
+    NONE = "NotRestarting"
+    ROLLING = "RollingUpdate"
+    """A pod template changed; groups get it one after the other."""
+    GROUP = "GroupRestart"
+    """spec.runPolicy.failurePolicy restarts a whole group."""
+    JOB = "JobRestart"
+    """spec.runPolicy.failurePolicy restarts the whole job, the coordinator included."""
+
+
 class SuspendedReason(StrEnum):
     """Reasons of `Suspended`."""
 
@@ -100,6 +114,8 @@ class FinishedReason(StrEnum):
     NOT_FINISHED = "NotFinished"
     COMPLETE = "AllIterationsTrained"
     BACKOFF_LIMIT = "BackoffLimitExceeded"
+    POLICY = "FailurePolicy"
+    """A rule of spec.runPolicy.failurePolicy says so."""
     DEADLINE = "DeadlineExceeded"
     USER_CODE = "RewardFailed"
     BAD_MODEL = "BadModel"

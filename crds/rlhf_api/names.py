@@ -22,6 +22,10 @@ LABEL_GROUP: Final = "rlhf.dev/group"
 LABEL_INDEX: Final = "rlhf.dev/index"
 LABEL_EPOCH: Final = "rlhf.dev/epoch"
 LABEL_POOL: Final = "rlhf.dev/migration-pool"
+ANNOTATION_TEMPLATE: Final = "rlhf.dev/template"
+"""Of a pod: fingerprint of the user's template that it was made from."""
+FINALIZER: Final = "rlhf.dev/checkpoint"
+"""Of a job whose spec.checkpoints.onDeletion is Save: held until its last checkpoint is made."""
 
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""

@@ -113,7 +113,7 @@ def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
 ) -> None:
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
-    seen.until("the status", lambda: len(seen.job().get("status", {}).get("conditions", [])) == 7)
+    seen.until("the status", lambda: len(seen.job().get("status", {}).get("conditions", [])) == 8)
     assert seen.condition("Planned")["status"] == "True"
     assert seen.condition("Running")["reason"] == "Starting"
     assert "Starting" in seen.events()

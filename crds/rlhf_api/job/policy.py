@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.job.base import ApiModel, Location
+from rlhf_api.job.failure import FailurePolicy
 
 
 class InterStageFusion(ApiModel):
@@ -51,13 +52,19 @@ class Checkpoints(ApiModel):
     """Iterations between checkpoints; the last iteration always makes one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
     """Newest checkpoints kept."""
+    on_deletion: Literal["Off", "Save"] = "Off"
+    """Save: deleting a job that runs waits for a last checkpoint, held by the finalizer rlhf.dev/checkpoint."""
+    deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
+    """Time that checkpoint may take; then the deletion goes on without it."""
 
 
 class RunPolicy(ApiModel):
     """How long a job may try."""
 
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts after failures (not disruptions) before the job fails."""
+    """Restarts after failures before the job fails; disruptions and what failurePolicy ignores do not count."""
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
+    """What the end of a pod means."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2147483647)] | None = None
     """Time the job may run."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2147483647)] | None = None

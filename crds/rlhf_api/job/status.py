@@ -53,7 +53,9 @@ class GroupStatus(StatusModel):
     restarts: Tally = 0
     """Pods replaced since the job was created."""
     epoch: Tally = 0
-    """Raised each time the whole group is restarted together."""
+    """Raised each time the failure policy restarts the whole group; its pods carry it as the label rlhf.dev/epoch."""
+    updated: Tally = 0
+    """Pods made from the group's present template."""
 
 
 class Scale(StatusModel):
@@ -140,7 +142,7 @@ class Restarts(StatusModel):
     failures: Tally = 0
     """Restarts that count towards runPolicy.backoffLimit."""
     disruptions: Tally = 0
-    """Restarts after evictions, preemption or node loss, which do not count."""
+    """Restarts after evictions, preemption, node loss, or what the failure policy ignores; they do not count."""
     last_reason: Text | None = None
     """Why the last one happened."""
     last_time: Time | None = None
@@ -161,7 +163,7 @@ class RLHFJobStatus(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = Field(default_factory=list)
-    """Planned, Admitted, Running, Resizing, Suspended, Complete, Failed; all are set on the first visit."""
+    """Planned, Admitted, Running, Resizing, Restarting, Suspended, Complete, Failed; all are set on the first visit."""
     algorithm: Annotated[str, Field(max_length=64)] | None = None
     """Which member of spec.algorithm is set."""
     start_time: Time | None = None

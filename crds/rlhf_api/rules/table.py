@@ -6,6 +6,7 @@ from typing import Final
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
+from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
 from rlhf_api.rules.rule import Rule, Values
 
@@ -181,7 +182,12 @@ _STATEMENTS: Final = (
     ),
 )
 
-RULES: Final[tuple[Rule, ...]] = (*unions(RLHFJobSpec, "spec"), *_of_algorithms(), *_STATEMENTS)
+RULES: Final[tuple[Rule, ...]] = (
+    *unions(RLHFJobSpec, "spec"),
+    *_of_algorithms(),
+    *_STATEMENTS,
+    *of_failure_policy(),
+)
 """Every rule that crosses fields."""
 
 IMMUTABLE: Final[tuple[str, ...]] = (

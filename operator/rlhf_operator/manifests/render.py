@@ -4,6 +4,8 @@ Rule: groups that the algorithm's dataflow graph does not need do not exist. Pur
 images and epochs give the same objects, byte for byte.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
-from rlhf_api.names import Group
+from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.network import network_policy, services
@@ -83,7 +85,7 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0) 
     fields: GroupFields = getattr(job.spec, group)
     ours = worker_pod(job, group, index, fields, images.worker)
     labels = identity.labels(job, group, index, epoch)
-    return _finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template"))
+    return _finished(job, group, merge_pod(ours, fields.template, labels, f"spec.{group}.template"))
 
 
 def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
@@ -100,11 +102,31 @@ def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
             shared["containers"] = [{"name": "worker", "volumeMounts": container["volumeMounts"]}]
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
     mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template")
-    return _finished(job, merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template"))
+    merged = merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template")
+    return _finished(job, Group.COORDINATOR, merged)
 
 
-def _finished(job: RLHFJob, pod: Json) -> Json:
+def template_mark(job: RLHFJob, group: Group) -> str:
+    """Fingerprint of the user's part of a group's pods; the coordinator also restarts with the ranks, for a checkpoint.
+
+    Of the template alone: neither another size nor another version of the operator makes pods outdated.
+    """
+    templates: list[Any] = [_said(getattr(job.spec, group).template)]
+    if group is Group.COORDINATOR:
+        templates.append(_said(job.spec.training.template))
+    return hashlib.sha256(json.dumps(templates, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _said(value: Any) -> Any:
+    """Without what says nothing: `{}`, `metadata: {}` and `containers: []` are one template."""
+    if isinstance(value, dict):
+        pruned = {key: _said(each) for key, each in value.items()}
+        return {key: each for key, each in pruned.items() if each not in ({}, [], None)}
+    return [_said(each) for each in value] if isinstance(value, list) else value
+
+
+def _finished(job: RLHFJob, group: Group, pod: Json) -> Json:
     meta = identity.metadata(job, pod["metadata"]["name"], pod["metadata"]["labels"])
-    if annotations := pod["metadata"].get("annotations"):
-        meta["annotations"] = annotations
+    given = pod["metadata"].get("annotations") or {}
+    meta["annotations"] = {**given, ANNOTATION_TEMPLATE: template_mark(job, group)}
     return {**pod, "metadata": meta}

@@ -15,6 +15,7 @@ from rlhf_api.conditions import (
     FinishedReason,
     PlannedReason,
     ResizingReason,
+    RestartingReason,
     RunningReason,
     SuspendedReason,
 )
@@ -29,13 +30,19 @@ _FIRST: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
     ConditionType.ADMITTED: ("True", AdmittedReason.NO_QUEUE, "no queueing system is used"),
     ConditionType.RUNNING: ("False", RunningReason.PENDING, "not started yet"),
     ConditionType.RESIZING: ("False", ResizingReason.STABLE, "all groups have the size that the spec asks for"),
+    ConditionType.RESTARTING: ("False", RestartingReason.NONE, "no pod is being replaced on purpose"),
     ConditionType.SUSPENDED: ("False", SuspendedReason.NOT_SUSPENDED, "spec.suspend is false"),
     ConditionType.COMPLETE: ("False", FinishedReason.NOT_FINISHED, "iterations are left"),
     ConditionType.FAILED: ("False", FinishedReason.NOT_FINISHED, "nothing ended the job"),
 }
-_SILENT: Final = frozenset({RunningReason.PENDING, FinishedReason.NOT_FINISHED, AdmittedReason.NO_QUEUE})
+_SILENT: Final = frozenset(
+    {RunningReason.PENDING, FinishedReason.NOT_FINISHED, AdmittedReason.NO_QUEUE, RestartingReason.NONE}
+)
 """Reasons that are no news."""
-_WARNINGS: Final = frozenset({RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED})
+_WARNINGS: Final = frozenset(
+    {RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED}
+    | {RestartingReason.GROUP, RestartingReason.JOB}
+)
 
 
 class Conditions:

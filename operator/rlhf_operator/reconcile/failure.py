@@ -1,40 +1,52 @@
 """Restart accounting: every end of a pod is counted once, under the right heading, and sometimes it is the job's end.
 
-What an end counts as: exit code 75 and 0 of a worker, and 130 of the coordinator, nothing; an eviction, a lost node, a
-deletion from outside, a disruption; anything else a failure, of which runPolicy.backoffLimit are forgiven. Exit codes
-of the coordinator that are verdicts about the job end it at once.
+What an end counts as: exit code 75 and 0 of a worker, and 130 of the coordinator, nothing; what the failure policy
+ignores (by itself: evictions, lost nodes, deletions from outside), a disruption; what it restarts, a failure, of which
+runPolicy.backoffLimit are forgiven; what it says is final ends the job at once.
 Rule: pure. Ends are told apart by their ids, never by order or number of events; the ids that the counts include stay
 in the status as long as their pods exist, so an operator that died in between neither forgets nor counts twice. Between
 two looks a container may have ended more than once: that counts once, in the job's favour.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from rlhf_api.conditions import FinishedReason
+from rlhf_api.job.failure import FailureRule
+from rlhf_api.job.policy import RunPolicy
 from rlhf_api.names import ExitCode, Group
+from rlhf_operator.reconcile import failure_policy
 from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.failure_policy import Ruling
 from rlhf_operator.reconcile.plan import Event
 from rlhf_operator.reconcile.pod import Pod
 from rlhf_operator.reconcile.words import how_it_ended
 
 Json = dict[str, Any]
 
-VERDICTS: Final[Mapping[int, FinishedReason]] = {
-    ExitCode.USAGE: FinishedReason.INVALID,
-    ExitCode.USER_CODE: FinishedReason.USER_CODE,
-    ExitCode.BAD_MODEL: FinishedReason.BAD_MODEL,
-    ExitCode.BAD_DATA: FinishedReason.BAD_DATA,
-    ExitCode.STORAGE: FinishedReason.STORAGE,
-    ExitCode.ADDRESS_IN_USE: FinishedReason.ERROR,
-}
-"""Exit codes with which the coordinator ends the job: no restart changes them."""
 EVENTS_A_PASS: Final = 10
 """Ends that are told as events in one pass; a lost rack is not a thousand events."""
 LAST_REASON_MAX: Final = 1024
+FREE: Final = Ruling("")
+"""Of a request: it counts as nothing."""
+
+
+@dataclass(frozen=True)
+class NewEnd:
+    """An end that is not counted yet."""
+
+    id: str
+    pod: Pod
+    ruling: Ruling
+    words: str
+
+    @property
+    def told(self) -> str:
+        """`job-training-1: exit code 1: ...`"""
+        return f"{self.pod.name}: {self.words}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ class Account:
     """The job has failed."""
     complete: bool = False
     """The coordinator finished."""
+    scopes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Group -> (Group or Job, why): groups that the failure policy restarts together, the coordinator's with Job."""
     events: tuple[Event, ...] = ()
 
     def with_deleted(self, pods: Iterable[Pod]) -> dict[str, str]:
@@ -72,93 +86,113 @@ class Account:
 def account(
     before: Mapping[str, Any],
     pods: Iterable[Pod],
-    limit: int,
+    policy: RunPolicy,
     now: datetime,
     started: datetime | None,
     *,
     stopping: bool = False,
 ) -> Account:
-    """The accounts with every new end of `pods` in them; `before` is `status.restarts`, `limit` the backoffLimit.
+    """The accounts with every new end of `pods` in them; `before` is `status.restarts`.
 
     Deletions that were asked for before `started` were the suspension's. Of a job that is `stopping` all ends are
     wanted, but for what the coordinator says about the job.
     """
     known = {str(each["id"]): str(each["pod"]) for each in before.get("accounted") or []}
-    kept: dict[str, str] = {}
-    counts: Counter[str] = Counter(failure=int(before.get("failures") or 0), disruption=before.get("disruptions") or 0)
-    restarts: Counter[str] = Counter()
-    reason, moment, verdict, complete = before.get("lastReason"), before.get("lastTime"), None, False
-    events = []
-    for pod in sorted(pods, key=lambda each: each.name):
-        kept |= {each: pod.name for each in (pod.uid, pod.end.id if pod.end else "") if each in known}
-        if _finished(pod):
-            complete = True
-            continue
-        found = _new_end(pod, known, started)
-        if found is None or (stopping and pod.group != Group.COORDINATOR):
-            continue
-        end_id, heading, text = found
-        kept[end_id] = pod.name
-        restarts[pod.group] += 1
-        counts[heading] += 1
-        if heading == "free":
-            continue
-        reason, moment = f"{pod.name}: {text}", rfc3339(now)
-        if heading == "verdict" and pod.end is not None:
-            verdict = (VERDICTS[pod.end.code or 0], f"the coordinator ended with {text}")
-        elif heading == "failure" and counts["failure"] > limit:
-            told = (
-                f"{counts['failure']} failures, the limit of spec.runPolicy.backoffLimit is {limit}; the last: {reason}"
-            )
-            verdict = verdict or (FinishedReason.BACKOFF_LIMIT, told)
-        events.append(_event(heading, reason, counts["failure"], limit))
+    listed = sorted(pods, key=lambda each: each.name)
+    kept = {each: pod.name for pod in listed for each in (pod.uid, pod.end.id if pod.end else "") if each in known}
+    complete = any(_finished(pod) for pod in listed)
+    rules = policy.failure_policy.rules
+    candidates = [pod for pod in listed if not _finished(pod) and (not stopping or pod.group == Group.COORDINATOR)]
+    ends = [end for pod in candidates if (end := _new_end(pod, known, started, rules)) is not None]
+    books = _Books(policy.backoff_limit, int(before.get("failures") or 0), int(before.get("disruptions") or 0))
+    for end in ends:
+        books.enter(end)
+    told = [end for end in ends if end.ruling is not FREE]
     return Account(
-        failures=counts["failure"],
-        disruptions=counts["disruption"],
-        accounted=kept,
-        last_reason=reason,
-        last_time=moment,
-        restarts=restarts,
-        verdict=None if complete else verdict,
+        failures=books.failures,
+        disruptions=books.disruptions,
+        accounted=kept | {end.id: end.pod.name for end in ends},
+        last_reason=told[-1].told if told else before.get("lastReason"),
+        last_time=rfc3339(now) if told else before.get("lastTime"),
+        restarts=Counter(end.pod.group for end in ends),
+        verdict=None if complete else books.verdict,
         complete=complete,
-        events=tuple(events[:EVENTS_A_PASS]),
+        scopes={} if stopping else books.scopes,
+        events=tuple(books.events[:EVENTS_A_PASS]),
     )
+
+
+class _Books:
+    """The counts, as one end after the other is entered."""
+
+    def __init__(self, limit: int, failures: int, disruptions: int) -> None:
+        self.limit, self.failures, self.disruptions = limit, failures, disruptions
+        self.verdict: tuple[FinishedReason, str] | None = None
+        self.scopes: dict[str, tuple[str, str]] = {}
+        self.events: list[Event] = []
+
+    def enter(self, end: NewEnd) -> None:
+        """Counts it."""
+        ruling = end.ruling
+        if ruling is FREE:
+            return
+        if ruling.action == "FailJob":
+            self._final(end)
+            return
+        if ruling.action == "Ignore":
+            self.disruptions += 1
+            reason = "FailureIgnored" if ruling.rule else "Disrupted"
+            text = f"{end.told}; it is replaced, and not counted as a failure{ruling.by}"
+        else:
+            self.failures += 1
+            reason, text = "WorkerFailed", f"{end.told} (failure {self.failures}, {self.limit} are forgiven){ruling.by}"
+            if self.failures > self.limit and self.verdict is None:
+                limit = f"the limit of spec.runPolicy.backoffLimit is {self.limit}"
+                words = f"{self.failures} failures, {limit}; the last: {end.told}"
+                self.verdict = (FinishedReason.BACKOFF_LIMIT, words)
+        self.events.append(Event(reason, text, warning=True))
+        self._restart(end)
+
+    def _final(self, end: NewEnd) -> None:
+        ruling, coordinator = end.ruling, end.pod.group == Group.COORDINATOR
+        words = f"the coordinator ended with {end.words}" if coordinator else end.told
+        remedy = f". To go on, {ruling.remedy}" if ruling.remedy else ""
+        # The coordinator knows why the others ended, so its word goes before theirs.
+        if self.verdict is None or coordinator:
+            self.verdict = (ruling.reason, f"{words}{ruling.by}{remedy}")
+        self.events.append(Event("CoordinatorEnded" if coordinator else "WorkerFailed", end.told, warning=True))
+
+    def _restart(self, end: NewEnd) -> None:
+        why = f"{end.told}{end.ruling.by}"
+        if end.ruling.scope == "Group":
+            self.scopes.setdefault(end.pod.group, ("Group", why))
+        elif end.ruling.scope == "Job":
+            self.scopes |= {group: ("Job", why) for group in Group if self.scopes.get(group, ("", ""))[0] != "Job"}
 
 
 def _finished(pod: Pod) -> bool:
     return pod.group == Group.COORDINATOR and pod.end is not None and pod.end.code == ExitCode.OK
 
 
-def _new_end(pod: Pod, known: Mapping[str, str], started: datetime | None) -> tuple[str, str, str] | None:
-    """(id, heading, words) of an end that is not counted yet."""
+def _new_end(
+    pod: Pod, known: Mapping[str, str], started: datetime | None, rules: Sequence[FailureRule]
+) -> NewEnd | None:
     if pod.uid in known:
         return None
     if pod.disruption:
-        return pod.uid, "disruption", f"disrupted ({pod.disruption})"
+        return NewEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), f"disrupted ({pod.disruption})")
     asked = pod.deletion_asked
     if asked is not None:
-        wanted = started is not None and asked < started
-        return None if wanted else (pod.uid, "disruption", "deleted from outside")
+        if started is not None and asked < started:
+            return None
+        return NewEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), "deleted from outside")
     if pod.end is None or pod.end.id in known:
         return None
-    return pod.end.id, _heading(pod), how_it_ended(pod.end)
+    ruling = FREE if _requested(pod) else failure_policy.of_end(rules, pod)
+    return NewEnd(pod.end.id, pod, ruling, how_it_ended(pod.end))
 
 
-def _heading(pod: Pod) -> str:
+def _requested(pod: Pod) -> bool:
     assert pod.end is not None
     code, coordinator = pod.end.code, pod.group == Group.COORDINATOR
-    if code is None and pod.end.reason.lower().startswith(("outof", "unexpectedadmission")):
-        return "disruption"  # the node was taken by somebody else meanwhile
-    if code == ExitCode.RESTART or (code == ExitCode.OK and not coordinator):
-        return "free"
-    if coordinator and code == ExitCode.INTERRUPTED:
-        return "free"
-    return "verdict" if coordinator and code in VERDICTS else "failure"
-
-
-def _event(heading: str, reason: str, failures: int, limit: int) -> Event:
-    if heading == "disruption":
-        return Event("Disrupted", f"{reason}; it is replaced, and not counted as a failure", warning=True)
-    if heading == "verdict":
-        return Event("CoordinatorEnded", reason, warning=True)
-    return Event("WorkerFailed", f"{reason} (failure {failures}, {limit} are forgiven)", warning=True)
+    return code == ExitCode.RESTART or code == (ExitCode.INTERRUPTED if coordinator else ExitCode.OK)

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, FinishedReason, ResizingReason, RunningReason, SuspendedReason
+from rlhf_api.conditions import (
+    ConditionType,
+    FinishedReason,
+    ResizingReason,
+    RestartingReason,
+    RunningReason,
+    SuspendedReason,
+)
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.conditions import Conditions
@@ -44,14 +51,19 @@ def completed(conditions: Conditions, iterations: int) -> None:
     told = f"all {iterations} iterations are trained"
     conditions.set(ConditionType.COMPLETE, True, FinishedReason.COMPLETE, told)
     conditions.set(ConditionType.RUNNING, False, RunningReason.COMPLETE, told)
-    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job has finished")
+    _at_rest(conditions, "the job has finished")
 
 
 def failed(conditions: Conditions, reason: FinishedReason, message: str) -> None:
     """The job gave up."""
     conditions.set(ConditionType.FAILED, True, reason, message)
     conditions.set(ConditionType.RUNNING, False, RunningReason.FAILED, message)
-    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job has finished")
+    _at_rest(conditions, "the job has finished")
+
+
+def _at_rest(conditions: Conditions, told: str) -> None:
+    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, told)
+    conditions.set(ConditionType.RESTARTING, False, RestartingReason.NONE, told)
 
 
 def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list[Pod]:
@@ -62,7 +74,7 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
         if job.spec.checkpoints
         else "spec.checkpoints is not set, so it will begin anew when spec.suspend is false again"
     )
-    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, "the job is suspended")
+    _at_rest(conditions, "the job is suspended")
     if not listed:
         conditions.set(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, f"no pod runs; {kept}")
         conditions.set(ConditionType.RUNNING, False, RunningReason.SUSPENDED, f"spec.suspend is true; {kept}")

@@ -7,6 +7,7 @@ kept in memory as these.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 from rlhf_api import names
@@ -62,6 +63,12 @@ class Pod:
     waiting_message: str = ""
     end: End | None = None
     """The newest end of our container, or of the pod."""
+    template: str = ""
+    """Fingerprint of the user's template that it was made from; empty: made before there were any."""
+    pooled: bool = False
+    """It carries the label of the migration pool."""
+    conditions: frozenset[tuple[str, str]] = frozenset()
+    """(type, status) of its conditions."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or Evicted, NodeLost, ...: not the job's fault."""
 
@@ -118,8 +125,17 @@ def pod_of(body: Json) -> Pod | None:
         waiting=waiting.get("reason") or "",
         waiting_message=(waiting.get("message") or "")[:MESSAGE_KEPT],
         end=_end(meta, status, container),
+        template=str((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or ""),
+        pooled=labels.get(names.LABEL_POOL) == "true",
+        conditions=_interned(frozenset((each, str(found.get("status"))) for each, found in conditions.items())),
         disruption=_disruption(status, conditions),
     )
+
+
+@lru_cache(maxsize=1024)
+def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """One object for all pods that have the same: most of them do."""
+    return conditions
 
 
 def time_of(text: str | None) -> datetime | None:

@@ -8,7 +8,7 @@ operator loses nothing.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -18,7 +18,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import GROUP, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain, pod
-from rlhf_operator.reconcile import life, resize, scale, status
+from rlhf_operator.reconcile import life, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
@@ -97,6 +97,7 @@ class _Visit:
         self.pods = observed.pods
         self.started = time_of(before.get("startTime"))
         self.sizes = scale.desired(self.job)
+        self.wanted = self._of_now(())
 
     def plan(self) -> Plan:
         """The plan of this visit."""
@@ -117,15 +118,19 @@ class _Visit:
         ends = [each for each in self.pods.values() if each.active]
         return self._written(accounts, ends, Plan(), completion=self.now)
 
+    def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
+        rolls = self.admission.planned
+        return restart.wanted(self.job, self.sizes, self.before, scopes, rolls=rolls)
+
     def _planned(self) -> None:
         told = self.admission.problem or "the manifest is valid"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
 
     def _accounts(self) -> Account:
-        limit, stopping = self.job.spec.run_policy.backoff_limit, self.job.spec.suspend
+        policy, stopping = self.job.spec.run_policy, self.job.spec.suspend
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
-        return account(known, self.pods.values(), limit, self.now, started, stopping=stopping)
+        return account(known, self.pods.values(), policy, self.now, started, stopping=stopping)
 
     def _suspended(self, accounts: Account) -> Plan:
         leaving = life.suspended(self.conditions, self.job, self.pods.values())
@@ -136,7 +141,10 @@ class _Visit:
         return self._written(accounts, leaving, Plan(delete=tuple(overdue), look_again_after=look))
 
     def _running(self, accounts: Account, deadline: datetime | None) -> Plan:
-        leaving = scale.leaving(self.job, self.pods.values())
+        self.wanted = self._of_now(accounts.scopes)
+        pods, reading = self.pods.values(), self.observed.reading
+        replaced = restart.leaving(self.wanted, self.sizes, pods, reading, self.now)
+        leaving = list({pod.name: pod for pod in (*scale.leaving(self.job, pods), *replaced)}.values())
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
@@ -182,7 +190,11 @@ class _Visit:
                 found.append(manifest)
         if expire is not None:
             images = self.observed.images
-            found += [pod(self.job, group, index, images) for group, index in self._missing()[:PODS_A_TURN]]
+            epochs = self.wanted.epochs
+            found += [
+                pod(self.job, group, index, images, epochs.get(group, 0))
+                for group, index in self._missing()[:PODS_A_TURN]
+            ]
         return tuple(found), issue
 
     def _missing(self) -> list[tuple[Group, int]]:
@@ -194,10 +206,17 @@ class _Visit:
         # A finished job counts nothing any more.
         accounted = {} if completion else accounts.with_deleted(leaving)
         groups = status.groups(
-            self.job, self.sizes, self.pods.values(), self.observed.reading, self.before, accounts.restarts
+            self.job,
+            self.sizes,
+            self.pods.values(),
+            self.observed.reading,
+            self.before,
+            accounts.restarts,
+            self.wanted,
         )
         if completion is None and not self.job.spec.suspend:
             resize.resizing(self.conditions, self.before, groups, self.sizes, self.pods.values())
+            restart.restarting(self.conditions, self.wanted, groups, self.pods.values(), accounts.scopes)
         written = self._status(accounts, accounted, groups, completion)
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
         if status.news(written) == status.news(self.before):

@@ -16,6 +16,7 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.observed import Reading
 from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.restart import Wanted
 
 Json = dict[str, Any]
 
@@ -41,6 +42,7 @@ def groups(
     reading: Reading | None,
     before: Mapping[str, Any],
     restarts: Mapping[str, int],
+    wanted: Wanted,
 ) -> list[Json]:
     """`status.groups`."""
     known = {str(each["name"]): each for each in before.get("groups") or []}
@@ -58,7 +60,8 @@ def groups(
                 "ready": running,
                 "failed": sum(pod.phase == "Failed" for pod in ours),
                 "restarts": int(known.get(group, {}).get("restarts") or 0) + restarts.get(group, 0),
-                "epoch": int(known.get(group, {}).get("epoch") or 0),
+                "epoch": wanted.epochs.get(group, 0),
+                "updated": sum(pod.active and not wanted.old(pod) and not wanted.outdated(pod) for pod in ours),
             }
         )
     return found
@@ -122,7 +125,7 @@ def slow_part(status: Mapping[str, Any]) -> Json:
         {key: each.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}
         for each in status.get("conditions") or []
     ]
-    found["desired"] = {each["name"]: each["desired"] for each in status.get("groups") or []}
+    found["desired"] = {each["name"]: (each["desired"], each.get("epoch")) for each in status.get("groups") or []}
     return found
 
 

@@ -18,7 +18,7 @@ from rlhf_api.structure import fields, model_in, schema_at
 
 STRUCTURAL = {
     "description", "type", "format", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength",
-    "maxLength", "pattern", "maxItems", "default", "required", "properties", "items", "example",
+    "maxLength", "pattern", "minItems", "maxItems", "default", "required", "properties", "items", "example",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-validations",
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import LABEL_GROUP, Env
+from rlhf_api.names import ANNOTATION_TEMPLATE, LABEL_GROUP, Env
 from rlhf_operator.manifests import Images, TemplateError, render
 
 MANIFEST = """
@@ -134,7 +134,9 @@ def test_everything_else_is_the_users() -> None:
     )
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["labels"][LABEL_GROUP] == "generation"
-    assert pod["metadata"]["annotations"] == {"note": "b"}
+    annotations = dict(pod["metadata"]["annotations"])
+    assert annotations.pop(ANNOTATION_TEMPLATE)
+    assert annotations == {"note": "b"}
     body = pod["spec"]
     assert (body["nodeSelector"], body["schedulerName"], body["terminationGracePeriodSeconds"]) == (
         {"zone": "x"},

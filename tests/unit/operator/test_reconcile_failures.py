@@ -69,30 +69,44 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "reason", "remedy"),
     [
-        (2, "InvalidManifest"),
-        (20, "RewardFailed"),
-        (21, "BadModel"),
-        (22, "BadPrompts"),
-        (23, "StorageFailed"),
-        (24, "WorkerError"),
+        (2, "InvalidManifest", ". To go on, correct what it names"),
+        (20, "RewardFailed", ". To go on, correct spec.models.reward, and what it calls"),
+        (21, "BadModel", ". To go on, correct spec.models, or the folder it names"),
+        (22, "BadPrompts", ". To go on, correct the file that spec.prompts.path names"),
+        (23, "StorageFailed", ". To go on, free or enlarge the volume under spec.checkpoints.path"),
+        (24, "WorkerError", ""),
     ],
 )
-def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, reason: str) -> None:
+def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, reason: str, remedy: str) -> None:
     world = World().begin()
     line = json.dumps({"level": "ERROR", "message": "BadModel: spec.models.actor.path: no such folder"})
     world.end("coordinator", code, message=f'{{"level": "INFO", "message": "begins"}}\n{line}\n')
     world.settle()
     failed = world.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", reason)
-    assert failed["message"].endswith("BadModel: spec.models.actor.path: no such folder")
+    assert failed["message"].endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
     assert world.phase == "Failed"
 
 
-def test_the_same_exit_code_of_a_worker_is_a_failure_like_any_other() -> None:
+def test_an_exit_code_of_a_worker_that_no_restart_cures_fails_the_job_at_once() -> None:
     world = World().begin()
-    world.end("inference-0", 21)
+    world.end("inference-0", 20, message="RewardRaised: spec.models.reward.function.file: KeyError: 'answer'")
+    world.settle()
+    assert counts(world) == (0, 0)
+    failed = world.condition("Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "RewardFailed")
+    assert failed["message"] == (
+        "job-inference-0: exit code 20 (the reward failed): RewardRaised: spec.models.reward.function.file: "
+        "KeyError: 'answer'. To go on, correct spec.models.reward, and what it calls"
+    )
+
+
+@pytest.mark.parametrize("code", [2, 24])
+def test_a_wrong_setting_or_a_taken_port_of_one_worker_is_a_failure_like_any_other(code: int) -> None:
+    world = World().begin()
+    world.end("inference-0", code)
     world.settle()
     assert counts(world) == (1, 0)
     assert world.condition("Failed")["status"] == "False"
@@ -189,11 +203,11 @@ def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
     world = World()
     world.settle()
     world.run()
-    world.end("generation-0", 21, message='{"message": "spec.models.actor.path: no such folder"}', restarted=False)
+    world.end("generation-0", 24, message='{"message": "0.0.0.0:7710 is taken"}', restarted=False)
     world.later(11)
     world.settle()
     told = world.condition("Running")["message"]
-    assert "job-generation-0 keeps ending: exit code 21 (a model folder is missing or corrupt): spec.models" in told
+    assert "job-generation-0 keeps ending: exit code 24 (its port is in use): 0.0.0.0:7710 is taken" in told
 
 
 def test_an_exceeded_quota_is_told_and_tried_again_later() -> None:

@@ -20,6 +20,7 @@ def test_an_applied_job_gets_all_conditions_certificates_objects_and_pods() -> N
         "Admitted": "True",
         "Running": "False",
         "Resizing": "False",
+        "Restarting": "False",
         "Suspended": "False",
         "Complete": "False",
         "Failed": "False",

@@ -1,0 +1,67 @@
+"""Rules of `spec.runPolicy.failurePolicy`: statements about the members of a list, told with the member's name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api.names import ExitCode
+from rlhf_api.rules.rule import Rule, Values
+
+_NODE: Final = "spec.runPolicy.failurePolicy"
+_FIELD: Final = f"{_NODE}.rules"
+
+Member = Mapping[str, Any]
+
+
+def _each(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
+    """A statement that must hold for every rule; `cel` is over `rule`."""
+
+    def wrong(values: Values) -> list[Member]:
+        return [each for each in values[_FIELD] if not holds(each)]
+
+    return Rule(
+        field=_FIELD,
+        node=_NODE,
+        cel=f"self.rules.all(rule, {cel})",
+        holds=lambda values: not wrong(values),
+        message=f"every rule {message}",
+        message_cel=f"'rule %s: {message}'.format([self.rules.filter(rule, !({cel}))[0].name])",
+        says=lambda values: f"rule {wrong(values)[0]['name']}: {message}",
+    )
+
+
+def _distinct(values: Values) -> bool:
+    names = [each["name"] for each in values[_FIELD]]
+    return len(set(names)) == len(names)
+
+
+def _asks_for_restart(rule: Member) -> bool:
+    codes = rule.get("onExitCodes")
+    return codes is not None and codes["operator"] == "In" and int(ExitCode.RESTART) in codes["values"]
+
+
+def of_failure_policy() -> Iterator[Rule]:
+    """Every rule about failure rules."""
+    yield _each(
+        "has(rule.onExitCodes) != has(rule.onPodConditions)",
+        lambda rule: (rule.get("onExitCodes") is None) != (rule.get("onPodConditions") is None),
+        "needs exactly one of onExitCodes and onPodConditions",
+    )
+    yield _each(
+        'rule.action != "FailJob" || rule.scope == "Pod"',
+        lambda rule: rule["action"] != "FailJob" or rule["scope"] == "Pod",
+        "has action FailJob, which restarts nothing: remove scope",
+    )
+    yield _each(
+        f'!has(rule.onExitCodes) || rule.onExitCodes.operator != "In" || '
+        f"!({int(ExitCode.RESTART)} in rule.onExitCodes.values)",
+        lambda rule: not _asks_for_restart(rule),
+        f"names exit code {int(ExitCode.RESTART)}, by which a process asks to be restarted and which is no failure: "
+        "remove it",
+    )
+    yield Rule(
+        field=_FIELD,
+        node=_NODE,
+        cel="self.rules.all(rule, self.rules.exists_one(other, other.name == rule.name))",
+        holds=_distinct,
+        message="rules must have different names, as conditions and events name them",
+    )

@@ -1,0 +1,132 @@
+"""Pods that are replaced on purpose: the failure policy restarts their group, or their template is another one by now.
+
+Rule: pure and level-triggered. A pod carries the epoch of its group and the fingerprint of the template it was made
+from; one that differs from what is wanted goes, and is made again as wanted when its name is free. A restart by the
+failure policy takes all pods of the group at once. A changed template is rolled so that the job goes on: generation and
+inference one pod at a time (samples move to others), and no further while the last one is not up; training as a whole,
+after the coordinator, which saves a checkpoint when it is asked to end. Without spec.checkpoints its journal would be
+lost with it, so then the ranks alone are replaced and train the journaled batches again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api.conditions import ConditionType, RestartingReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.manifests.render import template_mark
+from rlhf_operator.reconcile.conditions import Conditions
+from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.pod import Pod
+
+SETTLED: Final = timedelta(seconds=5)
+"""A reading taken this long after a pod was made no longer counts the one before it."""
+ONE_BY_ONE: Final = (Group.GENERATION, Group.INFERENCE)
+NONE_TOLD: Final = "no pod is being replaced on purpose"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the pods of a job should be made from."""
+
+    epochs: Mapping[Group, int]
+    marks: Mapping[Group, str]
+    """Fingerprints of templates; empty: those of pods are not compared."""
+
+    def old(self, pod: Pod) -> bool:
+        """Its group is restarted, and it is one of those before."""
+        return pod.epoch < self.epochs.get(Group(pod.group), 0)
+
+    def outdated(self, pod: Pod) -> bool:
+        """Its template is another one by now."""
+        mark = self.marks.get(Group(pod.group), "")
+        return bool(mark and pod.template) and pod.template != mark
+
+
+def wanted(
+    job: RLHFJob, sizes: Mapping[Group, int], before: Mapping[str, Any], scopes: Iterable[str], *, rolls: bool
+) -> Wanted:
+    """`scopes`: groups that are restarted from now on; `rolls`: the templates are good to make pods from."""
+    known = {str(each["name"]): int(each.get("epoch") or 0) for each in before.get("groups") or []}
+    restarted = set(scopes)
+    epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
+    marks = {group: template_mark(job, group) for group in sizes if rolls}
+    if job.spec.checkpoints is None:
+        marks.pop(Group.COORDINATOR, None)
+    return Wanted(epochs, marks)
+
+
+def leaving(
+    wanted: Wanted, sizes: Mapping[Group, int], pods: Iterable[Pod], reading: Reading | None, now: datetime
+) -> list[Pod]:
+    """Pods to delete now."""
+    listed = [pod for pod in pods if pod.index < sizes.get(Group(pod.group), 0)]
+    found = [pod for pod in listed if pod.active and wanted.old(pod)]
+    for group in sizes:
+        ours = [pod for pod in listed if pod.group == group]
+        if group in ONE_BY_ONE:
+            found += _next(wanted, ours, sizes[group], reading, now)
+        elif group is Group.COORDINATOR or not _checkpoint_first(wanted, listed):
+            found += [pod for pod in ours if pod.active and wanted.outdated(pod)]
+    return list({pod.name: pod for pod in found}.values())
+
+
+def _checkpoint_first(wanted: Wanted, pods: Sequence[Pod]) -> bool:
+    """The coordinator has not ended yet; it needs the ranks for its checkpoint."""
+    return any(pod.group == Group.COORDINATOR and wanted.outdated(pod) for pod in pods)
+
+
+def _next(wanted: Wanted, ours: Sequence[Pod], size: int, reading: Reading | None, now: datetime) -> list[Pod]:
+    """Of a group that rolls one by one: those that are not up anyway, else the last, once all the others work."""
+    outdated = [pod for pod in ours if pod.active and wanted.outdated(pod)]
+    broken = [pod for pod in outdated if not pod.ready]
+    if broken or not outdated:
+        return broken
+    group = Group(outdated[0].group)
+    whole = len(ours) == size and all(pod.active and pod.ready for pod in ours)
+    if reading is not None:
+        newest = max((pod.created for pod in ours if pod.created is not None), default=now)
+        whole = whole and reading.at >= newest + SETTLED and reading.working.get(group, 0) >= size
+    return [max(outdated, key=lambda pod: pod.index)] if whole else []
+
+
+def restarting(
+    conditions: Conditions,
+    wanted: Wanted,
+    groups: Sequence[Mapping[str, Any]],
+    pods: Iterable[Pod],
+    scopes: Mapping[str, tuple[str, str]],
+) -> None:
+    """Sets Restarting; `groups` is `status.groups`, `scopes` what the failure policy restarts from now on."""
+    listed = list(pods)
+    kind, began = ConditionType.RESTARTING, conditions.holds(ConditionType.RESTARTING)
+    if scopes:
+        job = next((why for scope, why in scopes.values() if scope == "Job"), None)
+        names = ", ".join(sorted(scopes))
+        text = f"the whole job restarts: {job}" if job else f"{names} restarts: {next(iter(scopes.values()))[1]}"
+        conditions.set(kind, True, RestartingReason.JOB if job else RestartingReason.GROUP, text)
+        return
+    rolling = _rolling(wanted, groups, listed)
+    if rolling:
+        conditions.set(kind, True, RestartingReason.ROLLING, rolling)
+        return
+    up = all(each["ready"] >= each["desired"] for each in groups)
+    if began and (any(wanted.old(pod) for pod in listed) or not up):
+        return  # it goes on, for the reason it began with
+    conditions.set(kind, False, RestartingReason.NONE, NONE_TOLD)
+
+
+def _rolling(wanted: Wanted, groups: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> str:
+    """What the roll of the templates waits for, in words; empty when every pod is made from the present ones."""
+    told = []
+    for each in groups:
+        ours = [pod for pod in pods if pod.group == each["name"]]
+        left = [pod for pod in ours if wanted.outdated(pod)]
+        if not left:
+            continue
+        new = [pod.name for pod in ours if not wanted.outdated(pod) and not (pod.active and pod.ready)]
+        waits = f", and {new[0]} has to be up before the next" if new and each["name"] in ONE_BY_ONE else ""
+        told.append(f"{len(left)} of {each['desired']} {each['name']} pods have the template from before{waits}")
+    return "; ".join(told)
