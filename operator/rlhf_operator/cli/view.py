@@ -20,6 +20,7 @@ SPARKLINE_WIDTH: Final = 40
 _BAR_WIDTH: Final = 36
 _WAITS_SHOWN: Final = 3
 _STATES: Final = {"Busy": "green", "Ready": "cyan", "Starting": "yellow", "Missing": "yellow", "Lost": "red"}
+_WORKER_COLUMNS: Final = ("worker", "state", "doing", "busy", "tokens/s", "weights", "restarts")
 _STAGES: Final = (
     ("generate", ("generated", "scored", "trained"), "blue"),
     ("score", ("scored", "trained"), "yellow"),
@@ -77,7 +78,9 @@ def _stages(status: pb.JobStatus) -> Table:
     total = sum(status.ledger.values())
     table = Table.grid(padding=(0, 1))
     decoding = sum(w.tokens_per_second for w in status.workers if w.worker.startswith("generation"))
-    speeds = {"generate": f"{status.tokens:,} tokens  {decoding:,.0f} tokens/s"}
+    # A job in a cluster is seen through its metrics, which count no tokens of the iteration.
+    counted = [f"{status.tokens:,} tokens"] * bool(status.tokens) + [f"{decoding:,.0f} tokens/s"] * bool(decoding)
+    speeds = {"generate": "  ".join(counted)}
     for stage, states, colour in _STAGES:
         passed = sum(status.ledger.get(state, 0) for state in states)
         bar = ProgressBar(total=max(total, 1), completed=passed, width=_BAR_WIDTH, complete_style=colour)
@@ -103,17 +106,27 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:
 
 def _workers(status: pb.JobStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("worker", "state", "doing", "busy", "tokens/s", "weights", "restarts"):
+    # A job in a cluster is seen through its metrics, which do not say how busy a worker is nor what it holds.
+    busy = any(worker.busy_share for worker in status.workers)
+    held = any(worker.versions for worker in status.workers)
+    hidden = {"busy": not busy, "weights": not held}
+    headings = [each for each in _WORKER_COLUMNS if not hidden.get(each)]
+    for heading in headings:
         table.add_column(heading, justify="right" if heading in ("busy", "tokens/s", "restarts") else "left")
     for worker in status.workers:
-        versions = sorted(set(worker.versions.values()))
-        table.add_row(
-            worker.worker + (" (pool)" if worker.worker in status.pool else ""),
-            Text(worker.state, style=_STATES.get(worker.state, "")),
-            worker.activity,
-            f"{worker.busy_share:.0%}",
-            f"{worker.tokens_per_second:,.0f}" if worker.tokens_per_second else "",
-            ", ".join(f"v{version}" for version in versions),
-            str(status.restarts[worker.worker]) if status.restarts.get(worker.worker) else "",
-        )
+        row = _worker(worker, status)
+        table.add_row(*(row[heading] for heading in headings))
     return table
+
+
+def _worker(worker: pb.WorkerStatus, status: pb.JobStatus) -> dict[str, str | Text]:
+    restarts = status.restarts.get(worker.worker)
+    return {
+        "worker": worker.worker + (" (pool)" if worker.worker in status.pool else ""),
+        "state": Text(worker.state, style=_STATES.get(worker.state, "")),
+        "doing": worker.activity,
+        "busy": f"{worker.busy_share:.0%}",
+        "tokens/s": f"{worker.tokens_per_second:,.0f}" if worker.tokens_per_second else "",
+        "weights": ", ".join(f"v{version}" for version in sorted(set(worker.versions.values()))),
+        "restarts": str(restarts) if restarts else "",
+    }

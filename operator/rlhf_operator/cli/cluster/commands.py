@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from rlhf_api.names import Group
+
 PANEL = "On a cluster"
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="Name of the RLHFJob.", show_default=False)]
@@ -33,7 +35,7 @@ class Form(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs."""
-    for verb in (get, suspend, resume, scale, wait):
+    for verb in (get, describe, logs, top, suspend, resume, scale, wait):
         app.command(rich_help_panel=PANEL)(verb)
 
 
@@ -54,6 +56,58 @@ def get(
     asked = show.Shown(tuple(jobs or ()), every, selector, form.value if form else "", watch)
     target = Target(kubeconfig, context, namespace)
     raise typer.Exit(run(target, lambda session: show.get(session, asked)))
+
+
+def describe(job: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+    """Say what a job does or waits for, and all that is known of it."""
+    from rlhf_operator.cli.cluster import watching
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: watching.describe(session, job)))
+
+
+def logs(
+    job: Name,
+    group: Annotated[Group | None, typer.Option(help="Only this group.", show_default=False)] = None,
+    index: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only workers of this index.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Stay, also over restarts of pods.")] = False,
+    previous: Annotated[
+        bool, typer.Option("-p", "--previous", help="Of the container before the last restart.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Last lines of each pod; of several pods, 20.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines as they were written.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print the logs of a job's pods, in order of time."""
+    if follow and previous:
+        raise typer.BadParameter("a container that has ended is not followed: leave out --follow or --previous")
+    from rlhf_operator.cli.cluster import logs as reading
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    asked = reading.Asked(group, index, follow, previous, tail, raw)
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: reading.logs(session, job, asked)))
+
+
+def top(
+    job: Name,
+    once: Annotated[bool, typer.Option("--once", help="Print once; so is done in a pipe.")] = False,
+    every: Annotated[float, typer.Option("--every", min=1.0, metavar="S", help="Seconds between two looks.")] = 2.0,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what the workers of a job do, as `rlhf run` does."""
+    from rlhf_operator.cli.cluster import watching
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(run(target, lambda session: watching.top(session, job, every, once=once)))
 
 
 def suspend(

@@ -86,6 +86,12 @@ class Stored:
         return str(self.condition(ConditionType.RUNNING).get("reason") or RunningReason.PENDING)
 
     @property
+    def state(self) -> str:
+        """The phase and, where the operator said one, why."""
+        message = self.condition(ConditionType.RUNNING).get("message")
+        return f"{self.phase}: {message}" if message else self.phase
+
+    @property
     def finished(self) -> bool:
         """Complete or Failed, for good."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)

@@ -155,10 +155,5 @@ async def _end(session: Session, name: str, goal: Goal, noted: Callable[[str], N
             return verdict
         if job is not None:
             uid = str(job.body["metadata"]["uid"])
-            noted(_state(job))
+            noted(job.state)
     raise AssertionError("a watch is endless")
-
-
-def _state(job: Stored) -> str:
-    message = job.condition(ConditionType.RUNNING).get("message")
-    return f"{job.phase}: {message}" if message else job.phase

@@ -1,0 +1,86 @@
+"""`rlhf top`: the live view of `rlhf run` for a job in a cluster. Pure: objects and a metrics page in, a JobStatus out.
+
+Rule: the coordinator's metrics page, read through the API server, where the user may; else the status, which the
+operator refreshes every ten seconds and which knows no single worker.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.conditions import ConditionType
+from rlhf_api.names import METRICS_PREFIX, Group
+from rlhf_operator.cli.cluster.stored import Stored
+from rlhf_operator.cli.cluster.workers import Worker
+
+
+def from_metrics(page: str, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
+    """Raises ValueError for what is no metrics page."""
+    series = _series(page)
+    phases = [each.labels["phase"] for each in series.get("phase", ()) if each.value]
+    status = pb.JobStatus(
+        job=job.name,
+        phase=phases[0] if phases else job.phase,
+        iteration=int(_first(series.get("iteration", ()), job.iteration)),
+        iterations=job.iterations,
+        ledger={each.labels["state"]: int(each.value) for each in series.get("samples", ())},
+        weight_version=int(_first(series.get("weight_version", ()), 0)),
+        metrics={each.labels["name"]: each.value for each in series.get("iteration_metric", ())},
+        restarts={each.labels["worker"]: int(each.value) for each in series.get("worker_restarts_total", ())},
+    )
+    rates = {each.labels["worker"]: each.value for each in series.get("worker_tokens_per_second", ())}
+    states = {each.labels["worker"]: each.labels["state"] for each in series.get("worker_state", ()) if each.value}
+    told = {each.name: each.told for each in pods}
+    for name, state in states.items():
+        status.workers.add(
+            worker=name, state=state, activity=told.get(name, ""), tokens_per_second=rates.get(name, 0.0)
+        )
+    return _common(status, job, pods)
+
+
+def from_status(job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
+    """What the status and the pods know."""
+    status = pb.JobStatus(
+        job=job.name,
+        phase=str(job.progress.get("stage") or job.phase) if not job.finished else job.phase,
+        iteration=job.iteration,
+        iterations=job.iterations,
+    )
+    for each in pods:
+        if each.pod.group != Group.COORDINATOR:
+            status.workers.add(worker=each.name, state=each.state, activity=each.told)
+            status.restarts[each.name] = each.restarts
+    return _common(status, job, pods)
+
+
+def summary_of(pods: Sequence[Worker]) -> str:
+    """`5 Ready, 1 ImagePullBackOff`: of all pods."""
+    counts = Counter(each.state for each in pods)
+    return ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+
+def _common(status: pb.JobStatus, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
+    status.pool.extend(each.name for each in pods if each.in_pool)
+    status.last_checkpoint = str((job.status.get("lastCheckpoint") or {}).get("path") or "")
+    if not job.finished:
+        status.seconds_left = float(job.progress.get("remainingSeconds") or 0)
+    if job.holds(ConditionType.FAILED):
+        failed = job.condition(ConditionType.FAILED)
+        status.failure.CopyFrom(pb.Failure(reason=str(failed.get("reason")), message=str(failed.get("message"))))
+    return status
+
+
+def _series(page: str) -> dict[str, list[Sample]]:
+    """Name without prefix -> samples."""
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name.removeprefix(METRICS_PREFIX), []).append(sample)
+    return found
+
+
+def _first(samples: Sequence[Sample], otherwise: float) -> float:
+    return samples[0].value if samples else otherwise
