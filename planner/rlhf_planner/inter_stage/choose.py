@@ -1,0 +1,221 @@
+"""The threshold R_t and the pool m of an iteration: simulated over the lengths that the next batch may have.
+
+Rule: every plan is simulated on the same draws (common random numbers), so that plans differ and luck does not. A
+coarse grid first, then the neighbourhood of its best. Off wins unless a plan is faster on average by more than LEAST_GAIN and
+more than twice the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the largest batch
+with a near-flat step, is where the search begins rather than a wall, for the simulation knows what larger batches cost.
+The same seed gives the same choice. Must never choose a plan whose simulated time is worse than Off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.decode import Generation, generate
+from rlhf_planner.inter_stage.layout import Forecast, Layout
+from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.inter_stage.simulate import forecast
+
+LEAST_GAIN: Final = 0.01
+"""Share of the time without fusion that a plan must win: less is noise."""
+DRAWS: Final = 4
+"""Batches that are drawn; of a large batch fewer, its own samples average."""
+SAMPLES_DRAWN: Final = 8192
+"""Samples of all draws together, about; at least one batch."""
+SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
+"""Thresholds that are tried first, as shares of the batch."""
+TIE: Final = 0.002
+"""Plans this close are equal; the one that moves less is taken."""
+
+
+class CurvePoint(NamedTuple):
+    """Simulated seconds of a plan, mean over the draws that it was tried on, scaled to those of all draws."""
+
+    threshold: int
+    pool: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FusionChoice:
+    """What an iteration is to do about its long tail."""
+
+    threshold: int
+    """R_t; 0: no fusion."""
+    pool: int
+    """m; all generation workers: no fusion."""
+    transfer: Transfer
+    seconds: float
+    """Simulated time of generation and inference under this choice."""
+    off_seconds: float
+    """And without fusion."""
+    curve: tuple[CurvePoint, ...]
+    """The best pool of every threshold that was tried, by threshold; 0 is no fusion."""
+    reason: str
+    """One sentence for people."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether anything is gathered."""
+        return self.threshold > 0
+
+
+def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0) -> FusionChoice:
+    """The best plan of mode Auto; of the others the given one, with its forecast."""
+    trial = _Trial(model, layout, costs, seed)
+    off = trial.mean(0, layout.generation_workers)
+    if layout.mode == "Off":
+        return trial.off("fusion is off")
+    if layout.generation_workers == 1:
+        return trial.off("one generation worker has nobody to leave its tail to")
+    if layout.mode == "Fixed":
+        return _fixed(trial, off)
+    _search(trial)
+    best = trial.best()
+    if best is None:
+        return trial.off(f"no pool of fewer than {layout.generation_workers} workers can hold a tail")
+    gain, error = trial.gain(*best)
+    margin = max(LEAST_GAIN * off, 2 * error)
+    if gain <= margin:
+        words = f"the best plan, {_words(*best, layout)}, is simulated to gain {gain / off:.1%}"
+        return trial.off(f"{words}, which is not above the margin of {margin / off:.1%}")
+    seconds = trial.mean(*best)
+    reason = (
+        f"fuse: {_words(*best, layout)}; generation and inference are simulated to take {seconds:.3g} s "
+        f"instead of {off:.3g} s ({off / seconds:.2f}x)"
+    )
+    return trial.choice(*best, reason)
+
+
+def _fixed(trial: _Trial, off: float) -> FusionChoice:
+    layout = trial.layout
+    threshold, pool = layout.threshold or 0, layout.pool or layout.generation_workers
+    if threshold == 0 or pool >= layout.generation_workers:
+        return trial.off(f"a pool of {pool} keeps all {layout.generation_workers} generation workers")
+    seconds = trial.mean(threshold, pool)
+    words = f"as set: {_words(threshold, pool, layout)}; simulated to take {seconds:.3g} s, {off:.3g} s without fusion"
+    return trial.choice(threshold, pool, words)
+
+
+def _words(threshold: int, pool: int, layout: Layout) -> str:
+    return (
+        f"the last {threshold} of {layout.batch} samples ({threshold / layout.batch:.0%}) on {pool} of "
+        f"{layout.generation_workers} workers"
+    )
+
+
+# ---------------------------------------------------------------- search
+
+
+def _search(trial: _Trial) -> None:
+    """Tries a coarse grid on the first draw, its best few on all, then the neighbours of the best of those."""
+    layout = trial.layout
+    thresholds = sorted({max(1, min(layout.batch - 1, round(share * layout.batch))) for share in SHARES})
+    grid = [(r, m) for r in thresholds if r > 0 for m in _pools(r, trial, _coarse(r, trial))]
+    ranked = sorted(grid, key=lambda plan: (trial.seconds(plan[0], plan[1], 0), plan))
+    for plan in ranked[:3]:
+        trial.mean(*plan)
+    for _ in range(2):
+        best = trial.best()
+        if best is None:
+            return
+        near = sorted(set(_neighbours(best, thresholds, trial)))
+        for plan in sorted(near, key=lambda plan: (trial.seconds(plan[0], plan[1], 0), plan))[:3]:
+            trial.mean(*plan)
+        if trial.best() == best:
+            return
+
+
+def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
+    workers = trial.layout.generation_workers
+    flat = -(-threshold // trial.costs.saturation_batch)
+    return (1, flat, workers // 8, workers // 4, workers // 2, workers - 1)
+
+
+def _pools(threshold: int, trial: _Trial, wanted: Iterable[int]) -> list[int]:
+    """Those of `wanted` that hold so many samples, and the least that does; fewer than all workers."""
+    least = trial.costs.least_pool(threshold, trial.longest)
+    return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.layout.generation_workers})
+
+
+def _neighbours(best: tuple[int, int], thresholds: Sequence[int], trial: _Trial) -> Iterable[tuple[int, int]]:
+    threshold, pool = best
+    below = max((r for r in thresholds if r < threshold), default=threshold // 2)
+    above = min((r for r in thresholds if r > threshold), default=threshold)
+    step = max(1, pool // 4)
+    for r in {(below + threshold) // 2, threshold, (above + threshold) // 2}:
+        if r > 0:
+            for m in _pools(r, trial, (pool - step, pool, pool + step)):
+                yield r, m
+
+
+class _Trial:
+    """Simulated seconds of plans, on the same draws; each plan once a draw."""
+
+    def __init__(self, model: LengthModel, layout: Layout, costs: StageCosts, seed: int) -> None:
+        self.model, self.layout, self.costs = model, layout, costs
+        self.longest = int(max(layout.prompts)) + model.max_tokens
+        count = max(1, min(DRAWS, SAMPLES_DRAWN // layout.batch))
+        generator = np.random.default_rng(seed)
+        draws = [model.draw(generator, layout.prompts) for _ in range(count)]
+        self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]
+        self._seconds: dict[tuple[int, int, int], float] = {}
+
+    def seconds(self, threshold: int, pool: int, draw: int) -> float:
+        key = (threshold, pool, draw)
+        if key not in self._seconds:
+            self._seconds[key] = self._forecast(*key).seconds
+        return self._seconds[key]
+
+    def _forecast(self, threshold: int, pool: int, draw: int) -> Forecast:
+        generation = self._generations[draw]
+        return forecast(generation, self.layout, self.costs, threshold, pool, self.layout.transfer, model=self.model)
+
+    def mean(self, threshold: int, pool: int) -> float:
+        return math.fsum(self._all(threshold, pool)) / len(self._generations)
+
+    def _all(self, threshold: int, pool: int) -> list[float]:
+        return [self.seconds(threshold, pool, draw) for draw in range(len(self._generations))]
+
+    def gain(self, threshold: int, pool: int) -> tuple[float, float]:
+        """(mean seconds won against Off, standard error of that mean over the draws)."""
+        off = self._all(0, self.layout.generation_workers)
+        won = np.array(off) - np.array(self._all(threshold, pool))
+        error = float(won.std(ddof=1)) / math.sqrt(len(won)) if len(won) > 1 else 0.0
+        return float(won.mean()), error
+
+    def best(self) -> tuple[int, int] | None:
+        """Of the plans tried on all draws; of equal ones the lowest threshold, then the largest pool."""
+        last = len(self._generations) - 1
+        full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]
+        if not full:
+            return None
+        least = min(self.mean(*plan) for plan in full)
+        equal = [plan for plan in full if self.mean(*plan) <= least * (1 + TIE)]
+        return min(equal, key=lambda plan: (plan[0], -plan[1]))
+
+    def curve(self) -> tuple[CurvePoint, ...]:
+        off = (0, self.layout.generation_workers)
+        ratio = self.mean(*off) / max(1e-12, self.seconds(*off, 0))
+        points: dict[int, CurvePoint] = {}
+        for threshold, pool in sorted({(r, m) for r, m, _ in self._seconds}):
+            tried = [d for d in range(len(self._generations)) if (threshold, pool, d) in self._seconds]
+            whole = len(tried) == len(self._generations)
+            seconds = self.mean(threshold, pool) if whole else self.seconds(threshold, pool, 0) * ratio
+            if threshold not in points or seconds < points[threshold].seconds:
+                points[threshold] = CurvePoint(threshold, pool, seconds)
+        return tuple(points[threshold] for threshold in sorted(points))
+
+    def choice(self, threshold: int, pool: int, reason: str) -> FusionChoice:
+        off = self.mean(0, self.layout.generation_workers)
+        seconds = self.mean(threshold, pool)
+        return FusionChoice(threshold, pool, self.layout.transfer, seconds, off, self.curve(), reason)
+
+    def off(self, why: str) -> FusionChoice:
+        return self.choice(0, self.layout.generation_workers, f"no fusion: {why}")

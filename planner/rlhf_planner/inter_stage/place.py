@@ -1,0 +1,173 @@
+"""Who keeps the tail, and where each unfinished sample goes (RLHFuse, inter-stage fusion, steps 2 and 3).
+
+Rule: the workers with the most predicted work left stay; the samples of all others go, the longest first, to the worker
+of the pool that is predicted to finish first with it, within its rows and its KV memory. A pool too small for that is
+enlarged; when only all workers together can hold the samples, nobody moves. The same question always gets the same
+answer: ties go by name. Must never give a sample two places, or a worker more than it can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A sample that is being decoded, or waits to be."""
+
+    sample: int
+    prompt_tokens: int
+    tokens: int
+    """Decoded so far."""
+
+
+class Move(NamedTuple):
+    """One sample changes its worker; `kv`: with its KV cache, else by its tokens alone."""
+
+    sample: int
+    source: str
+    destination: str
+    kv: bool
+
+
+class Placement(NamedTuple):
+    """Who keeps the tail, in the order of their names, and what moves there, longest first."""
+
+    pool: tuple[str, ...]
+    moves: tuple[Move, ...]
+
+
+class Held(NamedTuple):
+    """Unfinished samples as columns, all [k]; `worker` is an index."""
+
+    worker: Ints
+    prompt: Ints
+    tokens: Ints
+    remaining: Floats
+    """Predicted tokens to come."""
+
+
+def place(
+    held: Mapping[str, Sequence[Unfinished]],
+    pool: int,
+    costs: StageCosts,
+    lengths: LengthModel,
+    transfer: Transfer = "Auto",
+) -> Placement:
+    """Where everything goes when the threshold is reached. `held` names every live generation worker, idle ones too.
+
+    The pool is larger than asked for when that many cannot hold the samples. Raises ValueError without a worker, for a
+    pool below 1, or for a sample that is held twice.
+    """
+    names = sorted(held)
+    if not names:
+        raise ValueError("held is empty: a tail needs at least one generation worker")
+    if pool < 1:
+        raise ValueError(f"pool is {pool}, must be at least 1")
+    rows = [(index, sample) for index, name in enumerate(names) for sample in held[name]]
+    _require_once([sample.sample for _, sample in rows])
+    columns = _columns(rows, lengths)
+    stays, moving, destination, kv = assign(columns, len(names), pool, costs, lengths.max_tokens, transfer)
+    moves = tuple(
+        Move(rows[row][1].sample, names[rows[row][0]], names[to], by_kv)
+        for row, to, by_kv in zip(moving.tolist(), destination.tolist(), kv.tolist(), strict=True)
+    )
+    return Placement(tuple(names[index] for index in stays), moves)
+
+
+def _columns(rows: Sequence[tuple[int, Unfinished]], lengths: LengthModel) -> Held:
+    table = np.array([(index, s.prompt_tokens, s.tokens) for index, s in rows], dtype=np.int64).reshape(-1, 3)
+    worker, prompt, tokens = table[:, 0], table[:, 1], table[:, 2]
+    return Held(worker, prompt, tokens, lengths.remaining_each(tokens, prompt))
+
+
+def _require_once(samples: Sequence[int]) -> None:
+    if len(set(samples)) < len(samples):
+        twice = next(sample for sample in samples if samples.count(sample) > 1)
+        raise ValueError(f"sample {twice} is held twice")
+
+
+def assign(
+    held: Held, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
+) -> tuple[list[int], Ints, Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """`place` on columns: (workers that stay, rows of `held` that move, where each goes, with its KV cache or not)."""
+    work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
+    count = np.bincount(held.worker, minlength=workers)
+    order = np.lexsort((np.arange(workers), -count, -work)).tolist()
+    longest = int((held.prompt + limit).max(initial=1))
+    rows = min(costs.max_batch_size, costs.kv_rows(longest))
+    pool = _enough(count[order], min(pool, workers), rows)
+    stays = sorted(order[:pool])
+    staying = np.zeros(workers, dtype=np.bool_)
+    staying[stays] = True
+    moving = np.flatnonzero(~staying[held.worker])
+    moving = moving[np.argsort(-held.remaining[moving], kind="stable")]
+    destination = _destinations(held, moving, stays, rows, costs)
+    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
+    kv = np.array([_by_kv(held, row, batch, costs, transfer) for row in moving.tolist()], dtype=np.bool_)
+    return stays, moving, destination, kv
+
+
+def _enough(count: Ints, pool: int, rows: int) -> int:
+    """The least pool of at least `pool` workers, in the order given, in which what the others hold finds a row."""
+    others = int(count.sum()) - count.cumsum()
+    room = np.maximum(0, rows - count).cumsum()
+    fits = others <= room
+    fits[: pool - 1] = False
+    return int(np.argmax(fits)) + 1  # all workers together always fit: nothing is left to move
+
+
+def _destinations(held: Held, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
+    """For each moving row, longest first, the worker that is predicted to finish first with it.
+
+    A worker with `b` rows steps in about alpha + beta * b seconds, so it finishes after
+    alpha * (its longest remaining) + beta * (the sum of all remaining).
+    """
+    alpha, beta = _affine_step(held, len(stays), costs)
+    position = {worker: at for at, worker in enumerate(stays)}
+    longest = np.zeros(len(stays))
+    total = np.zeros(len(stays))
+    count = np.zeros(len(stays), dtype=np.int64)
+    for worker, remaining in zip(held.worker.tolist(), held.remaining.tolist(), strict=True):
+        at = position.get(worker)
+        if at is not None:
+            longest[at] = max(longest[at], remaining)
+            total[at] += remaining
+            count[at] += 1
+    answer = np.empty(len(moving), dtype=np.int64)
+    full = np.where(count >= rows, np.inf, 0.0)
+    for index, remaining in enumerate(held.remaining[moving].tolist()):
+        finish = alpha * np.maximum(longest, remaining) + beta * (total + remaining) + full
+        at = int(np.lexsort((count, finish))[0]) if beta == 0 else int(np.argmin(finish))
+        answer[index] = stays[at]
+        longest[at] = max(longest[at], remaining)
+        total[at] += remaining
+        count[at] += 1
+        if count[at] >= rows:
+            full[at] = np.inf
+    return answer
+
+
+def _affine_step(held: Held, pool: int, costs: StageCosts) -> tuple[float, float]:
+    """(alpha, beta): a step of b rows takes about alpha + beta * b, around the batch that the pool will have."""
+    batch = min(costs.max_batch_size, max(2, -(-len(held.worker) // pool)))
+    context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
+    one, many = costs.decode_seconds(1, context), costs.decode_seconds(batch, context)
+    beta = max(0.0, many - one) / max(1, batch - 1)
+    return max(one - beta, 0.0), beta
+
+
+def _by_kv(held: Held, row: int, batch: int, costs: StageCosts, transfer: Transfer) -> bool:
+    prompt, tokens = int(held.prompt[row]), int(held.tokens[row])
+    if transfer == "Tokens" or tokens == 0 or not costs.bandwidth:
+        return False
+    if transfer == "KV":
+        return True
+    return costs.kv_seconds(prompt + tokens) < costs.rebuild_seconds(prompt, tokens, batch)

@@ -1,0 +1,57 @@
+"""When the last sample is scored: one queue, first come first served, and workers that join it at different times.
+
+Rule: a worker that is free takes what waits, its fair share of it and a pass's worth at most, and is busy for as long
+as that pass takes. Exact, one event a pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhf_planner.inter_stage.costs import Floats, StageCosts
+
+
+class Scored(NamedTuple):
+    """How the queue was worked off."""
+
+    end: float
+    busy: dict[int, float]
+    """Seconds by worker."""
+    passes: list[tuple[int, float, float, int]]
+    """(worker, start, end, samples)."""
+
+
+def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> Scored:
+    """arrivals: [n] when each sample may be scored; tokens: [n] of it, prompt included; worker -> when it joins.
+
+    Raises ValueError when there is nobody to score.
+    """
+    if not available:
+        raise ValueError("nobody scores: no dedicated inference worker and none that is released")
+    order = np.argsort(arrivals, kind="stable")
+    when = arrivals[order].tolist()
+    total = np.concatenate([[0.0], tokens[order].cumsum()]).tolist()
+    free = [(moment, worker) for worker, moment in available.items()]
+    heapq.heapify(free)
+    most, workers, size = costs.score_batch, len(free), len(when)
+    busy = dict.fromkeys(available, 0.0)
+    passes: list[tuple[int, float, float, int]] = []
+    first = arrived = 0
+    end = 0.0
+    while first < size:
+        moment, worker = free[0]
+        start = max(moment, when[first])
+        while arrived < size and when[arrived] <= start:
+            arrived += 1
+        taken = min(most, max(1, (arrived - first) // workers))
+        seconds = costs.score_seconds(taken, (total[first + taken] - total[first]) / taken)
+        heapq.heapreplace(free, (start + seconds, worker))
+        busy[worker] += seconds
+        passes.append((worker, start, start + seconds, taken))
+        first += taken
+        end = max(end, start + seconds)
+    return Scored(end, busy, passes)

@@ -1,0 +1,70 @@
+"""Small iterations whose times were worked out by hand."""
+
+import pytest
+
+from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.simulate import simulate
+
+
+def costs(**others: object) -> StageCosts:
+    """A step takes 1 s for each row, a score 10 s for a sample; nothing else costs anything, unless it is said."""
+    decode = [StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)]
+    return StageCosts.measured(
+        decode=decode, max_batch_size=4, tasks={"reward": [StepTime(1, 1, 10.0)]},
+        **{"score_batch": 1, "command_seconds": 0.0, **others},  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_without_dedicated_inference_workers_scoring_follows_generation() -> None:
+    # Worker 0 decodes samples 0 and 2: 2 steps of two rows, then 3 of one: 7 s. Worker 1: sample 1, 5 s.
+    # Then 3 scores of 10 s on 2 workers: 20 s.
+    told = simulate([2, 5, 5], Layout(2, 0, (1, 1, 1)), costs())
+    assert told.finished == pytest.approx((4, 5, 7))
+    assert (told.generation_seconds, told.seconds) == pytest.approx((7, 27))
+    assert told.released == pytest.approx((7, 7))
+
+
+def test_a_dedicated_inference_worker_scores_while_others_decode() -> None:
+    told = simulate([2, 5, 5], Layout(2, 1, (1, 1, 1)), costs())
+    assert told.seconds == pytest.approx(34)  # from 4 s on, one after the other
+    assert told.released == (None, None)
+    waiting = simulate([2, 5, 5], Layout(2, 1, (1, 1, 1), overlap=False), costs())
+    assert waiting.seconds == pytest.approx(37)
+
+
+def test_samples_beyond_the_batch_of_a_worker_wait_for_a_row() -> None:
+    told = simulate([1, 3, 2], Layout(1, 1, (1, 1, 1)), costs(), 0)
+    assert told.finished == pytest.approx((3, 6, 5))
+    decode = [StepTime(1, 1, 1.0)]
+    one_row = StageCosts.measured(decode=decode, max_batch_size=1)
+    assert simulate([1, 3, 2], Layout(1, 1, (1, 1, 1)), one_row).finished == pytest.approx((1, 4, 6))
+
+
+def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
+    # At 2 s samples 1 (8 left, worker 1) and 2 (2 left, worker 0) are unfinished. Worker 0 has one sample as worker 1
+    # has, so it stays; sample 1 moves by its tokens: two rows take 2 s a step: 2 steps, then 6 of one row: 12 s on.
+    plan = Layout(2, 0, (1, 1))
+    told = simulate([3, 10], plan, costs(), 1, 1)
+    # Alone on their workers: sample 0 ends at 3 s, worker 1 keeps sample 1 to 10 s, worker 0 is free at 3 s.
+    assert told.finished == pytest.approx((3, 10))
+    assert told.released == pytest.approx((3, 10))
+    assert told.seconds == pytest.approx(20)  # sample 0 scored 3..13, sample 1 10..20
+    assert simulate([3, 10], plan, costs()).seconds == pytest.approx(20)
+
+
+def test_tokens_that_move_are_prefilled_again_and_replays_are_decoded_again() -> None:
+    # Two workers, two samples each: 0, 2 on worker 0 and 1, 3 on worker 1; at 4 s samples 0 and 1 are finished.
+    # Worker 0 stays, sample 3 joins sample 2, both after 2 of 4 steps.
+    plan = Layout(2, 0, (1, 1, 1, 1))
+    told = simulate([2, 2, 4, 4], plan, costs(), 2, 1)
+    assert told.moved == 1
+    assert told.finished == pytest.approx((4, 4, 8, 8))
+    replayed = simulate([2, 2, 4, 4], plan, costs(replays=True), 2, 1)
+    assert replayed.finished == pytest.approx((4, 4, 8, 10))  # two rows twice, then two steps of one row
+    sent = simulate([2, 2, 4, 4], plan, costs(bandwidth=3.0, kv_bytes_per_token=1.0, setup_seconds=0.0), 2, 1, "KV")
+    # 3 keys in 1 s; meanwhile both workers make one more step: then one step of two rows.
+    assert sent.finished == pytest.approx((4, 4, 7, 7))
+    assert sent.moved_by_kv == 1
+    assert sent.moved_bytes == 3
+    assert sent.released[1] == pytest.approx(5)
