@@ -42,7 +42,7 @@ def interrupted(samples: list[Request], make: Callable[[], TorchEngine], moves: 
                 done[response.key.sample] = response
             if left and moves.random() < 0.15:
                 left -= 1
-                chosen = [key for key in sorted(engine._held) if moves.random() < 0.4]
+                chosen = [key for key in sorted(engine._state.held) if moves.random() < 0.4]
                 given_back = engine.withdraw(chosen)
                 other.submit([resumed(by_number[given.key.sample], given) for given in given_back])
     return done

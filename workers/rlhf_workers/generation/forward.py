@@ -13,6 +13,7 @@ import torch
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool, PromptCache
+from rlhf_workers.generation.protocol import KvShape
 from rlhf_workers.role import WorkError
 
 FULL: Final = "full_attention"
@@ -39,9 +40,11 @@ class CausalForward:
         self.experts = any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
         """Whether layers route tokens to experts."""
         self._field = field
-        self._kinds = _layer_kinds(config, field)
-        self._window = int(config.sliding_window) if SLIDING in self._kinds else 0
+        self.kinds = _layer_kinds(config, field)
+        self.window = int(config.sliding_window) if SLIDING in self.kinds else 0
         self._hidden = torch.finfo(model.dtype).min
+        self.kv_shapes: tuple[KvShape, ...] = ()
+        """What a token leaves in the cache, layer by layer; known once `verify` ran."""
 
     @torch.inference_mode()
     def prefill(self, tokens: torch.Tensor) -> PromptCache:
@@ -104,6 +107,7 @@ class CausalForward:
             self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
             for at in range(half, VERIFY_TOKENS)
         ]
+        self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
         wanted = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
         return wanted, torch.stack(found)
 
@@ -113,11 +117,11 @@ class CausalForward:
         behind = positions[:, None, :, None] - keys
         shape = (positions.shape[0], 1, positions.shape[1], length)
         masks = {}
-        for kind in self._kinds:
-            hidden = behind < 0 if kind == FULL else (behind < 0) | (behind >= self._window)
+        for kind in self.kinds:
+            hidden = behind < 0 if kind == FULL else (behind < 0) | (behind >= self.window)
             mask = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
             masks[kind] = mask.masked_fill_(hidden, self._hidden)
-        return masks if len(masks) > 1 else masks[self._kinds[0]]
+        return masks if len(masks) > 1 else masks[self.kinds[0]]
 
 
 def _layer_kinds(config: Any, field: str) -> tuple[str, ...]:

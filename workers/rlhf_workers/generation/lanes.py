@@ -113,6 +113,9 @@ class Lanes(Protocol):
     def passes(self, position: Slots) -> Iterator[Pass]:
         """The decode passes of one step; `position` is that of every slot."""
 
+    def row(self, slot: int) -> tuple[KvPool, int]:
+        """Where a sample's keys and values are until the next change of a lane."""
+
     def bytes(self) -> int:
         """Memory of the pools."""
 
@@ -142,6 +145,10 @@ class OneLane:
             longest = int(position[slots].max()) + 1
             self._reach(longest)
             yield Pass(self._lane.pool, 0, len(slots), min(padded(longest), self._lane.pool.capacity), slots)
+
+    def row(self, slot: int) -> tuple[KvPool, int]:
+        """See Lanes."""
+        return self._lane.pool, int(np.flatnonzero(self._lane.slots == slot)[0])
 
     def bytes(self) -> int:
         """See Lanes."""
@@ -186,6 +193,11 @@ class BucketLanes:
             slots = lane.gather()
             for first, width in self._tiles.widths(len(slots), capacity):
                 yield Pass(lane.pool, first, width, capacity, slots[first : first + width])
+
+    def row(self, slot: int) -> tuple[KvPool, int]:
+        """See Lanes."""
+        found = ((lane, np.flatnonzero(lane.slots == slot)) for lane in self._lanes.values())
+        return next((lane.pool, int(rows[0])) for lane, rows in found if len(rows))
 
     def bytes(self) -> int:
         """See Lanes."""

@@ -99,6 +99,35 @@ class StepReport:
     """Time of it that prefill took."""
 
 
+class KvShape(NamedTuple):
+    """What one token leaves in one layer's cache."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> "KvShape":
+        """Of [.., heads, tokens, size] keys and values."""
+        return cls(keys.shape[-3], keys.shape[-1], values.shape[-1], keys.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        return self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class KvSlice:
+    """Keys and values of positions start .. stop-1 of one sample, counted from the prompt's first token."""
+
+    start: int
+    stop: int
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Keys and values of each layer, [heads, stop - start, size], in host memory."""
+
+
 class EngineError(Exception):
     """A request that an engine cannot take; `field` is the manifest path a user can change, if any."""
 
@@ -108,11 +137,50 @@ class EngineError(Exception):
         self.field = field
 
 
+class KvMoves(Protocol):
+    """What an engine can do whose samples may move to another worker with their caches. Called between two steps.
+
+    A moved sample goes on as if it had never moved: the same tokens, and in deterministic mode the same bits.
+    """
+
+    layout: str
+    """Fingerprint of everything two engines must have in common for a cache of one to be read by the other."""
+    shapes: tuple[KvShape, ...]
+    """Layer by layer."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of all layers."""
+
+    def cached(self, key: SampleKey) -> int | None:
+        """Positions in the sample's cache, 0 while it waits for a slot; None when it is not here or is finished."""
+
+    def carried(self, key: SampleKey) -> Request:
+        """The request that goes on after the sample's last token elsewhere."""
+
+    def export(self, key: SampleKey, start: int, stop: int) -> KvSlice:
+        """A copy of part of the cache; stop is at most `cached`."""
+
+    def pause(self, key: SampleKey, paused: bool) -> None:
+        """A paused sample is not decoded on; it keeps its slot."""
+
+    def reserve(self) -> bool:
+        """Keeps a slot free for a sample that arrives; False when there is none: held ones are never pushed out."""
+
+    def release(self) -> None:
+        """Gives a reserved slot back."""
+
+    def admit(self, request: Request, cache: KvSlice | None) -> None:
+        """Takes a sample into a reserved slot (given back on EngineError). Without a cache it is computed here."""
+
+
 class Engine(Protocol):
     """Continuous batching over one model. Not thread-safe."""
 
     version: int
     """Weight version held."""
+    moves: KvMoves | None
+    """None: this engine's samples move by their tokens only."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Takes all of them or, with an EngineError naming the first that is wrong, none."""

@@ -35,6 +35,8 @@ class ResponseTable:
         """[slots] place in the sequence (prompt, then response) of the token fed next."""
         self.next_token = np.zeros(slots, np.int64)
         """[slots] that token."""
+        self.paused = np.zeros(slots, bool)
+        """[slots] stays where it is while others are decoded on."""
         self._sent = np.zeros(slots, np.int64)
         self._tokens = np.zeros((slots, FIRST_COLUMNS), np.int32)
         self._log_probabilities = np.zeros((slots, FIRST_COLUMNS), np.float32)
@@ -64,6 +66,7 @@ class ResponseTable:
             runs = request.versions
             self._versions[slot, :known] = np.repeat([run.version for run in runs], [run.tokens for run in runs])
         self._sent[slot] = known
+        self.paused[slot] = False
         self._block[slot] = -1
         at = position - len(request.prompt)
         self.next_token[slot] = request.tokens[at] if at >= 0 else request.prompt[position]

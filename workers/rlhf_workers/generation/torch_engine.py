@@ -11,15 +11,17 @@ What deterministic mode costs is in docs/determinism.md, measured by benchmarks/
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from rlhf_api.names import ExitCode
+from rlhf_workers.generation.engine_state import EngineLimits, EngineState
 from rlhf_workers.generation.forward import CausalForward
+from rlhf_workers.generation.kv_moves import TorchKvMoves
 from rlhf_workers.generation.lanes import BucketLanes, Lanes, OneLane, Pass, padded
 from rlhf_workers.generation.protocol import (
     EngineError,
@@ -42,16 +44,6 @@ PREFILL_TOKENS: Final = 4096
 
 ADMIT_SHARE: Final = 8
 """One in so many slots must be free before a crowded engine admits: at most that share stays idle."""
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """Sizes an engine is built for."""
-
-    max_batch_size: int
-    """Samples decoded at once; more wait."""
-    max_prompt_tokens: int
-    max_response_tokens: int
 
 
 class TorchEngine:
@@ -83,34 +75,32 @@ class TorchEngine:
         self._stop = StopRule(
             tokenizer, self._forward.vocabulary, _stop_ids(model, tokenizer, parameters), parameters.stop
         )
-        self._queue: deque[Request] = deque()
-        self._held: set[SampleKey] = set()
-        self._complete: list[Response] = []
-        self._table = ResponseTable(limits.max_batch_size)
-        self._lanes = self._empty_lanes()
+        self._state = self._empty_state()
+        rules = (self._check, self._complete_reason)
+        self.moves = TorchKvMoves(self._forward, limits, lambda: self._state, *rules, deterministic=deterministic)
 
     # ------------------------------------------------------------ protocol.Engine
 
     @property
     def held(self) -> int:
         """See Engine."""
-        return len(self._held)
+        return len(self._state.held)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See Engine; a sample whose tokens are complete already is finished by the next step."""
         new: set[SampleKey] = set()
         for request in requests:
             self._check(request)
-            if request.key in self._held or request.key in new:
+            if request.key in self._state.held or request.key in new:
                 raise EngineError("DuplicateSample", f"{_name(request.key)} is here already")
             new.add(request.key)
-        self._held |= new
+        self._state.held |= new
         for request in requests:
             reason = self._complete_reason(request)
             if reason:
-                self._complete.append(_whole(request, reason))
+                self._state.complete.append(_whole(request, reason))
             else:
-                self._queue.append(request)
+                self._state.queue.append(request)
 
     @torch.inference_mode()
     def step(self) -> StepReport:
@@ -119,31 +109,33 @@ class TorchEngine:
         started = time.perf_counter_ns()
         self._admit(report)
         report.prefill_ns = time.perf_counter_ns() - started
-        for decode_pass in list(self._lanes.passes(self._table.position)):
+        for decode_pass in list(self._state.lanes.passes(self._state.table.position)):
             self._decode(decode_pass, report)
-        report.finished, self._complete = self._complete, []
-        self._held.difference_update(response.key for response in report.finished)
+        report.finished, self._state.complete = self._state.complete, []
+        self._state.held.difference_update(response.key for response in report.finished)
         return report
 
     def progress(self) -> list[Response]:
         """See Engine."""
-        return self._table.unsent()
+        return self._state.table.unsent()
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[Response]:
         """See Engine; a response that is complete but not yet reported counts as finished unless all are asked for."""
-        wanted = self._held.copy() if keys is None else self._held.intersection(keys)
+        wanted = self._state.held.copy() if keys is None else self._state.held.intersection(keys)
         if keys is not None:
-            wanted.difference_update(response.key for response in self._complete)
-        given = [response for response in self._complete if response.key in wanted]
-        self._complete = [response for response in self._complete if response.key not in wanted]
-        given += [_whole(request, "") for request in self._queue if request.key in wanted]
-        self._queue = deque(request for request in self._queue if request.key not in wanted)
+            wanted.difference_update(response.key for response in self._state.complete)
+        given = [response for response in self._state.complete if response.key in wanted]
+        self._state.complete = [response for response in self._state.complete if response.key not in wanted]
+        given += [_whole(request, "") for request in self._state.queue if request.key in wanted]
+        self._state.queue = deque(request for request in self._state.queue if request.key not in wanted)
         slots = [
-            slot for slot, request in enumerate(self._table.requests) if request is not None and request.key in wanted
+            slot
+            for slot, request in enumerate(self._state.table.requests)
+            if request is not None and request.key in wanted
         ]
-        given += [self._table.response(slot) for slot in slots]
+        given += [self._state.table.response(slot) for slot in slots]
         self._free(np.array(slots, np.int64))
-        self._held -= wanted
+        self._state.held -= wanted
         return given
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
@@ -154,18 +146,29 @@ class TorchEngine:
 
     def sleep(self) -> None:
         """See Engine."""
-        if self._held:
-            raise EngineError("EngineBusy", f"{len(self._held)} samples must be withdrawn before sleep")
-        self._lanes = self._empty_lanes()
+        if self._state.held:
+            raise EngineError("EngineBusy", f"{len(self._state.held)} samples must be withdrawn before sleep")
+        self._state.lanes = self._empty_lanes()
         self._model.to("cpu")
 
     def wake(self) -> None:
         """See Engine."""
         self._model.to(self._forward.device)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, the engine holds no sample and knows no stop; afterwards it is as it was (for measuring)."""
+        state, stop = self._state, self._stop
+        self._state = self._empty_state()
+        self._stop = StopRule(None, self._forward.vocabulary, (), ())
+        try:
+            yield
+        finally:
+            self._state, self._stop = state, stop
+
     def kv_bytes(self) -> int:
         """Memory of the key-value pools."""
-        return self._lanes.bytes()
+        return self._state.lanes.bytes()
 
     # ------------------------------------------------------------ admission
 
@@ -210,24 +213,25 @@ class TorchEngine:
         Waits until an eighth of the slots (or as many as are queued) is free: a prefill pass for one or two prompts
         costs half a decode pass of all.
         """
-        if self._table.free < min(len(self._queue), -(-self.limits.max_batch_size // ADMIT_SHARE)):
+        state = self._state
+        if state.free < min(len(state.queue), -(-self.limits.max_batch_size // ADMIT_SHARE)):
             return
         share = PREFILL_TOKENS
-        while self._queue and self._table.free and share > 0:
+        while state.queue and state.free > 0 and share > 0:
             batch: list[Request] = []
             length = 0
-            while self._queue and len(batch) < self._table.free:
-                longest = max(length, padded(len(self._prefix(self._queue[0]))))
+            while state.queue and len(batch) < state.free:
+                longest = max(length, padded(len(self._prefix(self._state.queue[0]))))
                 if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
                     break
-                batch.append(self._queue.popleft())
+                batch.append(self._state.queue.popleft())
                 length = longest
             share -= length * len(batch)
             try:
                 self._place(batch, length)
             except Exception:
-                admitted = {request.key for request in self._table.requests if request is not None}
-                self._queue.extendleft(request for request in reversed(batch) if request.key not in admitted)
+                admitted = {request.key for request in self._state.table.requests if request is not None}
+                self._state.queue.extendleft(request for request in reversed(batch) if request.key not in admitted)
                 raise
             report.prefilled += sum(len(self._prefix(request)) for request in batch)
 
@@ -257,61 +261,70 @@ class TorchEngine:
                 else None
             )
             members = np.flatnonzero((sources >= first) & (sources < first + count))
-            slots = np.array([self._table.add(batch[int(member)], len(prefixes[member])) for member in members])
-            self._lanes.place(slots, self._table.position[slots], prompts, sources[members] - first)
+            slots = np.array([self._state.table.add(batch[int(member)], len(prefixes[member])) for member in members])
+            self._state.lanes.place(slots, self._state.table.position[slots], prompts, sources[members] - first)
             first += count
 
     # ------------------------------------------------------------ decoding
 
     def _decode(self, run: Pass, report: StepReport) -> None:
-        """One pass: feed, sample, record, finish."""
+        """One pass: feed, sample, record, finish. A paused sample is fed again what it was fed, and nothing is kept."""
+        live = ~self._state.table.paused[run.slots]
+        if not live.any():
+            return
         tokens = np.zeros(run.width, np.int64)
         positions = np.zeros(run.width, np.int64)
         uniform = np.zeros(run.width, np.float64)
-        tokens[: len(run.slots)] = self._table.next_token[run.slots]
-        positions[: len(run.slots)] = self._table.position[run.slots]
+        tokens[: len(run.slots)] = self._state.table.next_token[run.slots]
+        positions[: len(run.slots)] = self._state.table.position[run.slots]
         if self.parameters.temperature > 0:
-            uniform[: len(run.slots)] = self._table.uniform(run.slots)
+            uniform[: len(run.slots)] = self._state.table.uniform(run.slots)
         device = self._forward.device
         logits = self._forward.decode(
             run.pool, run.first, torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), run.length
         )
         drawn, drawn_log_probabilities = sample(logits, torch.from_numpy(uniform).to(device), self.parameters)
-        sampled = drawn.cpu().numpy()[: len(run.slots)]
-        log_probabilities = drawn_log_probabilities.cpu().numpy()[: len(run.slots)]
+        slots = run.slots[live]
+        sampled = drawn.cpu().numpy()[: len(run.slots)][live]
+        log_probabilities = drawn_log_probabilities.cpu().numpy()[: len(run.slots)][live]
         if not np.isfinite(log_probabilities).all():
-            self._refuse(run.slots[~np.isfinite(log_probabilities)])
-        fresh = self._table.advance(run.slots, sampled, log_probabilities, self.version)
+            self._refuse(slots[~np.isfinite(log_probabilities)])
+        fresh = self._state.table.advance(slots, sampled, log_probabilities, self.version)
         report.decoded += int(fresh.sum())
         report.prefilled += int((~fresh).sum())
-        self._finish(run.slots[fresh], sampled[fresh])
+        self._finish(slots[fresh], sampled[fresh])
 
     def _finish(self, slots: Slots, sampled: Slots) -> None:
         """Ends the responses that this step's tokens complete."""
         stopped = self._stop.is_stop[sampled]
         if self._stop.has_strings:
             for at in np.flatnonzero(self._stop.may_complete[sampled] & ~stopped):
-                stopped[at] = self._stop.ends_with_string(self._table.tokens(int(slots[at])))
-        ended = stopped | (self._table.length[slots] >= self._table.limit[slots])
+                stopped[at] = self._stop.ends_with_string(self._state.table.tokens(int(slots[at])))
+        ended = stopped | (self._state.table.length[slots] >= self._state.table.limit[slots])
         for slot, stop in zip(slots[ended], stopped[ended], strict=True):
-            self._complete.append(self._table.response(int(slot), finish_reason="stop" if stop else "length"))
+            self._state.complete.append(
+                self._state.table.response(int(slot), finish_reason="stop" if stop else "length")
+            )
         self._free(slots[ended])
 
     def _free(self, slots: Slots) -> None:
         if len(slots):
-            self._lanes.drop(slots)
+            self._state.lanes.drop(slots)
             for slot in slots:
-                self._table.remove(int(slot))
+                self._state.table.remove(int(slot))
 
     def _refuse(self, slots: Slots) -> None:
         """A policy that yields no probabilities must not yield tokens."""
-        request = self._table.requests[int(slots[0])]
+        request = self._state.table.requests[int(slots[0])]
         assert request is not None
         message = (
             f"{_name(request.key)}: weight version {self.version} of the actor gives logits that are not finite; "
             "lower spec.training.optimizer.learningRate or go back to an earlier checkpoint"
         )
         raise EngineError("NotFinite", message, "spec.training.optimizer.learningRate")
+
+    def _empty_state(self) -> EngineState:
+        return EngineState(ResponseTable(self.limits.max_batch_size), self._empty_lanes())
 
     def _empty_lanes(self) -> Lanes:
         largest = padded(self.limits.max_prompt_tokens + self.limits.max_response_tokens)
