@@ -54,4 +54,4 @@ format: env
 clean:
 	rm -rf $(VENV) runs examples/quickstart/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
--include tests/cluster/cluster.mk
+-include tests/cluster/cluster.mk images/images.mk

@@ -57,7 +57,7 @@ def prepare() -> None:
         print(toolchain.binary(name), flush=True)
     toolchain.kwok_stages()
     if os.geteuid() == 0:
-        for make in (images.pause, images.python):
+        for make in (images.pause, images.python, images.operator):
             print(make(), flush=True)
 
 

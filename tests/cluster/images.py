@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -18,11 +19,17 @@ from pathlib import Path
 
 from .toolchain import ToolchainError, cache_folder
 
+ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "containerfiles"
 
 PAUSE = "localhost/rlhf-cluster/pause:1"
 PYTHON = "localhost/rlhf-cluster/python:1"
 MOUNTED = "localhost/rlhf-cluster/mounted:1"
+UV = "localhost/rlhf-cluster/uv:1"
+OPERATOR = "localhost/rlhf-operator/operator:test"
+WORKER = "localhost/rlhf-operator/worker:test"
+
+ARCHIVES_KEPT = 3  # of each image; every change of a source makes a new one, and another run may still use the last
 
 DEBIAN = "bookworm"
 # libgomp1 and libstdc++6: what torch, numba and grpc wheels link to, so that a mounted virtual environment runs.
@@ -87,6 +94,56 @@ def mounted(bin_folder: Path) -> Path:
     return _cached("mounted", [SOURCES / "mounted.Containerfile"], f"{base.name} {bin_folder}", make)
 
 
+def operator() -> Path:
+    """The archive of images/operator.Dockerfile on the Python image; made anew when a source has changed."""
+    return _project("operator", OPERATOR, {})
+
+
+def worker() -> Path:
+    """The archive of images/worker.Dockerfile without torch, which would be gigabytes."""
+    return _project("worker", WORKER, {"TORCH": "base"})
+
+
+def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
+    base, containerfile = python(), ROOT / "images" / f"{name}.Dockerfile"
+
+    def make(work: Path, archive: Path) -> None:
+        shutil.copy(_uv(), work / "uv")
+        uv = build(SOURCES / "uv.Containerfile", work, UV, work / "uv.tar")
+        given = {"BASE": PYTHON, "UV": UV, **arguments}
+        build(containerfile, ROOT, tag, archive, arguments=given, bases=[base, uv], volumes=_volumes())
+
+    return _cached(name, [containerfile, SOURCES / "uv.Containerfile", *_sources()], f"{base.name} {arguments}", make)
+
+
+def _sources() -> list[Path]:
+    """What the Dockerfiles copy."""
+    folders = [ROOT / name for name in ("crds", "planner", "operator", "workers")]
+    found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return [ROOT / ".dockerignore", ROOT / "pyproject.toml", ROOT / "uv.lock", *sorted(found)]
+
+
+def _uv() -> Path:
+    """The uv that made this environment: a program, not a shell's shim."""
+    program = "import uv; print(uv.find_uv_bin())"
+    for python in (sys.executable, f"{sys.base_prefix}/bin/python3", "python3"):
+        done = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        if done.returncode == 0:
+            return Path(done.stdout.strip())
+    found = shutil.which("uv")
+    if found is None:
+        raise ToolchainError("uv is missing: python3 -m pip install uv")
+    return Path(found)
+
+
+def _volumes() -> dict[Path, str]:
+    """Wheels that this machine has, so that a build fetches nothing twice, and the authorities that it trusts."""
+    cache = subprocess.run([str(_uv()), "cache", "dir"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    Path(cache).mkdir(parents=True, exist_ok=True)
+    trusted = Path(os.environ.get("SSL_CERT_DIR", "/etc/ssl/certs"))
+    return {Path(cache): "/root/.cache/uv", trusted: "/etc/ssl/certs:ro"}
+
+
 def build(
     containerfile: Path,
     context: Path,
@@ -95,10 +152,12 @@ def build(
     *,
     arguments: Mapping[str, str] | None = None,
     bases: Sequence[Path] = (),
+    volumes: Mapping[Path, str] | None = None,
 ) -> Path:
     """Build `containerfile` on `context` and write it as `name` to the docker archive `archive`.
 
-    `arguments` are build arguments. `bases` are archives whose images FROM may name.
+    `arguments` are build arguments. `bases` are archives whose images FROM may name. `volumes` are
+    folders of this machine that are mounted while it builds.
     Raises ToolchainError with buildah's output.
     """
     with tempfile.TemporaryDirectory(prefix="rlhf-buildah-") as storage:
@@ -106,6 +165,7 @@ def build(
         for base in bases:
             _run([*buildah, "pull", "--quiet", f"docker-archive:{base}"])
         given = [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
+        given += [f"--volume={folder}:{place}" for folder, place in (volumes or {}).items()]
         options = ["--isolation=chroot", "--pull-never", f"--tag={name}", f"--file={containerfile}", *given]
         _run(["nice", *buildah, "bud", *options, str(context)])
         archive.unlink(missing_ok=True)  # a docker archive cannot be overwritten
@@ -130,7 +190,14 @@ def _cached(name: str, sources: Sequence[Path], more: str, make: Callable[[Path,
                 partial = Path(work) / "image.tar"
                 make(Path(work), partial)
                 partial.rename(archive)
+            _drop_old(folder, name)
     return archive
+
+
+def _drop_old(folder: Path, name: str) -> None:
+    found = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
+    for stale in found[:-ARCHIVES_KEPT]:
+        stale.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> None:

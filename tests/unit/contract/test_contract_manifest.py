@@ -8,7 +8,7 @@ from manifest_cases import EXAMPLES, changed
 
 from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
-from rlhf_api.manifest import ManifestError, changes, check, dump, load, parse, resolve
+from rlhf_api.manifest import ManifestError, changes, check, dump, parse, resolve
 from rlhf_api.structure import job_schema, with_defaults
 
 EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
@@ -16,9 +16,10 @@ EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda path: path.name)
 def test_examples_validate_in_forty_lines(path: Path) -> None:
-    job = load(path)
+    text = path.read_text()
+    (job,) = [parse(each) for each in text.split("---\n") if "kind: RLHFJob" in each]
     assert check(job) == []
-    assert len(path.read_text().splitlines()) <= 40
+    assert len(text.splitlines()) <= 40
 
 
 @pytest.mark.parametrize("example", ["ppo", "grpo"])

@@ -1,0 +1,57 @@
+# Workers of jobs: generation, inference, training. torch and transformers; no kopf, no Kubernetes client.
+#
+# BASE: any Linux with glibc and `python3` of 3.11 or later. torch brings its CUDA libraries, so a plain one does for
+# GPUs too. An image that has a torch of its own (of a GPU vendor, say) is used as it is by TORCH=base: its packages are
+# seen behind ours, and torch and what only torch needs are left out. UV: an image with the binary /uv.
+# The dependencies are those of uv.lock, by hash; a lock that does not fit pyproject.toml ends the build.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG UV=ghcr.io/astral-sh/uv:0.13.9
+
+FROM ${UV} AS uv
+
+FROM ${BASE} AS build
+ARG TORCH=locked
+USER 0
+COPY --from=uv /uv /usr/local/bin/uv
+# The trust store of BASE, so that a company's own authority is known.
+ENV UV_SYSTEM_CERTS=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy VIRTUAL_ENV=/opt/rlhf
+WORKDIR /source
+COPY pyproject.toml uv.lock ./
+RUN case "$TORCH" in \
+        locked) prune="" site="" ;; \
+        base) prune="--prune=torch" site="--system-site-packages" ;; \
+        *) echo "TORCH: $TORCH: must be locked (that of uv.lock) or base (that of the base image)" >&2; exit 2 ;; \
+    esac \
+    && uv export --locked --extra workers --no-emit-project --no-annotate $prune --quiet \
+        --output-file=/tmp/requirements.txt \
+    && uv venv --python="$(command -v python3)" $site "$VIRTUAL_ENV" \
+    && uv pip install --no-deps --require-hashes --requirements=/tmp/requirements.txt
+COPY README.md LICENSE ./
+COPY crds crds
+COPY planner planner
+COPY operator operator
+COPY workers workers
+# Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
+# would compile it again, ten seconds for torch and transformers.
+RUN uv pip install --no-deps . \
+    && if "$VIRTUAL_ENV/bin/python" -c "import torch" 2>/dev/null; then \
+        PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_workers.roles, rlhf_workers.__main__; \
+            from transformers import AutoModelForCausalLM, AutoTokenizer"; \
+    fi
+# What the quickstart trains is made by a worker image in the cluster.
+COPY examples/quickstart/prepare.py /opt/rlhf/quickstart/prepare.py
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="rlhf-worker" \
+      org.opencontainers.image.description="Workers of RLHFJobs: generation, inference, training" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/rlhf /opt/rlhf
+# /tmp is all that is written to, beside the volumes of a job.
+ENV PATH=/opt/rlhf/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "rlhf_workers"]
