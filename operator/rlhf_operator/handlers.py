@@ -3,7 +3,8 @@
 Rule: handlers only bring the index up to date and enqueue the job's key; nothing is decided here, nothing is written,
 no finalizer and no annotation is ever set on an object. kopf drops errors of such handlers, so there is nothing in them
 that can fail. The indexing handlers make kopf hold back every event until all first listings are complete: a job is
-never reconciled against half of its pods.
+never reconciled against half of its pods. They matter until then only, and every handler costs time with every event,
+so from the first event on they are left out.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import kopf
 from rlhf_api import names
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.stateless import NoDiffBase, NoProgress
 from rlhf_operator.workqueue import WorkQueue
 
 WATCHED: Final[dict[str, tuple[str, str, str]]] = {
@@ -37,8 +39,9 @@ def registry(index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> kopf.O
     """The handlers of this operator."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
+    listed = asyncio.Event()
     for kind, place in WATCHED.items():
-        _watch(made, kind, place, index, queue, metrics)
+        _watch(made, kind, place, listed, index, queue, metrics)
     return made
 
 
@@ -50,17 +53,22 @@ def _watch(
     made: kopf.OperatorRegistry,
     kind: str,
     place: tuple[str, str, str],
+    listed: asyncio.Event,
     index: Index,
     queue: WorkQueue,
     metrics: OperatorMetrics,
 ) -> None:
     plural = place[2]
 
+    def listing(**_: Any) -> bool:
+        return not listed.is_set()
+
     async def seen(body: kopf.Body, **_: Any) -> None:
         if (key := job_key(kind, body)) is not None:
             index.put(kind, key, dict(body))
 
     async def event(event: kopf.RawEvent, **_: Any) -> None:
+        listed.set()
         body = event["object"]
         metrics.watch.labels(plural).set(time.time())
         key = job_key(kind, body)
@@ -68,9 +76,11 @@ def _watch(
             return
         if event["type"] == "DELETED":
             index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]))
+        else:
+            index.put(kind, key, body)
         queue.add(key)
 
-    kopf.index(*place, id=f"{plural}-seen", registry=made)(seen)
+    kopf.index(*place, id=f"{plural}-seen", registry=made, when=listing)(seen)
     kopf.on.event(*place, id=f"{plural}-event", registry=made)(event)
 
 
@@ -87,6 +97,8 @@ def settings() -> kopf.OperatorSettings:
             place = f"{group}/{version}/{plural}" if group else f"{version}/{plural}"
             # Asked of the server: a cluster has many more pods than ours.
             made.watching.label_selectors[place] = names.LABEL_JOB_NAME
+    made.persistence.diffbase_storage = NoDiffBase()
+    made.persistence.progress_storage = NoProgress()
     made.networking.request_timeout = 30
     made.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
     # Events are ours to post, on transitions only.
