@@ -13,10 +13,11 @@ from rich.text import Text
 from rlhf_operator.cli.cluster.columns import Cell, columns, paragraph
 from rlhf_operator.cli.cluster.listing import phase
 from rlhf_operator.cli.cluster.sentence import sentence
-from rlhf_operator.cli.cluster.stored import Stored, age, moment, number
+from rlhf_operator.cli.cluster.stored import Stored, age, moment, number, shortened
 from rlhf_operator.cli.cluster.timeline import Iteration
 from rlhf_operator.cli.cluster.workers import Worker, event_time, telling
 from rlhf_operator.cli.console import duration
+from rlhf_operator.reconcile.words import IMAGE_REASONS
 
 Json = Mapping[str, Any]
 
@@ -94,8 +95,8 @@ def _progress(job: Stored, now: datetime) -> str:
             parts.append(f"{name} {text}")
     if speed := number(progress.get("samplesPerSecond"), 1):
         parts.append(f"{speed} samples/s")
-    if not job.finished and (left := progress.get("remainingSeconds")):
-        parts.append(f"{duration(float(left))} left")
+    if left := job.seconds_left:
+        parts.append(f"{duration(left)} left")
     read = age(moment(progress.get("lastUpdateTime")), now)
     return ", ".join(parts) + (f" (as of {read} ago)" if read and not job.finished else "")
 
@@ -139,15 +140,27 @@ def _groups(job: Stored, width: int | None) -> list[Text]:
 def _pods(pods: Sequence[Worker], now: datetime, width: int | None) -> list[Text]:
     order = sorted(pods, key=lambda each: each.well) if len(pods) > PODS_SHOWN else list(pods)
     rows: list[list[Cell]] = []
+    said: dict[str, str] = {}
     for each in order[:PODS_SHOWN]:
+        # One cause mostly stops many pods: it is told once.
+        cause = _cause(each)
+        told = f"as {said[cause]}" if cause in said else shortened(each.told)
+        if each.told:
+            said.setdefault(cause, each.name)
         state = Text(each.state, style="green" if each.state in _GOOD else "red" if each.told else "yellow")
         name = f"{each.name} (pool)" if each.in_pool else each.name
-        rows.append([name, state, each.node, _some(each.restarts), age(each.pod.created, now), each.told])
-    lines = _table(["POD", "STATE", "NODE", "RESTARTS", "AGE", "WHAT IT WAITS FOR"], rows, width)
+        rows.append([name, state, each.node, _some(each.restarts), age(each.pod.created, now), told])
+    lines = _table(["POD", "STATE", "NODE", "RESTARTS", "AGE", "WHY"], rows, width)
     if (more := order[PODS_SHOWN:]) and lines:
         well = sum(each.well for each in more)
         lines.append(Text(f"  and {len(more)} more, {well} of them well", style="dim"))
     return lines
+
+
+def _cause(worker: Worker) -> str:
+    if worker.pod.waiting in IMAGE_REASONS:
+        return "image"
+    return worker.told.replace(worker.pod.name, "")
 
 
 def _iterations(past: Sequence[Iteration], width: int | None) -> list[Text]:
@@ -167,7 +180,7 @@ def _events(events: Iterable[Json], job: Stored, now: datetime, width: int | Non
     for each in telling(events)[-EVENTS_SHOWN:]:
         about = str((each.get("regarding") or {}).get("name") or "").removeprefix(f"{job.name}-")
         style = "yellow" if each.get("type") == "Warning" else ""
-        note = " ".join(str(each.get("note") or "").split())
+        note = shortened(" ".join(str(each.get("note") or "").split()))
         times = int((each.get("series") or {}).get("count") or each.get("deprecatedCount") or 1)
         row = [age(event_time(each), now), str(each.get("reason")), "" if about == job.name else about]
         rows.append([*(Text(cell, style=style) for cell in row), note + (f" (x{times})" if times > 1 else "")])

@@ -49,7 +49,6 @@ def phase(job: Stored) -> Text:
 
 def _row(job: Stored, now: datetime, namespaces: bool, wide: bool) -> list[Cell]:
     progress = job.progress
-    seconds_left = progress.get("remainingSeconds") if not job.finished else None
     row: list[Cell] = [
         *([job.namespace] if namespaces else []),
         Text(job.name, style="bold"),
@@ -58,7 +57,7 @@ def _row(job: Stored, now: datetime, namespaces: bool, wide: bool) -> list[Cell]
         str(progress.get("summary") or f"0/{job.iterations}"),
         number(progress.get("reward"), 3),
         number(progress.get("samplesPerSecond"), 1),
-        duration(float(seconds_left)) if seconds_left else "",
+        duration(job.seconds_left) if job.seconds_left else "",
         age(job.created, now),
     ]
     return row + _wide(job, now) if wide else row

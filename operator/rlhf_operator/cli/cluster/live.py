@@ -4,7 +4,6 @@ Rule: the coordinator's metrics page, read through the API server, where the use
 operator refreshes every ten seconds and which knows no single worker.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -56,17 +55,10 @@ def from_status(job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
     return _common(status, job, pods)
 
 
-def summary_of(pods: Sequence[Worker]) -> str:
-    """`5 Ready, 1 ImagePullBackOff`: of all pods."""
-    counts = Counter(each.state for each in pods)
-    return ", ".join(f"{count} {state}" for state, count in counts.most_common())
-
-
 def _common(status: pb.JobStatus, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
     status.pool.extend(each.name for each in pods if each.in_pool)
     status.last_checkpoint = str((job.status.get("lastCheckpoint") or {}).get("path") or "")
-    if not job.finished:
-        status.seconds_left = float(job.progress.get("remainingSeconds") or 0)
+    status.seconds_left = job.seconds_left
     if job.holds(ConditionType.FAILED):
         failed = job.condition(ConditionType.FAILED)
         status.failure.CopyFrom(pb.Failure(reason=str(failed.get("reason")), message=str(failed.get("message"))))

@@ -9,19 +9,24 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
-from rlhf_operator.cli.cluster.stored import Stored, age, moment, number
+from rlhf_operator.cli.cluster.stored import Stored, age, moment, number, shortened
 from rlhf_operator.cli.cluster.workers import Worker
 from rlhf_operator.cli.console import duration
 
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
 """An operator that runs has looked at a new or changed job long before."""
-_AGAIN: Final = "correct the cause and create a new job: with spec.checkpoints at the same path it goes on from there"
+SENTENCE_MAX: Final = 400
+"""Characters of the operator's message; whole it stands with the conditions."""
+_PASSING: Final = frozenset({"Leaving", "Ended", "Starting"})
+"""States that pass by themselves."""
+_AGAIN: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
 _REMEDIES: Final[Mapping[str, str]] = {
-    FinishedReason.USER_CODE: f"`rlhf logs --group inference` has its traceback; {_AGAIN}",
-    FinishedReason.BAD_MODEL: f"correct spec.models; {_AGAIN}",
-    FinishedReason.BAD_DATA: f"correct spec.prompts or the file; {_AGAIN}",
-    FinishedReason.STORAGE: f"free space or correct the volume; {_AGAIN}",
-    FinishedReason.DEADLINE: "raise spec.runPolicy.activeDeadlineSeconds in a new job; it goes on from the checkpoints",
+    FinishedReason.USER_CODE: "correct the reward",
+    FinishedReason.BAD_MODEL: "correct spec.models or the folder",
+    FinishedReason.BAD_DATA: "correct spec.prompts or the file",
+    FinishedReason.STORAGE: "free space or correct the volume",
+    FinishedReason.DEADLINE: "raise spec.runPolicy.activeDeadlineSeconds",
+    FinishedReason.BACKOFF_LIMIT: "correct the cause, or raise spec.runPolicy.backoffLimit",
 }
 
 
@@ -57,7 +62,8 @@ def _finished(job: Stored, now: datetime) -> str:
     if job.holds(ConditionType.FAILED):
         condition = job.condition(ConditionType.FAILED)
         reason = str(condition.get("reason"))
-        return f"Failed ({reason}): {_ended(str(condition.get('message')))} {_capital(_REMEDIES.get(reason, _AGAIN))}."
+        remedy = f"{_capital(_REMEDIES.get(reason, 'correct the cause'))}, then {_AGAIN}."
+        return f"Failed ({reason}): {_ended(str(condition.get('message')))} {remedy}"
     if not job.holds(ConditionType.COMPLETE):
         return ""
     started, ended = moment(job.status.get("startTime")), moment(job.status.get("completionTime"))
@@ -95,21 +101,16 @@ def _under_way(job: Stored, pods: Sequence[Worker]) -> str:
     running = job.condition(ConditionType.RUNNING)
     message = str(running.get("message") or "not started yet")
     if job.holds(ConditionType.RUNNING):
-        left = job.progress.get("remainingSeconds")
-        about = f" About {duration(float(left))} left." if left else ""
+        about = f" About {duration(job.seconds_left)} left." if job.seconds_left else ""
         return f"Running {_ended(message)}{about}"
-    told = f"{job.phase}: {_ended(message)}"
-    stuck = next((each for each in pods if not each.well and each.told and each.state != "Leaving"), None)
-    if stuck is not None and not _knows(message, stuck):
-        return f"{told} {_capital(stuck.name)} {stuck.state}: {_ended(stuck.told)}"
-    if stuck is None and job.phase in (RunningReason.STARTING, RunningReason.RECOVERING):
+    told = f"{job.phase}: {_ended(shortened(message, SENTENCE_MAX))}"
+    stuck = [each for each in pods if not each.well and each.told and each.state not in _PASSING]
+    if stuck and not any(each.pod.name in message for each in stuck):
+        first = stuck[0]
+        return f"{told} {_capital(first.name)} is {first.state}: {_ended(shortened(first.told))}"
+    if not stuck and job.phase in (RunningReason.STARTING, RunningReason.RECOVERING):
         return f"{told} Nothing is in its way; `rlhf logs {job.name} -f` shows what its pods do."
     return told
-
-
-def _knows(message: str, stuck: Worker) -> bool:
-    """The operator's message is about this pod's trouble."""
-    return stuck.pod.name in message
 
 
 def _ended(text: str) -> str:

@@ -92,6 +92,11 @@ class Stored:
         return f"{self.phase}: {message}" if message else self.phase
 
     @property
+    def seconds_left(self) -> float:
+        """Estimate while it runs; 0 when there is none."""
+        return float(self.progress.get("remainingSeconds") or 0) if self.holds(ConditionType.RUNNING) else 0.0
+
+    @property
     def finished(self) -> bool:
         """Complete or Failed, for good."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
@@ -127,6 +132,14 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     every = sorted(set(known))
     beginning = [each for each in every if each.startswith(name) or name.startswith(each)]
     return list(dict.fromkeys([*difflib.get_close_matches(name, every, NEAR_NAMES, 0.5), *beginning]))[:NEAR_NAMES]
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """The beginning and the end of a long text: what it is about, and the cause and the remedy."""
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[:half].rpartition(' ')[0] or text[:half]} … {text[-half:].partition(' ')[2] or text[-half:]}"
 
 
 def number(value: Any, digits: int) -> str:

@@ -21,9 +21,10 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "FailedAttachVolume": "free the volume, or correct the group's template",
     "FailedCreatePodSandBox": "look at the node's network and container runtime",
     "NetworkNotReady": "look at the node's network",
-    "Unhealthy": "its log says more",
 }
 """Reason of a Warning on a pod -> what would help."""
+_SYMPTOMS: Final = frozenset({"Unhealthy", "BackOff", "Failed"})
+"""Warnings that say no more than the pod's own status."""
 _ROUTINE: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 _ORDER: Final = {group.value: number for number, group in enumerate(names.Group)}
 
@@ -59,8 +60,9 @@ def workers(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> li
 
 
 def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker:
-    state, told = _state(pod, warning, now)
     statuses = (body.get("status") or {}).get("containerStatuses") or []
+    over = any("terminated" in (each.get("state") or {}) for each in statuses)
+    state, told = _state(pod, warning, now, over=over)
     labels = body["metadata"].get("labels") or {}
     return Worker(
         pod=pod,
@@ -74,8 +76,8 @@ def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker
     )
 
 
-def _state(pod: Pod, warning: Json | None, now: datetime) -> tuple[str, str]:
-    """(one word, sentence)."""
+def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool) -> tuple[str, str]:
+    """(one word, sentence); `over`: its container has ended and may be started again."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
         return "Leaving", _grace(pod, now)
@@ -93,6 +95,8 @@ def _state(pod: Pod, warning: Json | None, now: datetime) -> tuple[str, str]:
         return pod.waiting, pod.waiting_message or "its container cannot be made"
     if pod.waiting == "CrashLoopBackOff":
         return pod.waiting, f"ended with {ended}; `rlhf logs --previous` shows its last words"
+    if over:
+        return "Ended", f"its container ended with {ended}"
     if pod.ready:
         return "Ready", ""
     if warning is not None:
@@ -121,21 +125,23 @@ def _warnings(events: Iterable[Json]) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for event in sorted(events, key=lambda each: str(event_time(each) or "")):
         about = event.get("regarding") or {}
-        if event.get("type") == "Warning" and about.get("kind") == "Pod":
+        if event.get("type") == "Warning" and about.get("kind") == "Pod" and event.get("reason") not in _SYMPTOMS:
             found[str(about.get("uid"))] = event
     return found
 
 
 def telling(events: Iterable[Json]) -> list[Json]:
-    """All but the steps of a pod's start that went well, the oldest first."""
-    kept = [
-        each
-        for each in events
-        if each.get("type") == "Warning"
-        or (each.get("regarding") or {}).get("kind") != "Pod"
-        or each.get("reason") not in _ROUTINE
-    ]
+    """All but the steps of a pod's start that went well and mere echoes, the oldest first."""
+    kept = [each for each in events if not _silent(each)]
     return sorted(kept, key=lambda each: str(event_time(each) or ""))
+
+
+def _silent(event: Json) -> bool:
+    if (event.get("regarding") or {}).get("kind") != "Pod":
+        return False
+    # Every failed pull says its reason once more, alone.
+    echo = event.get("reason") == "Failed" and str(event.get("note")).startswith("Error: ")
+    return echo or (event.get("type") != "Warning" and event.get("reason") in _ROUTINE)
 
 
 def event_time(event: Json) -> datetime | None:
