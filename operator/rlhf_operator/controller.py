@@ -21,7 +21,7 @@ from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.reconcile import Deletion, Observed, Plan, reconcile
+from rlhf_operator.reconcile import Deletion, Observed, Plan, PoolLabel, reconcile
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reward_functions import given
 
@@ -123,6 +123,8 @@ class Controller:
             await self._write_status(key, job, plan)
         for event in plan.events:
             self._recorder.post(job, event)
+        if plan.finalizer is not None:
+            await self._hold(key, job, hold=plan.finalizer)
         if plan.delete_job:
             meta = job["metadata"]
             await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
@@ -130,6 +132,7 @@ class Controller:
         await self._delete(key, job, plan.delete)
         if plan.resize is not None:
             self._coordinators.resize(key, plan.resize)
+        await self._label(key, job, plan.labels)
         if plan.issue_certificates and (parsed := admit(job).job) is not None:
             await self._certificates.issue(key, parsed, self._clock())
             return 0.0
@@ -150,6 +153,39 @@ class Controller:
         except MissingError as error:
             raise ConflictError(f"{key} is gone") from error
         self._written[key] = self._clock()
+
+    async def _hold(self, key: str, job: Json, *, hold: bool) -> None:
+        """Sets or takes away our finalizer; those of others are not ours."""
+        meta = {each: job["metadata"][each] for each in ("name", "namespace", "uid")}
+        if hold:
+            meta["finalizers"] = [names.FINALIZER]
+        manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta}
+        await self._patch(key, manifest)
+
+    async def _label(self, key: str, job: Json, labels: Sequence[PoolLabel]) -> None:
+        """Server-side apply of one label: taking it out of what we apply takes it away."""
+        namespace = job["metadata"]["namespace"]
+        for batch in _batches(labels):
+            manifests = [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
+                    | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
+                }
+                for each in batch
+            ]
+            await asyncio.gather(*(self._patch(key, each) for each in manifests))
+
+    async def _patch(self, key: str, manifest: Json) -> None:
+        """Applies to an object that exists; one that is gone or another by now is no news."""
+        try:
+            await self._cluster.apply(manifest)
+        except (ConflictError, MissingError):
+            return
+        except RefusedError as error:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
     async def _delete(self, key: str, job: Json, pods: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]

@@ -27,6 +27,8 @@ READ_EVERY_SECONDS: Final = 9.0
 AT_ONCE: Final = 64
 """Readings in flight."""
 WORKING: Final = frozenset({"Ready", "Busy"})
+AWAY: Final = frozenset({"Missing", "Lost"})
+"""States of workers that have no session."""
 
 
 @dataclass
@@ -127,4 +129,9 @@ def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
         last_checkpoint=status.last_checkpoint,
         waiting_for=tuple(status.waiting_for),
         pool=tuple(status.pool),
+        threshold=status.fusion.threshold,
+        released=len(status.fusion.released),
+        streams=sum(each.state not in AWAY for each in status.workers),
+        fusion=status.fusion.choice,
+        predicted_seconds=status.fusion.predicted_seconds,
     )

@@ -20,6 +20,7 @@ Values = dict[tuple[str, ...], float]
 """Labels -> value."""
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+_RESIZED: Final = ("generation", "inference")
 _PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 
 
@@ -64,6 +65,25 @@ class OperatorMetrics:
             ["namespace", "name", "reason"],
             registry=made,
         )
+        self.pool = Gauge("rlhf_pool_replicas", "Workers in the migration pool.", ["namespace", "name"], registry=made)
+        self.pool_threshold = Gauge(
+            "rlhf_pool_threshold", "Unfinished samples at which the tail moves.", ["namespace", "name"], registry=made
+        )
+        self.wanted = Gauge(
+            "rlhf_pool_desired_replicas", "Workers wanted, by group.", ["namespace", "name", "group"], registry=made
+        )
+        self.resized = Histogram(
+            "rlhf_pool_resize_duration_seconds",
+            "From a change of size until all workers have joined or left.",
+            registry=made,
+            buckets=_LONG_SECONDS,
+        )
+        self.streams = Gauge(
+            "rlhf_controlplane_streams",
+            "Workers that hold a session with their job's coordinator.",
+            ["namespace", "name"],
+            registry=made,
+        )
         self.ready_after = Histogram(
             "rlhf_job_created_to_ready_seconds",
             "From a job's creation to its first Running condition.",
@@ -100,8 +120,11 @@ class OperatorMetrics:
             self.condition: conditions,
             self.pods: pods,
             self.restarts: restarts,
+            **_sizes(self, place, observed, status),
         }
         self._show("/".join(place), series)
+        if plan.status is not None and (seconds := _resized(before, plan.status)) is not None:
+            self.resized.observe(seconds)
         if plan.status is not None and _runs(plan.status) and not _ran(before):
             created = time_of(meta.get("creationTimestamp"))
             moment = next(each for each in plan.status["conditions"] if each["type"] == ConditionType.RUNNING)
@@ -124,6 +147,35 @@ class OperatorMetrics:
                     gauge.labels(*labels).set(value)
         if series:
             self._series[key] = series
+
+
+def _sizes(
+    metrics: OperatorMetrics, place: tuple[str, str], observed: Observed, status: Mapping[str, Any]
+) -> dict[Gauge, Values]:
+    groups = status.get("groups") or []
+    found: dict[Gauge, Values] = {
+        metrics.wanted: {
+            (*place, str(each["name"])): float(each["desired"]) for each in groups if each["name"] in _RESIZED
+        }
+    }
+    if observed.reading is not None:
+        found[metrics.pool] = {place: float(len(observed.reading.pool))}
+        found[metrics.pool_threshold] = {place: float(observed.reading.threshold)}
+        found[metrics.streams] = {place: float(observed.reading.streams)}
+    return found
+
+
+def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
+    """Seconds that a resize took which has just ended."""
+    was, now = _resizing(before), _resizing(after)
+    if was is None or now is None or (was["status"], now["status"]) != ("True", "False"):
+        return None
+    began, ended = time_of(was["lastTransitionTime"]), time_of(now["lastTransitionTime"])
+    return None if began is None or ended is None else (ended - began).total_seconds()
+
+
+def _resizing(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((each for each in status.get("conditions") or [] if each["type"] == ConditionType.RESIZING), None)
 
 
 def _runs(status: Mapping[str, Any]) -> bool:

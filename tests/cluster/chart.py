@@ -20,10 +20,10 @@ DEFINITION = ROOT / "crds" / "rlhfjobs.yaml"
 RELEASE, HOME = "rlhf", "rlhf-system"
 
 USED = {
-    ("rlhf.dev", "rlhfjobs"): "get list watch delete",  # watches, their comparison with a listing, time to live
+    ("rlhf.dev", "rlhfjobs"): "get list watch patch delete",  # patch: the finalizer; delete: time to live
     ("rlhf.dev", "rlhfjobs/status"): "patch",
     ("rlhf.dev", "rlhfjobs/finalizers"): "update",  # children with blockOwnerDeletion, under the admission named above
-    ("", "pods"): "get list watch create delete",
+    ("", "pods"): "get list watch create patch delete",  # patch: the label of the migration pool
     ("", "services"): "get list watch create patch",  # a patch by server-side apply creates, and needs both
     ("", "configmaps"): "get list watch create patch",
     ("networking.k8s.io", "networkpolicies"): "get list watch create patch",

@@ -35,7 +35,7 @@ app.kubernetes.io/component: operator
 {{- define "rlhf-operator.rules" -}}
 - apiGroups: [rlhf.dev]
   resources: [rlhfjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [rlhf.dev]
   resources: [rlhfjobs/status]
   verbs: [patch]
@@ -45,7 +45,7 @@ app.kubernetes.io/component: operator
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch]

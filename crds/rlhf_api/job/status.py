@@ -95,12 +95,12 @@ class Plan(StatusModel):
 
     inter_stage: Text
     """Off, or the migration threshold and pool in words."""
-    intra_stage: Text
+    intra_stage: Text | None = None
     """Training schedule in force, such as serial-1f1b."""
-    speculation: Text
+    speculation: Text | None = None
     """Off, or the drafting method."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Predicted time of an iteration."""
+    """Predicted time of generation and inference of an iteration."""
 
 
 class MigrationPool(StatusModel):
@@ -114,6 +114,12 @@ class MigrationPool(StatusModel):
     """Unfinished samples at which the tail moves; 0 when migration is off."""
     summary: Annotated[str, Field(max_length=32)]
     """Both counts, such as 1/4."""
+    released: Tally = 0
+    """Generation workers that score meanwhile."""
+    workers: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=64)] = Field(default_factory=list)
+    """Names of those in the pool, at most 64; their pods carry the label rlhf.dev/migration-pool."""
+    last_event_time: Time | None = None
+    """When an event last told that the pool came or went; at most once a minute."""
 
 
 class CheckpointStatus(StatusModel):

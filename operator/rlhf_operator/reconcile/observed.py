@@ -29,6 +29,16 @@ class Reading:
     waiting_for: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
     """Workers of the migration pool."""
+    threshold: int = 0
+    """Unfinished samples at which the tail moves; 0: never."""
+    released: int = 0
+    """Generation workers that score meanwhile."""
+    streams: int = 0
+    """Workers that hold a session with the coordinator."""
+    fusion: str = ""
+    """The inter-stage fusion in force, in words."""
+    predicted_seconds: float = 0.0
+    """Of generation and inference under it; 0: not predicted."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ class Event:
 
 
 @dataclass(frozen=True)
+class PoolLabel:
+    """A pod that joined or left the migration pool; only if it is still the one that was observed."""
+
+    name: str
+    uid: str
+    pooled: bool
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to do for one job. Empty: everything is as it should be."""
 
@@ -42,7 +51,11 @@ class Plan:
     """Group -> workers: what the coordinator is to be told."""
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
+    labels: tuple[PoolLabel, ...] = ()
+    """Labels of the migration pool to set or take away."""
     events: tuple[Event, ...] = ()
+    finalizer: bool | None = None
+    """Set (True) or take away (False) the finalizer; None: leave it."""
     delete_job: bool = False
     look_again_after: float | None = None
     """Seconds until time alone changes the answer; None: never."""
@@ -51,4 +64,4 @@ class Plan:
     def idle(self) -> bool:
         """Nothing is to be written."""
         written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
-        return not (written or self.resize)
+        return not (written or self.resize or self.labels or self.finalizer is not None)

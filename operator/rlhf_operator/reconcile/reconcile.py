@@ -8,6 +8,7 @@ operator loses nothing.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -18,12 +19,12 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import GROUP, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain, pod
-from rlhf_operator.reconcile import life, resize, restart, scale, status
+from rlhf_operator.reconcile import deletion, life, pool, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
-from rlhf_operator.reconcile.plan import Deletion, Plan
+from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
 from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
 
 Json = dict[str, Any]
@@ -39,16 +40,19 @@ PODS_A_TURN: Final = 100
 
 def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
     """What is to be done for the stored RLHFJob `job`."""
-    if job["metadata"].get("deletionTimestamp"):
-        return Plan()  # its children go with it
     before: Mapping[str, Any] = job.get("status") or {}
     conditions = Conditions(before.get("conditions") or [], now, job["metadata"].get("generation"))
     admission = admit(job)
+    if job["metadata"].get("deletionTimestamp"):
+        return deletion.deleting(job, admission.job, conditions, observed, now)
     if admission.job is None:
         return _refused(job, conditions, admission, before)
-    if conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED):
-        return _finished(admission.job, before, observed, now)
-    return _Visit(job, admission, conditions, before, observed, now).plan()
+    finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
+    if finished:
+        plan = _finished(admission.job, before, observed, now)
+    else:
+        plan = _Visit(job, admission, conditions, before, observed, now).plan()
+    return replace(plan, finalizer=deletion.hold(job, admission.job, finished=finished))
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -98,6 +102,8 @@ class _Visit:
         self.started = time_of(before.get("startTime"))
         self.sizes = scale.desired(self.job)
         self.wanted = self._of_now(())
+        self.told: tuple[Event, ...] = ()
+        """Events that belong to no condition."""
 
     def plan(self) -> Plan:
         """The plan of this visit."""
@@ -220,11 +226,19 @@ class _Visit:
         written = self._status(accounts, accounted, groups, completion)
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
         if status.news(written) == status.news(self.before):
-            return draft
+            return draft if self._age() < status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
         held = self._held(written)
         if held is not None:
             return replace(draft, look_again_after=_soonest([draft.look_again_after, held]))
-        return replace(draft, status=written, events=(*accounts.events, *self.conditions.events()))
+        events = (*accounts.events, *self.conditions.events(), *self.told)
+        return replace(draft, status=written, events=events, labels=self._labels(draft))
+
+    def _labels(self, draft: Plan) -> tuple[PoolLabel, ...]:
+        reading = self.observed.reading
+        if reading is None or self.now - reading.at > life.READING_GOOD_FOR:
+            return ()
+        going = {each.uid for each in draft.delete}
+        return pool.labels(self.job, (each for each in self.pods.values() if each.uid not in going), reading)
 
     def _status(
         self, accounts: Account, accounted: Mapping[str, str], groups: list[Json], completion: datetime | None
@@ -243,12 +257,15 @@ class _Visit:
             written["startTime"] = rfc3339(self.started)
         if completion is not None:
             written["completionTime"] = rfc3339(completion)
-        for name in ("progress", "migrationPool", "lastCheckpoint"):
+        for name in ("progress", "plan", "migrationPool", "lastCheckpoint"):
             if before.get(name):
                 written[name] = before[name]
         if reading is not None:
             written["progress"] = status.progress(reading)
-            written["migrationPool"] = status.pool(reading, self.sizes.get(Group.GENERATION, 0))
+            if (chosen := status.plan(reading)) is not None:
+                written["plan"] = chosen
+            generation = self.sizes.get(Group.GENERATION, 0)
+            written["migrationPool"], self.told = pool.pooled(reading, generation, before, self.now)
             if (checkpoint := status.checkpoint(reading, before)) is not None:
                 written["lastCheckpoint"] = checkpoint
         if accounts.complete:
@@ -257,10 +274,15 @@ class _Visit:
 
     def _held(self, written: Json) -> float | None:
         """Seconds for which a change that is no hurry waits; None when it is to be written now."""
-        if status.slow_part(written) != status.slow_part(self.before) or self.observed.status_written is None:
+        if status.slow_part(written) != status.slow_part(self.before):
             return None
-        age = (self.now - self.observed.status_written).total_seconds()
+        age = self._age()
         return status.PROGRESS_SECONDS - age if age < status.PROGRESS_SECONDS else None
+
+    def _age(self) -> float:
+        """Seconds since this process wrote the status."""
+        written = self.observed.status_written
+        return math.inf if written is None else (self.now - written).total_seconds()
 
 
 def _all_done(progress: Json | None, job: RLHFJob, now: datetime) -> Json:

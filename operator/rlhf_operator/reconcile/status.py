@@ -32,6 +32,8 @@ _SLOW_FIELDS: Final = (
     "scale",
 )
 """Fields whose change is written at once; of conditions, all but the message."""
+TEXT_MAX: Final = 1024
+"""Characters of a text in the status."""
 _CHECKPOINT: Final = re.compile(r"iteration-(\d+)/?$")
 
 
@@ -94,15 +96,14 @@ def progress(reading: Reading) -> Json:
     return found
 
 
-def pool(reading: Reading, generation: int) -> Json:
-    """`status.migrationPool`."""
-    count = len(reading.pool)
-    return {
-        "replicas": count,
-        "generationReplicas": generation,
-        "threshold": 0,
-        "summary": f"{count}/{generation}",
-    }
+def plan(reading: Reading) -> Json | None:
+    """`status.plan`: what the coordinator says that it chose; None while it says nothing."""
+    if not reading.fusion:
+        return None
+    found: Json = {"interStage": reading.fusion[:TEXT_MAX]}
+    if reading.predicted_seconds > 0 and math.isfinite(reading.predicted_seconds):
+        found["predictedSeconds"] = float(f"{reading.predicted_seconds:.3g}")
+    return found
 
 
 def checkpoint(reading: Reading, before: Mapping[str, Any]) -> Json | None:

@@ -6,27 +6,38 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.world import World
 
+from rlhf_api import names
+from rlhf_api.names import Group
+from rlhf_operator.manifests.render import template_mark
+from rlhf_operator.reconcile import Plan, pod_of
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.scale import places
 
 WORKERS = ["generation-0", "generation-1", "generation-2", "inference-0", "training-0", "training-1"]
 STEP = st.one_of(
-    st.tuples(st.just("end"), st.sampled_from(WORKERS), st.sampled_from([1, 75, 0, 137])),
+    st.tuples(st.just("end"), st.sampled_from(WORKERS), st.sampled_from([1, 3, 4, 75, 0, 137])),
     st.tuples(st.just("crash"), st.sampled_from(WORKERS), st.sampled_from([1, 75])),
     st.tuples(st.sampled_from(["evict", "delete", "vanish"]), st.sampled_from(WORKERS), st.just(0)),
     st.tuples(
-        st.sampled_from(["scale", "resume", "suspend", "run", "gone", "read", "reconcile", "die"]),
+        st.sampled_from(["scale", "resume", "suspend", "run", "gone", "read", "reconcile", "die", "template", "pool"]),
         st.just(""),
         st.integers(0, 4),
     ),
 )
 
 
+RULES = [
+    {"name": "cuda", "action": "Restart", "scope": "Group", "onExitCodes": {"values": [3]}},
+    {"name": "fabric", "action": "Ignore", "scope": "Job", "onExitCodes": {"values": [4]}},
+]
+
+
 class Life:
     """Applies random steps to a world and keeps the books beside it."""
 
     def __init__(self) -> None:
-        self.world = World(runPolicy={"backoffLimit": 1000}).begin()
+        policy = {"backoffLimit": 1000, "failurePolicy": {"rules": RULES}}
+        self.world = World(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
         self.expected: Counter[str] = Counter()
 
     def reconcile(self, *, dies: bool = False) -> None:
@@ -34,11 +45,22 @@ class Life:
         wanted = {name for name, _, _ in places(admit(self.world.job).job)}  # type: ignore[arg-type]
         suspended = self.world.job["spec"]["suspend"]
         for each in plan.delete:
+            if self.is_old(each.name, plan):
+                continue
             status = self.world.pods[each.name]["status"]
             state = (status.get("containerStatuses") or [{}])[0].get("state", {})
             ended = status["phase"] in ("Succeeded", "Failed") or "waiting" in state
             assert suspended or ended or each.force or each.name not in wanted, f"{each.name} is wanted and well"
         self.world.carry_out(plan, only_status=dies)
+
+    def is_old(self, name: str, plan: Plan) -> bool:
+        """Of an epoch before, or of another template."""
+        pod, job = pod_of(self.world.pods[name]), admit(self.world.job).job
+        assert pod is not None
+        assert job is not None
+        groups = (plan.status or self.world.job["status"])["groups"]
+        epochs = {each["name"]: each["epoch"] for each in groups}
+        return pod.epoch < epochs[pod.group] or pod.template != template_mark(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
         world = self.world
@@ -60,6 +82,12 @@ class Life:
             world.settle()
             world.job["spec"]["suspend"] = what == "suspend"
             world.settle()
+        elif what == "template":
+            spec = world.job["spec"][("generation", "inference", "training")[number % 3]]
+            spec["template"] = {"metadata": {"annotations": {"note": str(number)}}}
+        elif what == "pool":
+            world.later(number * 5)
+            world.read(pool=tuple(WORKERS[:number]))
         elif what == "run":
             world.run()
         elif what == "gone":
@@ -73,7 +101,8 @@ class Life:
     def _disturb(self, what: str, worker: str, code: int) -> None:
         if what in ("end", "crash"):
             self.world.end(worker, code, restarted=what == "end")
-            self.expected["failures"] += code not in (0, 75)
+            self.expected["failures"] += code not in (0, 4, 75)
+            self.expected["disruptions"] += code == 4
             return
         if what == "evict":
             self.world.evict(worker)
@@ -93,13 +122,21 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
         life.step(*step)
     world = life.world
     world.job["spec"]["suspend"] = False
-    for _ in range(4):
+    # A roll goes on one pod at a time, as each comes up.
+    for _ in range(12):
         world.settle()
         world.finish_deletions()
-    world.later(20)
+        world.settle()
+        world.run()
+        world.later(20)
+        sizes = {each["name"]: each["desired"] for each in world.job["status"]["groups"]}
+        world.read(working=sizes, replicas=sizes)
     assert world.settle().idle, "a plan that is carried out leaves nothing to do"
     parsed = admit(world.job).job
     assert parsed is not None
     assert sorted(world.pods) == sorted(name for name, _, _ in places(parsed))
+    assert all(each["updated"] == each["desired"] for each in world.job["status"]["groups"])
+    assert world.condition("Restarting")["status"] == "False"
+    assert not [name for name, body in world.pods.items() if names.LABEL_POOL in body["metadata"]["labels"]]
     restarts = world.job["status"]["restarts"]
     assert Counter({each: restarts[each] for each in ("failures", "disruptions") if restarts[each]}) == +life.expected

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rlhf_api import names
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile import Observed, Plan, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
@@ -78,6 +79,8 @@ class World:
             self.events += [event.reason for event in plan.events]
         if only_status:
             return
+        if plan.finalizer is not None:
+            self.job["metadata"]["finalizers"] = [names.FINALIZER] if plan.finalizer else []
         if plan.delete_job:
             self.deleted = True
         for each in plan.delete:
@@ -90,6 +93,12 @@ class World:
         if plan.resize is not None and self.reading is not None:
             self.reading = replace(self.reading, replicas={**self.reading.replicas, **plan.resize})
             self.told.append(dict(plan.resize))
+        for label in plan.labels:
+            body = self.pods[label.name]
+            assert body["metadata"]["uid"] == label.uid
+            body["metadata"]["labels"] |= {names.LABEL_POOL: "true"}
+            if not label.pooled:
+                del body["metadata"]["labels"][names.LABEL_POOL]
         self.certificates = self.certificates or plan.issue_certificates
         for manifest in plan.apply:
             kind, name = manifest["kind"], manifest["metadata"]["name"]

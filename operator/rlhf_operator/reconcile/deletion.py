@@ -1,0 +1,59 @@
+"""A job whose deletion is asked for, and the finalizer that makes the deletion wait for a last checkpoint.
+
+Rule: pure. There is a finalizer only where spec.checkpoints.onDeletion asks for one, and only while the job is not
+finished; every other deletion is the garbage collector's, and needs no running operator. The wait ends when the
+coordinator's pod has ended, and at the latest at the deadline, so a lost node holds up a namespace for minutes and not
+for ever. An operator that is not there can not let go: docs/operations.md says how to do it by hand.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from rlhf_api import names
+from rlhf_api.conditions import ConditionType, RunningReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.reconcile.conditions import Conditions, rfc3339
+from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.plan import Deletion, Event, Plan
+from rlhf_operator.reconcile.pod import time_of
+
+
+def held(stored: Mapping[str, Any]) -> bool:
+    """The job carries our finalizer."""
+    return names.FINALIZER in (stored["metadata"].get("finalizers") or [])
+
+
+def hold(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | None:
+    """Whether the finalizer is to be set (True) or taken away (False); None: it is as it should be."""
+    checkpoints = job.spec.checkpoints
+    wanted = not finished and checkpoints is not None and checkpoints.on_deletion == "Save"
+    return None if wanted == held(stored) else wanted
+
+
+def deleting(
+    stored: Mapping[str, Any], job: RLHFJob | None, conditions: Conditions, observed: Observed, now: datetime
+) -> Plan:
+    """What is to be done for a job under deletion; `job` is None when its manifest can not be read any more."""
+    if not held(stored):
+        return Plan()  # its children go with it
+    asked = time_of(stored["metadata"]["deletionTimestamp"])
+    finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
+    coordinators = [each for each in observed.pods.values() if each.group == Group.COORDINATOR and not each.over]
+    if asked is None or job is None or job.spec.checkpoints is None or finished or not coordinators:
+        return Plan(finalizer=False)
+    deadline = asked + timedelta(seconds=job.spec.checkpoints.deletion_deadline_seconds)
+    if now >= deadline:
+        text = "the job is deleted without a last checkpoint: spec.checkpoints.deletionDeadlineSeconds is over"
+        return Plan(finalizer=False, events=(Event("CheckpointMissed", text, warning=True),))
+    told = f"the job is being deleted; the coordinator saves a checkpoint, until {rfc3339(deadline)} at most"
+    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
+    before: Mapping[str, Any] = stored.get("status") or {}
+    written = dict(before) | {"conditions": conditions.written()}
+    return Plan(
+        status=None if written == before else written,
+        events=() if written == before else tuple(conditions.events()),
+        delete=tuple(Deletion(each.name, each.uid) for each in coordinators if each.active),
+        look_again_after=(deadline - now).total_seconds(),
+    )
