@@ -14,7 +14,7 @@ import yaml
 
 from rlhf_api.names import GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
 from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, Rule
-from rlhf_api.structure import Schema, job_schema
+from rlhf_api.structure import Schema, job_schema, with_defaults
 
 PATH: Final = Path(__file__).parents[1] / "rlhfjobs.yaml"
 """Where a checkout keeps the definition."""
@@ -124,6 +124,9 @@ def _attach(schema: Schema, path: str, validation: dict[str, str]) -> None:
     for name in path.split(".") if path else ():
         node = node["properties"][name]
     node.setdefault("x-kubernetes-validations", []).append(validation)
+    if node.get("default") == {} and "oldSelf" not in validation["rule"]:
+        # The API server checks a default by these rules as it is written, without the defaults of what is within.
+        node["default"] = with_defaults({}, node)
 
 
 def _column(name: str, kind: str, path: str, description: str) -> dict[str, Any]:

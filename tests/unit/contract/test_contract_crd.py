@@ -14,7 +14,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.rules import IMMUTABLE, MAX_NAME, RULES
-from rlhf_api.structure import fields, model_in, schema_at
+from rlhf_api.structure import fields, model_in, schema_at, with_defaults
 
 STRUCTURAL = {
     "description", "type", "format", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength",
@@ -66,6 +66,14 @@ def test_what_cel_reads_is_bounded() -> None:
             assert "maxLength" in node, path
         if node["type"] == "array":
             assert "maxItems" in node, path
+
+
+def test_rules_see_their_nodes_default_in_full() -> None:
+    ruled = {rule.node for rule in RULES if rule.node}
+    checked = [(path, node) for path, node in NODES.items() if path[1:] in ruled and "default" in node]
+    assert checked
+    for path, node in checked:
+        assert node["default"] == with_defaults({}, node), f"{path}: the API server would refuse the definition"
 
 
 def test_every_field_and_model_has_a_docstring() -> None:
