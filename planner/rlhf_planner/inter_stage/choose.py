@@ -1,10 +1,11 @@
 """The threshold R_t and the pool m of an iteration: simulated over the lengths that the next batch may have.
 
 Rule: every plan is simulated on the same draws (common random numbers), so that plans differ and luck does not. A
-coarse grid first, then the neighbourhood of its best. Off wins unless a plan is faster on average by more than LEAST_GAIN and
-more than twice the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the largest batch
-with a near-flat step, is where the search begins rather than a wall, for the simulation knows what larger batches cost.
-The same seed gives the same choice. Must never choose a plan whose simulated time is worse than Off.
+coarse grid first, then the neighbourhood of its best. Off wins unless a plan is faster on average by more than
+LEAST_GAIN and more than twice the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
+largest batch with a near-flat step, is where the search begins rather than a wall: the simulation knows what larger
+batches cost. The same seed gives the same choice.
+Must never choose a plan whose simulated time is worse than Off.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.decode import Generation, generate
-from rlhf_planner.inter_stage.layout import Forecast, Layout
+from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.simulate import forecast
+from rlhf_planner.inter_stage.simulate import fuses, outcome
+from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
 LEAST_GAIN: Final = 0.01
 """Share of the time without fusion that a plan must win: less is noise."""
@@ -35,7 +37,7 @@ TIE: Final = 0.002
 
 
 class CurvePoint(NamedTuple):
-    """Simulated seconds of a plan, mean over the draws that it was tried on, scaled to those of all draws."""
+    """Simulated seconds of a plan, mean over all draws."""
 
     threshold: int
     pool: int
@@ -114,13 +116,13 @@ def _words(threshold: int, pool: int, layout: Layout) -> str:
 
 
 def _search(trial: _Trial) -> None:
-    """Tries a coarse grid on the first draw, its best few on all, then the neighbours of the best of those."""
+    """A coarse grid on the first draw, the best pool of every threshold on all; then the neighbours of the best."""
     layout = trial.layout
-    thresholds = sorted({max(1, min(layout.batch - 1, round(share * layout.batch))) for share in SHARES})
-    grid = [(r, m) for r in thresholds if r > 0 for m in _pools(r, trial, _coarse(r, trial))]
-    ranked = sorted(grid, key=lambda plan: (trial.seconds(plan[0], plan[1], 0), plan))
-    for plan in ranked[:3]:
-        trial.mean(*plan)
+    thresholds = sorted({max(1, min(layout.batch - 1, round(share * layout.batch))) for share in SHARES} - {0})
+    for threshold in thresholds:
+        pools = _pools(threshold, trial, _coarse(threshold, trial))
+        if pools:
+            trial.mean(threshold, min(pools, key=lambda pool: (trial.seconds(threshold, pool, 0), pool)))
     for _ in range(2):
         best = trial.best()
         if best is None:
@@ -166,16 +168,22 @@ class _Trial:
         draws = [model.draw(generator, layout.prompts) for _ in range(count)]
         self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]
         self._seconds: dict[tuple[int, int, int], float] = {}
+        self._unfinished: dict[tuple[int, int], Unfinished] = {}
 
     def seconds(self, threshold: int, pool: int, draw: int) -> float:
         key = (threshold, pool, draw)
         if key not in self._seconds:
-            self._seconds[key] = self._forecast(*key).seconds
+            generation = self._generations[draw]
+            left = self._left(threshold, draw) if fuses(threshold, pool, self.layout) else None
+            told = outcome(generation, self.layout, self.costs, left, pool, self.layout.transfer)
+            self._seconds[key] = told.seconds
         return self._seconds[key]
 
-    def _forecast(self, threshold: int, pool: int, draw: int) -> Forecast:
-        generation = self._generations[draw]
-        return forecast(generation, self.layout, self.costs, threshold, pool, self.layout.transfer, model=self.model)
+    def _left(self, threshold: int, draw: int) -> Unfinished:
+        key = (threshold, draw)
+        if key not in self._unfinished:
+            self._unfinished[key] = unfinished(self._generations[draw], threshold, self.model)
+        return self._unfinished[key]
 
     def mean(self, threshold: int, pool: int) -> float:
         return math.fsum(self._all(threshold, pool)) / len(self._generations)
@@ -201,13 +209,10 @@ class _Trial:
         return min(equal, key=lambda plan: (plan[0], -plan[1]))
 
     def curve(self) -> tuple[CurvePoint, ...]:
-        off = (0, self.layout.generation_workers)
-        ratio = self.mean(*off) / max(1e-12, self.seconds(*off, 0))
+        last = len(self._generations) - 1
         points: dict[int, CurvePoint] = {}
-        for threshold, pool in sorted({(r, m) for r, m, _ in self._seconds}):
-            tried = [d for d in range(len(self._generations)) if (threshold, pool, d) in self._seconds]
-            whole = len(tried) == len(self._generations)
-            seconds = self.mean(threshold, pool) if whole else self.seconds(threshold, pool, 0) * ratio
+        for threshold, pool in sorted((r, m) for r, m, draw in self._seconds if draw == last):
+            seconds = self.mean(threshold, pool)
             if threshold not in points or seconds < points[threshold].seconds:
                 points[threshold] = CurvePoint(threshold, pool, seconds)
         return tuple(points[threshold] for threshold in sorted(points))

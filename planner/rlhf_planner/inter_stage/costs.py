@@ -12,13 +12,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Transfer = Literal["Auto", "KV", "Tokens"]
+Number = TypeVar("Number", float, Floats)
+"""One, or one for each of many samples."""
 Kind = Literal["decode", "prefill", "score", "transfer"]
 
 JOB_KEY: Final = "interStage"
@@ -169,19 +171,29 @@ class StageCosts:
 
     def score_seconds(self, samples: int, tokens: float) -> float:
         """All scoring tasks of so many samples of so many tokens each, prompt included, in one pass a task."""
-        return self._scale("score") * self.score.seconds(samples, tokens) if samples else 0.0
+        setup, a_sample, a_token = self.score_parts
+        return setup + samples * (a_sample + tokens * a_token) if samples else 0.0
 
-    def kv_seconds(self, tokens: float) -> float:
-        """Moving one sample's KV cache; infinite when the bandwidth is not known."""
-        if not self.bandwidth or self.kv_bytes_per_token <= 0:
-            return float("inf")
-        return self._scale("transfer") * (self.setup_seconds + tokens * self.kv_bytes_per_token / self.bandwidth)
+    @cached_property
+    def score_parts(self) -> tuple[float, float, float]:
+        """(a pass, a sample, a token): seconds that add up to a pass of scoring, as observed."""
+        scale = self._scale("score")
+        return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
-    def rebuild_seconds(self, prompt: float, tokens: float, batch: int) -> float:
+    def kv_seconds(self, tokens: Number) -> Number:
+        """Moving the KV cache of a sample of so many tokens; infinite when the bandwidth is not known."""
+        scale = self._scale("transfer")
+        a_token = self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
+        return tokens * (scale * a_token) + scale * self.setup_seconds
+
+    def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Building the cache of a sample anew on a worker that decodes `batch` samples then."""
-        if self.replays:
-            return self.prefill_seconds(1, prompt) + tokens * self.decode_seconds(batch, prompt + tokens / 2)
-        return self.prefill_seconds(1, prompt + tokens)
+        scale, work = self._scale("prefill"), self.prefill
+        fixed = scale * (work.setup + work.per_sample)
+        if not self.replays:
+            return (prompt + tokens) * (scale * work.per_token) + fixed
+        base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
+        return prompt * (scale * work.per_token) + fixed + tokens * ((prompt + tokens / 2) * slope + base)
 
     # ---------------------------------------------------------------- limits
 

@@ -9,7 +9,10 @@ many decode steps as it has tokens; a prefill stalls its worker.
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,28 +57,38 @@ class WorkerTimeline:
     waiting: deque[int] = field(default_factory=deque)
     rows: list[tuple[int, int]] = field(default_factory=list)
     """Heap of (step at which it ends, sample)."""
+    relative: dict[int, float] = field(default_factory=dict)
+    """Row's sample -> keys it would have at step 0: it has one more with every step."""
     keys: float = 0.0
-    """Sum over rows, as if all had begun at step 0: the keys of a row are this share plus the step."""
+    """Of these the largest; where nothing is padded, the sum."""
     times: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
-    stalled: float = 0.0
-    """Seconds of prefill."""
 
     def steps_at(self, moment: float) -> float:
         """Decode steps made by then."""
-        return float(np.interp(moment, self.times, self.steps)) if self.times else 0.0
+        at = bisect_right(self.times, moment)
+        if at == len(self.times):
+            return self.steps[-1] if self.steps else 0.0
+        return self.steps[0] if at == 0 else _between(moment, self.times, self.steps, at)
 
     def boundary(self, moment: float) -> tuple[float, int]:
-        """(time, steps) of the first step boundary at or after `moment`; of its end, when it is idle by then."""
+        """(time, steps) of the first step boundary at or after `moment`; `moment` itself when it is idle by then."""
         if not self.times or moment >= self.times[-1]:
             return moment, int(self.steps[-1]) if self.steps else 0
-        step = int(np.ceil(self.steps_at(moment) - 1e-9))
-        return max(moment, float(np.interp(step, self.steps, self.times))), step
+        step = math.ceil(self.steps_at(moment) - 1e-9)
+        at = bisect_left(self.steps, step)
+        return max(moment, _between(step, self.steps, self.times, at) if at else self.times[0]), step
 
     @property
     def busy(self) -> float:
         """Seconds of decoding and prefilling."""
         return self.times[-1] if self.times else 0.0
+
+
+def _between(value: float, known: Sequence[float], values: Sequence[float], at: int) -> float:
+    """Linear between the points at - 1 and at."""
+    share = (value - known[at - 1]) / (known[at] - known[at - 1])
+    return values[at - 1] + share * (values[at] - values[at - 1])
 
 
 @dataclass
@@ -92,7 +105,7 @@ class Generation:
     """[n] seconds."""
     queue_empty: float
     """When the last sample was handed out to a worker."""
-    timelines: list[WorkerTimeline]
+    timelines: tuple[WorkerTimeline, ...]
 
     @property
     def end(self) -> float:
@@ -116,12 +129,13 @@ def generate(lengths: Ints, layout: Layout, costs: StageCosts) -> Generation:
     handed = min(size, workers * capacity)
     for index, timeline in enumerate(run.timelines):
         timeline.waiting.extend(range(index, handed, workers))
-        run.worker[index:handed:workers] = index
+        run.worker[index:handed:workers] = [index] * len(timeline.waiting)
         run.admit(timeline)
     run.refill(handed)
     for timeline in run.timelines:
         run.drain(timeline)
-    return Generation(lengths, run.prompts, run.worker, run.begun, run.finish, run.queue_empty, run.timelines)
+    worker, begun = np.array(run.worker), np.array(run.begun)
+    return Generation(lengths, run.prompts, worker, begun, np.array(run.finish), run.queue_empty, tuple(run.timelines))
 
 
 class _Run:
@@ -129,37 +143,40 @@ class _Run:
 
     def __init__(self, lengths: Ints, prompts: Floats, costs: StageCosts, workers: int) -> None:
         self.lengths, self.prompts, self.costs = lengths, prompts, costs
-        self.worker = np.zeros(len(lengths), dtype=np.int64)
-        self.begun = np.zeros(len(lengths), dtype=np.int64)
-        self.finish = np.zeros(len(lengths))
+        self.worker, self.begun, self.finish = [0] * len(lengths), [0] * len(lengths), [0.0] * len(lengths)
         self.queue_empty = 0.0
         self.timelines = [WorkerTimeline() for _ in range(workers)]
-        self._length, self._prompt = lengths.tolist(), self.prompts.tolist()
+        self._length, self._prompt = lengths.tolist(), prompts.tolist()
         self._base, self._slope = (table.tolist() for table in costs.step_tables)
+        self._padded, self._rows = costs.padded, costs.max_batch_size
 
     def admit(self, timeline: WorkerTimeline) -> None:
         """Fills free rows with what waits, after their prefill."""
-        free = self.costs.max_batch_size - len(timeline.rows)
+        free = self._rows - len(timeline.rows)
         new = [timeline.waiting.popleft() for _ in range(min(free, len(timeline.waiting)))]
         if not new:
             return
-        tokens = sum(self._prompt[sample] for sample in new)
-        stall = self.costs.prefill_seconds(len(new), tokens / len(new))
-        timeline.times.append(timeline.clock)
-        timeline.steps.append(timeline.step)
+        stall = self.costs.prefill_seconds(len(new), sum(self._prompt[sample] for sample in new) / len(new))
+        timeline.times += (timeline.clock, timeline.clock + stall)
+        timeline.steps += (timeline.step, timeline.step)
         timeline.clock += stall
-        timeline.stalled += stall
-        timeline.times.append(timeline.clock)
-        timeline.steps.append(timeline.step)
         for sample in new:
             self.begun[sample] = timeline.step
             heapq.heappush(timeline.rows, (timeline.step + self._length[sample], sample))
-        self._count_keys(timeline)
+            keys = self._prompt[sample] - timeline.step
+            timeline.keys = max(timeline.keys, keys) if self._padded and timeline.relative else timeline.keys + keys
+            timeline.relative[sample] = keys
 
-    def _count_keys(self, timeline: WorkerTimeline) -> None:
-        relative = [self._prompt[sample] - self.begun[sample] for _, sample in timeline.rows]
-        if relative:
-            timeline.keys = float(max(relative) if self.costs.padded else sum(relative) / len(relative))
+    def _end(self, timeline: WorkerTimeline) -> int:
+        """Takes out the row that ends first."""
+        _, sample = heapq.heappop(timeline.rows)
+        keys = timeline.relative.pop(sample)
+        if not self._padded:
+            timeline.keys -= keys
+        elif keys >= timeline.keys:
+            timeline.keys = max(timeline.relative.values(), default=0.0)
+        self.finish[sample] = timeline.clock
+        return sample
 
     def refill(self, handed: int) -> None:
         """Runs the workers, in the order of time, for as long as anything waits."""
@@ -170,8 +187,7 @@ class _Run:
             timeline = self.timelines[index]
             timeline.step, timeline.clock = timeline.rows[0][0], moment
             while timeline.rows and timeline.rows[0][0] == timeline.step:
-                _, sample = heapq.heappop(timeline.rows)
-                self.finish[sample] = moment
+                self._end(timeline)
                 if handed < len(self._length):
                     timeline.waiting.append(handed)
                     self.worker[handed] = index
@@ -184,7 +200,7 @@ class _Run:
     def _next(self, timeline: WorkerTimeline) -> float:
         """When the next sample of a worker is finished."""
         batch, taken = len(timeline.rows), timeline.rows[0][0] - timeline.step
-        keys = timeline.keys + timeline.step + (taken - 1) / 2
+        keys = (timeline.keys if self._padded else timeline.keys / batch) + timeline.step + (taken - 1) / 2
         seconds: float = taken * (self._base[batch] + self._slope[batch] * keys)
         return timeline.clock + seconds
 
@@ -192,10 +208,12 @@ class _Run:
         """The rest, when nothing waits for this worker any more."""
         if not timeline.rows:
             return
-        samples = np.array([sample for _, sample in timeline.rows], dtype=np.int64)
-        done = timeline.step - self.begun[samples]
-        ends = drain(timeline.clock, self.lengths[samples] - done, self.prompts[samples] + done, self.costs)
-        self.finish[samples] = ends.finish
-        timeline.times.extend(ends.times.tolist())
-        timeline.steps.extend((timeline.step + ends.steps).tolist())
+        samples = [sample for _, sample in timeline.rows]
+        left = np.array([end for end, _ in timeline.rows]) - timeline.step
+        keys = np.array([timeline.relative[sample] for sample in samples]) + timeline.step
+        ends = drain(timeline.clock, left, keys, self.costs)
+        for sample, moment in zip(samples, ends.finish.tolist(), strict=True):
+            self.finish[sample] = moment
+        timeline.times += ends.times.tolist()
+        timeline.steps += (timeline.step + ends.steps).tolist()
         timeline.clock, timeline.rows = timeline.times[-1], []

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
 from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+
+Flags = npt.NDArray[np.bool_]
+
+LEAST_BETA: Final = 1e-9
+"""Of a step: where the batch costs nothing, samples are still spread evenly."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ def _require_once(samples: Sequence[int]) -> None:
 
 def assign(
     held: Held, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
-) -> tuple[list[int], Ints, Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+) -> tuple[list[int], Ints, Ints, Flags]:
     """`place` on columns: (workers that stay, rows of `held` that move, where each goes, with its KV cache or not)."""
     work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
     count = np.bincount(held.worker, minlength=workers)
@@ -110,9 +116,7 @@ def assign(
     moving = np.flatnonzero(~staying[held.worker])
     moving = moving[np.argsort(-held.remaining[moving], kind="stable")]
     destination = _destinations(held, moving, stays, rows, costs)
-    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
-    kv = np.array([_by_kv(held, row, batch, costs, transfer) for row in moving.tolist()], dtype=np.bool_)
-    return stays, moving, destination, kv
+    return stays, moving, destination, _by_kv(held, moving, pool, costs, transfer)
 
 
 def _enough(count: Ints, pool: int, rows: int) -> int:
@@ -141,17 +145,14 @@ def _destinations(held: Held, moving: Ints, stays: Sequence[int], rows: int, cos
             longest[at] = max(longest[at], remaining)
             total[at] += remaining
             count[at] += 1
+    total[count >= rows] = np.inf
     answer = np.empty(len(moving), dtype=np.int64)
-    full = np.where(count >= rows, np.inf, 0.0)
     for index, remaining in enumerate(held.remaining[moving].tolist()):
-        finish = alpha * np.maximum(longest, remaining) + beta * (total + remaining) + full
-        at = int(np.lexsort((count, finish))[0]) if beta == 0 else int(np.argmin(finish))
+        at = int(np.argmin(alpha * np.maximum(longest, remaining) + beta * total))
         answer[index] = stays[at]
         longest[at] = max(longest[at], remaining)
-        total[at] += remaining
         count[at] += 1
-        if count[at] >= rows:
-            full[at] = np.inf
+        total[at] = total[at] + remaining if count[at] < rows else np.inf
     return answer
 
 
@@ -161,13 +162,16 @@ def _affine_step(held: Held, pool: int, costs: StageCosts) -> tuple[float, float
     context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
     one, many = costs.decode_seconds(1, context), costs.decode_seconds(batch, context)
     beta = max(0.0, many - one) / max(1, batch - 1)
-    return max(one - beta, 0.0), beta
+    return max(one - beta, 0.0), max(beta, LEAST_BETA * one)
 
 
-def _by_kv(held: Held, row: int, batch: int, costs: StageCosts, transfer: Transfer) -> bool:
-    prompt, tokens = int(held.prompt[row]), int(held.tokens[row])
-    if transfer == "Tokens" or tokens == 0 or not costs.bandwidth:
-        return False
+def _by_kv(held: Held, moving: Ints, pool: int, costs: StageCosts, transfer: Transfer) -> Flags:
+    """Which moving rows take their KV cache along: what has none yet does not, nor where no bandwidth is known."""
+    prompt, tokens = held.prompt[moving].astype(np.float64), held.tokens[moving].astype(np.float64)
+    if transfer == "Tokens" or not costs.bandwidth:
+        return np.zeros(len(moving), dtype=np.bool_)
     if transfer == "KV":
-        return True
-    return costs.kv_seconds(prompt + tokens) < costs.rebuild_seconds(prompt, tokens, batch)
+        return tokens > 0
+    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
+    by_cost: Flags = costs.kv_seconds(prompt + tokens) < costs.rebuild_seconds(prompt, tokens, batch)
+    return by_cost & (tokens > 0)

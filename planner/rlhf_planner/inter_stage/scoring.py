@@ -38,6 +38,7 @@ def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], cost
     free = [(moment, worker) for worker, moment in available.items()]
     heapq.heapify(free)
     most, workers, size = costs.score_batch, len(free), len(when)
+    setup, a_sample, a_token = costs.score_parts
     busy = dict.fromkeys(available, 0.0)
     passes: list[tuple[int, float, float, int]] = []
     first = arrived = 0
@@ -48,7 +49,7 @@ def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], cost
         while arrived < size and when[arrived] <= start:
             arrived += 1
         taken = min(most, max(1, (arrived - first) // workers))
-        seconds = costs.score_seconds(taken, (total[first + taken] - total[first]) / taken)
+        seconds = setup + taken * a_sample + (total[first + taken] - total[first]) * a_token
         heapq.heapreplace(free, (start + seconds, worker))
         busy[worker] += seconds
         passes.append((worker, start, start + seconds, taken))

@@ -1,0 +1,104 @@
+"""Moves before the threshold: from the worker that would finish last to one that would run dry.
+
+Rule: one pair of workers after the other, one sample at a time, and only while the later of the two is predicted to
+finish earlier by more than the move costs and by LEAST_GAIN of what is left. Workers in `resting` are left alone: the
+caller puts those there that took part in a move lately. The same question always gets the same answer. Must never move
+a sample twice, nor give a worker more than it has rows and KV memory for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.inter_stage.place import Move, Unfinished
+
+LEAST_GAIN: Final = 0.05
+"""Of the longer of two predicted finishes: predictions of lengths are no better than this."""
+MOST_MOVES: Final = 8
+"""In one answer: the next one sees what they did."""
+
+
+class _Load:
+    """What one worker still has to do. It finishes after about alpha * steps + beta * (rows' steps in total)."""
+
+    def __init__(self, name: str, samples: Sequence[Unfinished], costs: StageCosts, lengths: LengthModel) -> None:
+        self.name, self._rows = name, costs.max_batch_size
+        self.left = {s.sample: lengths.remaining(s.tokens, s.prompt_tokens) for s in samples}
+        self.samples = {s.sample: s for s in samples}
+        context = sum(s.prompt_tokens + s.tokens for s in samples) / max(1, len(samples))
+        batch = min(self._rows, max(2, len(samples)))
+        one = costs.decode_seconds(1, context)
+        self._beta = max(0.0, costs.decode_seconds(batch, context) - one) / max(1, batch - 1)
+        self._alpha = max(0.0, one - self._beta)
+
+    def finish(self, without: int | None = None, more: float = 0.0) -> float:
+        """Seconds, with one sample less, or another one of `more` tokens."""
+        left = [tokens for sample, tokens in self.left.items() if sample != without]
+        left += [more] if more else []
+        total = sum(left)
+        steps = max(max(left, default=0.0), total / self._rows)
+        return self._alpha * steps + self._beta * total
+
+
+def balance(
+    held: Mapping[str, Sequence[Unfinished]],
+    costs: StageCosts,
+    lengths: LengthModel,
+    transfer: Transfer = "Auto",
+    resting: Collection[str] = (),
+) -> tuple[Move, ...]:
+    """Moves to make now, when nothing is queued any more; none when none is worth it.
+
+    `held` names every live generation worker, idle ones too.
+    """
+    loads = [_Load(name, held[name], costs, lengths) for name in sorted(held) if name not in resting]
+    moves: list[Move] = []
+    moved: set[int] = set()
+    while len(loads) > 1 and len(moves) < MOST_MOVES:
+        loads.sort(key=lambda load: (-load.finish(), load.name))
+        source, destination = loads[0], loads[-1]
+        best = _best(source, destination, moved, costs, lengths.max_tokens, transfer)
+        if best is None:
+            break
+        moves.append(best)
+        moved.add(best.sample)
+        destination.left[best.sample] = source.left.pop(best.sample)
+        destination.samples[best.sample] = source.samples.pop(best.sample)
+    return tuple(moves)
+
+
+def _best(
+    source: _Load, destination: _Load, moved: set[int], costs: StageCosts, limit: int, transfer: Transfer
+) -> Move | None:
+    """The move between the two that gains most, when that is enough."""
+    before = source.finish()
+    answer, most = None, LEAST_GAIN * before
+    for sample, left in sorted(source.left.items()):
+        one = source.samples[sample]
+        if sample in moved or not _fits(destination, one, costs, limit):
+            continue
+        after = max(source.finish(without=sample), destination.finish(more=left))
+        kv, cost = _cost(one, len(destination.left) + 1, costs, transfer)
+        if before - after - cost > most:
+            most = before - after - cost
+            answer = Move(sample, source.name, destination.name, kv)
+    return answer
+
+
+def _fits(destination: _Load, sample: Unfinished, costs: StageCosts, limit: int) -> bool:
+    longest = max([sample.prompt_tokens, *(other.prompt_tokens for other in destination.samples.values())]) + limit
+    return len(destination.left) < min(costs.max_batch_size, costs.kv_rows(longest))
+
+
+def _cost(sample: Unfinished, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
+    """(with its KV cache, seconds that the move takes)."""
+    if sample.tokens == 0:
+        return False, costs.command_seconds
+    sent = costs.kv_seconds(float(sample.prompt_tokens + sample.tokens))
+    rebuilt = costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch)
+    known = bool(costs.bandwidth)
+    kv = known and (transfer == "KV" or (transfer == "Auto" and sent < rebuilt))
+    return kv, costs.command_seconds + (sent if kv else rebuilt)

@@ -1,0 +1,91 @@
+"""What every worker does when, as stretches of time, for pictures.
+
+Rule: derived from when samples are decoded where; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from rlhf_planner.inter_stage.costs import Floats, StageCosts
+from rlhf_planner.inter_stage.decode import Generation, WorkerTimeline
+from rlhf_planner.inter_stage.layout import Span
+from rlhf_planner.inter_stage.scoring import Scored
+from rlhf_planner.inter_stage.tail import Tail
+
+
+class Outcome(NamedTuple):
+    """An iteration worked out."""
+
+    seconds: float
+    finish: Floats
+    """[n] when each sample is generated."""
+    tail: Tail | None
+    released: list[float | None]
+    scored: Scored
+
+
+def spans_of(generation: Generation, told: Outcome, costs: StageCosts) -> tuple[Span, ...]:
+    """Prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
+    answer: list[Span] = []
+    stays: list[list[tuple[float, float]]] = [[] for _ in generation.timelines]
+    for worker, start, end in _stays(generation, told):
+        stays[worker].append((start, end))
+    joins = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}
+    for worker, line in enumerate(generation.timelines):
+        until = joins[worker].join if worker in joins else float("inf")
+        answer += [Span(worker, "prefill", a, b, n) for a, b, n in _prefills(line) if b <= until]
+        if worker in joins and joins[worker].start > joins[worker].join:
+            piece = joins[worker]
+            answer.append(Span(worker, "prefill", piece.join, piece.start, piece.rows))
+        answer += [Span(worker, "decode", a, b, n) for a, b, n in _stretches(stays[worker])]
+        free = told.released[worker]
+        if free is not None and costs.wake_seconds > 0:
+            answer.append(Span(worker, "wake", free - costs.wake_seconds, free, 0))
+    answer += [Span(worker, "score", start, end, samples) for worker, start, end, samples in told.scored.passes]
+    return tuple(answer)
+
+
+def _stays(generation: Generation, told: Outcome) -> Iterator[tuple[int, float, float]]:
+    """(worker, from, to) for every time that a sample is decoded at one place."""
+    moves = {} if told.tail is None else {move.sample: move for move in told.tail.transits}
+    pieces = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}
+    finish = told.finish.tolist()
+    for sample, worker in enumerate(generation.worker.tolist()):
+        line = generation.timelines[worker]
+        begun = line.times[bisect_right(line.steps, int(generation.begun[sample])) - 1]
+        move = moves.get(sample)
+        if move is not None:
+            left = min(finish[sample], move.end if move.kv else move.start)
+            yield worker, begun, left
+            if finish[sample] > left:
+                yield move.destination, pieces[move.destination].start, finish[sample]
+        elif worker in pieces and finish[sample] > pieces[worker].start > pieces[worker].join:
+            yield worker, begun, pieces[worker].join
+            yield worker, pieces[worker].start, finish[sample]
+        else:
+            yield worker, begun, finish[sample]
+
+
+def _prefills(line: WorkerTimeline) -> Iterator[tuple[float, float, int]]:
+    points = list(zip(line.times, line.steps, strict=True))
+    for (start, step), (end, after) in pairwise(points):
+        if after == step and end > start:
+            yield start, end, 0
+
+
+def _stretches(stays: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float, int]]:
+    """(from, to, rows) wherever the number of rows stays the same and is not 0."""
+    change: dict[float, int] = {}
+    for start, end in stays:
+        if end > start:
+            change[start] = change.get(start, 0) + 1
+            change[end] = change.get(end, 0) - 1
+    rows, since = 0, 0.0
+    for moment, by in sorted(change.items()):
+        if rows > 0 and moment > since:
+            yield since, moment, rows
+        rows, since = rows + by, moment

@@ -1,0 +1,157 @@
+"""The tail of an iteration: what is unfinished at the threshold, how it moves, and when the pool has decoded it.
+
+Rule: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one worker
+join it together, when the last of them is there; those that bring their KV cache are decoded at their source until
+then, at its pace. A link carries one KV cache at a time, at either end. Who goes where is `place`'s own answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.decode import Generation, drain
+from rlhf_planner.inter_stage.layout import Transit
+from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+from rlhf_planner.inter_stage.place import Flags, Held, assign
+
+
+class Unfinished(NamedTuple):
+    """What is being decoded, or waits for it, when the threshold is reached."""
+
+    start: float
+    samples: Ints
+    """[k]"""
+    held: Held
+    limit: int
+    """Tokens of a response at most."""
+
+
+class Piece(NamedTuple):
+    """What a worker of the pool decodes once samples have joined it."""
+
+    worker: int
+    join: float
+    start: float
+    """After the prefill of those that came without a cache."""
+    end: float
+    rows: int
+
+
+class Tail(NamedTuple):
+    """The outcome."""
+
+    start: float
+    pool: list[int]
+    finish: Floats
+    """[n] of all samples of the iteration."""
+    free: list[float]
+    """By worker: when it has nothing left to decode."""
+    busy: list[float]
+    """By worker: seconds of decoding and prefilling."""
+    transits: list[Transit]
+    moved_bytes: float
+    pieces: list[Piece]
+
+
+def unfinished(generation: Generation, threshold: int, model: LengthModel | None) -> Unfinished:
+    """The state at the threshold; without a `model` all samples look alike."""
+    start = generation.threshold_time(threshold)
+    samples = np.flatnonzero(generation.finish > start)
+    steps = np.array([line.steps_at(start) for line in generation.timelines])
+    worker = generation.worker[samples]
+    tokens = _decoded(generation, samples, steps[worker])
+    prompt = generation.prompts[samples].astype(np.int64)
+    remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt)
+    limit = int(generation.lengths.max()) if model is None else model.max_tokens
+    return Unfinished(start, samples, Held(worker, prompt, tokens, remaining), limit)
+
+
+def gather(generation: Generation, left: Unfinished, pool: int, transfer: Transfer, costs: StageCosts) -> Tail:
+    """The tail gathers on `pool` workers, or more where they cannot hold it."""
+    workers = len(generation.timelines)
+    held, start = left.held, left.start
+    stays, moving, destination, kv = assign(held, workers, pool, costs, left.limit, transfer)
+    transits = _transits(left, moving, destination, kv, costs)
+    finish = generation.finish.copy()
+    free = [max(start, line.busy) for line in generation.timelines]
+    busy = [line.busy for line in generation.timelines]
+    for worker in set(range(workers)).difference(stays):
+        free[worker] = start
+    for move in transits:
+        free[move.source] = max(free[move.source], move.end)
+    for worker in set(range(workers)).difference(stays):
+        busy[worker] = min(busy[worker], free[worker])
+    pieces = []
+    for worker, arriving in _grouped(zip(destination.tolist(), range(len(transits)), strict=True)):
+        piece = _join(generation, left, moving[arriving], [transits[at] for at in arriving], costs, finish)
+        free[worker] = piece.end
+        busy[worker] = min(busy[worker], piece.join) + piece.end - piece.join
+        pieces.append(piece)
+    moved_bytes = costs.kv_bytes_per_token * float((held.prompt + held.tokens)[moving][kv].sum())
+    return Tail(start, stays, finish, free, busy, transits, moved_bytes, pieces)
+
+
+def _decoded(generation: Generation, samples: Ints, steps: Floats) -> Ints:
+    """[k] tokens of each sample when its worker has made so many steps; the last one is never counted."""
+    done = np.floor(steps + 1e-9).astype(np.int64) - generation.begun[samples]
+    answer: Ints = np.minimum(np.maximum(done, 0), generation.lengths[samples] - 1)
+    return answer
+
+
+def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    groups: dict[int, list[int]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return sorted(groups.items())
+
+
+def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
+    told = left.start + costs.command_seconds
+    keys = (left.held.prompt + left.held.tokens)[moving].tolist()
+    sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
+    sending: dict[int, float] = {}
+    receiving: dict[int, float] = {}
+    answer = []
+    for at, (to, by_kv) in enumerate(zip(destination.tolist(), kv.tolist(), strict=True)):
+        source, end = sources[at], told
+        if by_kv:
+            end = max(told, sending.get(source, told), receiving.get(to, told)) + costs.kv_seconds(float(keys[at]))
+            sending[source] = receiving[to] = end
+        answer.append(Transit(samples[at], source, to, by_kv, left.start, end))
+    return answer
+
+
+def _join(
+    generation: Generation, left: Unfinished, moving: Ints, arriving: Sequence[Transit], costs: StageCosts,
+    finish: Floats,
+) -> Piece:  # fmt: skip
+    """Writes the finish times of all that one worker of the pool decodes once `arriving` are there."""
+    worker = arriving[0].destination
+    moment, steps = generation.timelines[worker].boundary(max(move.end for move in arriving))
+    own = np.flatnonzero((generation.worker == worker) & (generation.finish > moment + 1e-12))
+    kv = np.array([move.kv for move in arriving], dtype=np.bool_)
+    came, bare = left.samples[moving[kv]], left.samples[moving[~kv]]
+    came = came[generation.finish[came] > moment]  # the others were finished at their source before their turn
+    source_steps = {
+        index: generation.timelines[index].steps_at(moment) for index in set(generation.worker[came].tolist())
+    }
+    there = np.array([source_steps[index] for index in generation.worker[came].tolist()])
+    bare_tokens = left.held.tokens[moving[~kv]]
+    join = moment
+    if len(bare):
+        built = generation.prompts[bare] + (0 if costs.replays else bare_tokens)
+        moment += costs.prefill_seconds(len(bare), float(built.mean()))
+    if costs.replays:
+        bare_tokens = np.zeros_like(bare_tokens)
+    rows = np.concatenate([own, came, bare])
+    if not len(rows):
+        return Piece(worker, join, moment, moment, 0)
+    here = _decoded(generation, own, np.full(len(own), float(steps)))
+    done = np.concatenate([here, _decoded(generation, came, there), bare_tokens])
+    ends = drain(moment, generation.lengths[rows] - done, generation.prompts[rows] + done, costs)
+    finish[rows] = ends.finish
+    return Piece(worker, join, moment, float(ends.times[-1]), len(rows))
