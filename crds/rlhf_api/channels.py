@@ -40,9 +40,20 @@ def _read(folder: Path) -> tuple[bytes, bytes, bytes]:
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Server side of mutual TLS."""
-    authority, certificate, key = _read(folder)
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
+    """Server side of mutual TLS; every new connection sees the files as they are then, as certificates are renewed."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        authority, certificate, key = _read(folder)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        try:
+            return now()
+        except ValueError:
+            return None  # the last one stays
+
+    # None is documented to mean that nothing changed; the stubs do not know it.
+    return grpc.dynamic_ssl_server_credentials(now(), renewed, require_client_authentication=True)  # type: ignore[arg-type]
 
 
 def _client(folder: Path) -> tuple[grpc.ChannelCredentials, list[tuple[str, int | str]]]:

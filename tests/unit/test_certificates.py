@@ -1,14 +1,18 @@
 """A job's certificates: what they are good for, who may read them, when they are replaced."""
 
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from rlhf_api.channels import SERVER_NAME
+from rlhf_api.channels import SERVER_NAME, server_credentials
 from rlhf_operator.certificates import LIFETIME, new_authority, rotate
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -63,3 +67,38 @@ def test_rotation_waits_for_the_last_third_and_keeps_the_authority() -> None:
 def test_a_certificate_never_outlives_its_authority() -> None:
     authority = new_authority("job", NOW, timedelta(days=10))
     assert authority.issue([], NOW).expires == NOW + timedelta(days=10)
+
+
+def presented(port: int, folder: Path) -> bytes:
+    """The certificate that the server shows to a process of the job."""
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
+    ):
+        found = secure.getpeercert(binary_form=True)
+    assert found is not None
+    return found
+
+
+def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    authority = new_authority("job", now)
+    authority.issue([], now).write(tmp_path)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(tmp_path))
+    server.start()
+    try:
+        before = presented(port, tmp_path)
+        renewed = authority.issue([], now)
+        renewed.write(tmp_path)
+        after = presented(port, tmp_path)
+        assert before != after == ssl.PEM_cert_to_DER_cert(renewed.certificate.decode())
+        (tmp_path / "tls.key").unlink()
+        context = tmp_path / "again"
+        renewed.write(context)
+        assert presented(port, context) == after, "what cannot be read leaves the last one in place"
+    finally:
+        server.stop(None)
