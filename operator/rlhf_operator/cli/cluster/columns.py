@@ -10,7 +10,9 @@ from rich.text import Text
 GAP: Final = 3
 """Blanks between columns."""
 _LAST_LEAST: Final = 24
-"""Columns that the last cell gets in any case; beyond, the terminal itself wraps."""
+"""Columns that the last cell needs beside the others; with less it stands below them."""
+_BELOW: Final = 4
+"""Further in than the row it belongs to."""
 
 Cell = str | Text
 
@@ -18,7 +20,8 @@ Cell = str | Text
 def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = False, indent: int = 0) -> list[Text]:
     """Lines of `rows`, the first of which is the heading; at most `width` wide, for None as wide as need be.
 
-    What is too wide is cut, or with `wrap` the last column goes on below itself. Columns without a value are left out.
+    What is too wide is cut, or with `wrap` the last column goes on below itself, or below the row where there is no
+    room beside it. Columns without a value are left out.
     """
     texts = [[each if isinstance(each, Text) else Text(each) for each in row] for row in rows]
     used = [at for at in range(len(texts[0])) if at == 0 or any(row[at].plain for row in texts[1:])]
@@ -32,8 +35,14 @@ def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = F
             line.append_text(cell)
             line.append(" " * (size - cell_len(cell.plain) + GAP))
         last = row[-1]
-        if width is not None and wrap:
-            lines += _wrapped(line, last, start, max(_LAST_LEAST, width - start))
+        if width is not None and wrap and width - start < min(_LAST_LEAST, widths[-1]):
+            line.rstrip()
+            line.truncate(width, overflow="ellipsis")
+            lines.append(line)
+            if number and last.plain:
+                lines += _wrapped(Text(" " * (indent + _BELOW)), last, indent + _BELOW, width - indent - _BELOW)
+        elif width is not None and wrap:
+            lines += _wrapped(line, last, start, width - start)
         else:
             line.append_text(last)
             lines.append(line)

@@ -172,7 +172,8 @@ def _iterations(past: Sequence[Iteration], width: int | None) -> list[Text]:
         spent = [f"{each.stages[stage]:.1f}s" if stage in each.stages else "" for stage in stages]
         row = [str(each.number), number(each.reward, 3), number(each.samples_per_second, 1), taken, *spent]
         rows.append(list(row))
-    return _table(["ITERATION", "REWARD", "SAMPLES/S", "TOOK", *(stage.upper() for stage in stages)], rows, width)
+    heading = ["ITERATION", "REWARD", "SAMPLES/S", "TOOK", *(stage.upper() for stage in stages)]
+    return columns([heading, *rows], width, indent=2) if rows else []
 
 
 def _events(events: Iterable[Json], job: Stored, now: datetime, width: int | None) -> list[Text]:

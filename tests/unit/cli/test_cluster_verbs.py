@@ -1,0 +1,219 @@
+"""What the verbs against a cluster send, refuse and wait for, and what they say of an API server's refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kubernetes.aio.client.configuration import Configuration
+from tests.unit.cli.seen_job import load
+
+from rlhf_api.job.status import RLHFJobStatus
+from rlhf_api.names import Group
+from rlhf_api.problems import ManifestError
+from rlhf_operator.cli.cluster import answers, changes
+from rlhf_operator.cli.cluster.connection import Connection, connect
+from rlhf_operator.cli.cluster.errors import ForbiddenError, UnreachableError, VerbError
+from rlhf_operator.cli.cluster.stored import Stored
+from rlhf_operator.cli.cluster.waiting import judge, parse_duration, parse_goal, unattainable
+
+HERE = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
+
+
+def job(state: str = "running") -> Stored:
+    return Stored(load(state)["job"])
+
+
+def test_scale_sends_only_what_changes_and_says_from_what_to_what() -> None:
+    change = changes.scale(job(), {Group.GENERATION: 4, Group.INFERENCE: 1})
+    assert change.patch == {"spec": {"generation": {"replicas": 4}}}
+    assert change.told == "is scaled: generation 2 -> 4"
+    assert changes.scale(job(), {Group.GENERATION: 2}).patch == {}
+    assert "when it is resumed" in changes.scale(job("suspended"), {Group.INFERENCE: 3}).told
+
+
+def test_a_size_against_the_rules_is_refused_in_their_words_and_old_problems_are_not() -> None:
+    with pytest.raises(ManifestError, match=r"spec\.generation\.replicas"):
+        changes.scale(job(), {Group.GENERATION: 9999})
+    strange = load("running")
+    strange["job"]["spec"]["fieldOfALaterVersion"] = 1
+    assert changes.scale(Stored(strange["job"]), {Group.GENERATION: 4}).patch
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["generation"], "such as generation=4"),
+        (["generation=many"], "such as generation=4"),
+        (["generation=-1"], "such as generation=4"),
+        (["training=2"], "spec.training.parallelism"),
+        (["coordinator=2"], "generation and inference can be scaled"),
+        (["generation=1", "generation=2"], "given twice"),
+    ],
+)
+def test_what_is_no_size_is_refused_by_name(texts: list[str], message: str) -> None:
+    with pytest.raises(VerbError, match=message) as refused:
+        changes.parse_sizes(texts)
+    assert refused.value.exit_code == 2
+
+
+def test_suspend_and_resume_change_one_field_and_nothing_twice() -> None:
+    assert changes.suspend(job()).patch == {"spec": {"suspend": True}}
+    assert "saves a checkpoint" in changes.suspend(job()).told
+    assert changes.suspend(job("suspended")).patch == {}
+    assert changes.resume(job("suspended")).told == "will be resumed from iteration 164"
+    assert changes.resume(job()).patch == {}
+    with pytest.raises(VerbError, match="bad is Failed and cannot be resumed"):
+        changes.resume(job("failed"))
+
+
+@pytest.mark.parametrize(
+    ("goal", "state", "code"),
+    [
+        ("condition=Complete", "running", None),
+        ("condition=running", "running", 0),
+        ("condition=Running=False", "suspended", 0),
+        ("condition=Complete", "failed", 22),
+        ("condition=Failed", "failed", 0),
+        ("phase=Suspended", "suspended", 0),
+        ("phase=running", "failed", 22),
+        ("phase=Running", "suspended", None),
+        ("iteration=100", "running", 0),
+        ("iteration=99999", "running", None),
+        ("delete", "failed", None),
+    ],
+)
+def test_a_wait_ends_as_soon_as_its_end_is_decided(goal: str, state: str, code: int | None) -> None:
+    verdict = judge(parse_goal(goal), job(state))
+    assert (verdict.code if verdict else None) == code
+    if code == 22:
+        assert verdict is not None
+        assert "BadPrompts" in verdict.message
+
+
+def test_a_job_that_goes_away_or_completes_otherwise_ends_a_wait() -> None:
+    gone = judge(parse_goal("iteration=3"), None)
+    assert gone is not None
+    assert (gone.code, gone.message) == (1, "was deleted while iteration=3 was waited for")
+    deleted = judge(parse_goal("delete"), None)
+    assert deleted is not None
+    assert deleted.code == 0
+    complete = load("running")["job"]
+    complete["status"]["conditions"][5]["status"] = "True"
+    verdict = judge(parse_goal("phase=Suspended"), Stored(complete))
+    assert verdict is not None
+    assert verdict.message == "is Complete, so phase=Suspended will never hold"
+    assert "has 100000 iterations" in unattainable(parse_goal("iteration=100001"), job())
+
+
+def test_a_job_without_status_is_waited_for() -> None:
+    body = load("running")["job"]
+    del body["status"]
+    assert judge(parse_goal("phase=Pending"), Stored(body)) is None
+    assert judge(parse_goal("condition=Complete=False"), Stored(body)) is None
+
+
+@pytest.mark.parametrize("text", ["condition=Done", "phase=Up", "iteration=x", "Complete", "condition=Complete=Maybe"])
+def test_what_cannot_be_waited_for_is_refused(text: str) -> None:
+    with pytest.raises(VerbError, match="--for"):
+        parse_goal(text)
+
+
+def test_durations() -> None:
+    assert [parse_duration(text) for text in ("90", "90s", "5m", "1h30m", "2h")] == [90, 90, 300, 5400, 7200]
+    for wrong in ("", "soon", "5 m", "-1"):
+        with pytest.raises(VerbError, match="--timeout"):
+            parse_duration(wrong)
+
+
+def status_of(code: int, message: str, **details: str) -> bytes:
+    return json.dumps({"kind": "Status", "code": code, "message": message, "details": details}).encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "content", "words"),
+    [
+        (
+            403,
+            status_of(403, 'rlhfjobs.rlhf.dev is forbidden: User "bob" cannot list resource "rlhfjobs"'),
+            "user bob may not list rlhfjobs.rlhf.dev in namespace team: ask for the ClusterRole view",
+        ),
+        (404, b"404 page not found\n", "context prod does not know RLHFJob (rlhf.dev/v1alpha1): install the operator"),
+        (401, status_of(401, "Unauthorized"), "does not accept the credentials of prod"),
+        (422, status_of(422, "spec.seed: fixed"), "spec.seed: fixed"),
+        (503, b"upstream", "could not answer"),
+        (404, status_of(404, 'rlhfjobs.rlhf.dev "x" not found', name="x"), "is not there"),
+    ],
+)
+def test_a_refusal_of_the_api_server_says_what_would_help(code: int, content: bytes, words: str) -> None:
+    asked = answers.Asked("rlhfjobs", "team")
+    assert words in str(answers.problem(code, content, "list", asked, HERE))
+
+
+def test_rights_on_subresources_and_changes_name_the_role_that_has_them() -> None:
+    told = str(answers.problem(403, b"{}", "get", answers.Asked("pods", "team", "a", "log"), HERE))
+    assert "you may not get pods/log in namespace team: ask for the ClusterRole view" in told
+    told = str(answers.problem(403, b"{}", "patch", answers.Asked("rlhfjobs", None, "a"), HERE))
+    assert "patch rlhfjobs.rlhf.dev in all namespaces: ask for the ClusterRole edit by a clusterrolebinding" in told
+    assert isinstance(answers.problem(403, b"", "get", answers.Asked("pods"), HERE), ForbiddenError)
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    problem = answers.unreachable(HERE, TimeoutError())
+    assert isinstance(problem, UnreachableError)
+    assert "https://server:6443 (context prod) cannot be reached: no answer in time" in str(problem)
+    assert "fetch the kubeconfig anew" in str(answers.unreachable(HERE, OSError("certificate verify failed")))
+
+
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "c", "cluster": {"server": "https://server:6443"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [
+        {"name": "one", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+        {"name": "two", "context": {"cluster": "c", "user": "u"}},
+    ],
+    "current-context": "one",
+}
+
+
+async def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(json.dumps(KUBECONFIG))
+    assert (await connect(path, None)).namespace == "team"
+    other = await connect(path, "two")
+    assert (other.namespace, other.context, other.configuration.host) == ("default", "two", "https://server:6443")
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "words"),
+    [
+        (json.dumps(KUBECONFIG), "three", "'three' is not in"),
+        (json.dumps(KUBECONFIG | {"current-context": ""}), None, "give --context, one of one, two"),
+        ("- a list", None, "is no kubeconfig"),
+        ("a: b: c", None, "cannot be used"),
+        ("", None, "is no kubeconfig"),
+    ],
+)
+async def test_an_unusable_kubeconfig_is_one_sentence(
+    tmp_path: Path, content: str, context: str | None, words: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(VerbError, match=words) as refused:
+        await connect(path, context)
+    assert refused.value.exit_code == 2
+
+
+async def test_no_kubeconfig_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
+    with pytest.raises(VerbError, match="KUBECONFIG names"):
+        await connect(None, None)
+    with pytest.raises(VerbError, match="--kubeconfig"):
+        await connect(tmp_path / "gone", None)
+
+
+def test_the_fixtures_are_of_this_version_of_the_contract() -> None:
+    for state in ("running", "failed", "suspended"):
+        RLHFJobStatus.model_validate(load(state)["job"]["status"])

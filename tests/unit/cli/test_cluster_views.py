@@ -1,0 +1,245 @@
+"""What get, describe, top and logs say of jobs that a real API server answered with."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from tests.unit.cli.seen_job import STATES, facts_of, load
+
+from rlhf_operator.cli.cluster import describe, listing, live, show
+from rlhf_operator.cli.cluster.columns import columns
+from rlhf_operator.cli.cluster.lines import show as shown_line
+from rlhf_operator.cli.cluster.lines import split
+from rlhf_operator.cli.cluster.logs import in_order
+from rlhf_operator.cli.cluster.sentence import sentence
+from rlhf_operator.cli.cluster.stored import Stored, near, shortened
+from rlhf_operator.cli.cluster.timeline import as_metrics
+from rlhf_operator.cli.view import render
+
+
+def text_of(seen: dict[str, Any], width: int | None = None) -> str:
+    found, now = facts_of(seen)
+    return "\n".join(line.plain for line in describe.describe(found, now, width))
+
+
+def first_sentence(seen: dict[str, Any]) -> str:
+    return text_of(seen).partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("running", ["Running iteration 157 of 100000: generating", "left"]),
+        ("stopping", ["Stopping, because spec.suspend is true", "saves a checkpoint"]),
+        ("suspended", ["Suspended at 167/100000 iterations", "goes on from its last checkpoint", "`rlhf resume tiny`"]),
+        ("image", ["cannot get the image", "correct the image, or give imagePullSecrets"]),
+        ("unschedulable", ["no node can take stuck-generation-0", "didn't match", "lower spec.generation.replicas"]),
+        ("mount", ["FailedMount", 'configmap "tokens" not found', "create the volume, Secret or ConfigMap"]),
+        ("failed", ["Failed (BadPrompts)", "/data/nothing.jsonl", "Correct spec.prompts", "create a new job"]),
+    ],
+)
+def test_the_first_sentence_says_what_it_waits_for_and_what_to_do(state: str, words: list[str]) -> None:
+    said = first_sentence(load(state))
+    assert all(word in said for word in words), said
+
+
+def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None:
+    seen = load("running")
+    del seen["job"]["status"]
+    assert "No operator has looked at it since it was created" in first_sentence(seen)
+    seen["now"] = seen["job"]["metadata"]["creationTimestamp"]
+    assert "Just created" in first_sentence(seen)
+
+
+def test_an_operator_that_died_a_changed_manifest_and_a_deletion_are_told() -> None:
+    seen = load("running")
+    found, now = facts_of(seen)
+    assert "Its Lease" not in sentence(found.job, found.pods, None, now)
+    assert "The operator does not run (its Lease is 10m 00s old)" in sentence(
+        found.job, found.pods, timedelta(minutes=10), now
+    )
+    seen["job"]["metadata"]["generation"] += 1
+    assert "the operator has not looked at the change yet" in first_sentence(seen)
+    seen["job"]["metadata"]["deletionTimestamp"] = seen["now"]
+    assert first_sentence(seen) == "Being deleted; 6 of its pods are left."
+
+
+def test_a_manifest_that_cannot_be_run_says_why() -> None:
+    seen = load("running")
+    planned = seen["job"]["status"]["conditions"][0]
+    planned |= {"status": "False", "reason": "InvalidManifest", "message": "spec.x = 1: must be 2"}
+    assert first_sentence(seen).startswith(
+        "The manifest cannot be run: spec.x = 1: must be 2. What runs goes on. Correct it"
+    )
+
+
+def test_a_complete_job_names_its_model() -> None:
+    seen = load("running")
+    status = seen["job"]["status"]
+    status["conditions"][5]["status"] = "True"
+    status["completionTime"] = "2026-11-21T14:50:59Z"
+    said = first_sentence(seen)
+    assert said.startswith("Complete: 100000 iterations in 9m 00s, last reward")
+    assert "The model is /data/checkpoints/iteration-000" in said
+    assert said.endswith("/actor.")
+
+
+def test_describe_shows_conditions_groups_pods_and_iterations_with_their_stages() -> None:
+    text = text_of(load("running"))
+    for expected in (
+        "demo/tiny",
+        "AtDesiredSize",
+        "generation    2/2",
+        "inference-0    Ready   n1",
+        "iteration 156",
+        "GENERATING   SCORING   TRAINING   PUBLISHING",
+        "under way",
+        "iteration 1 of 100000: generating",
+    ):
+        assert expected in text, text
+    assert "Container created" not in text
+
+
+def test_one_cause_of_many_pods_is_told_once() -> None:
+    text = text_of(load("image"))
+    assert text.count("as generation-0") == 2
+    assert "ImagePullBackOff" in text
+
+
+def test_pods_in_trouble_come_first_when_there_are_many() -> None:
+    seen = load("unschedulable")
+    template = next(each for each in seen["pods"] if each["metadata"]["name"] == "stuck-coordinator")
+    for number in range(1, 40):
+        name = f"stuck-inference-{number}"
+        labels = template["metadata"]["labels"] | {"rlhf.dev/group": "inference", "rlhf.dev/index": str(number)}
+        seen["pods"].append(
+            template | {"metadata": template["metadata"] | {"name": name, "uid": name, "labels": labels}}
+        )
+    text = text_of(seen)
+    pods = text[text.index("\nPods\n") : text.index("\nEvents\n")]
+    assert pods.index("generation-0") < pods.index("coordinator")
+    assert "and 27 more, 27 of them well" in pods
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_is_not_overrun(state: str, width: int) -> None:
+    seen = load(state)
+    found, now = facts_of(seen)
+    lines = describe.describe(found, now, width)
+    assert [line.plain for line in lines if cell_len(line.plain) > width] == []
+    table = listing.table([found.job], now, width, namespaces=True, wide=True)
+    assert all(cell_len(line.plain) <= width for line in table)
+
+
+def test_get_shows_progress_and_leaves_out_what_nobody_has() -> None:
+    jobs = [Stored(load(state)["job"]) for state in ("running", "failed", "suspended")]
+    _, now = facts_of(load("running"))
+    heading, running, failed, suspended = (line.plain for line in listing.table(jobs, now, None))
+    assert heading.split() == ["NAME", "ALGORITHM", "PHASE", "ITERATION", "REWARD", "SAMPLES/S", "LEFT", "AGE"]
+    assert running.split()[:6] == ["tiny", "ppo", "Running", "156/100000", "1.000", "9.6"]
+    assert "Failed" in failed
+    assert "Suspended" in suspended
+    assert listing.table([], now, None) == []
+    wide = listing.table(jobs[:1], now, None, wide=True)
+    assert "5/5" in wide[1].plain
+    assert "iteration" in wide[1].plain
+
+
+def test_an_invalid_manifest_shows_in_the_table() -> None:
+    seen = load("running")
+    status = seen["job"]["status"]
+    status["conditions"][0] |= {"status": "False", "reason": "InvalidManifest"}
+    status["conditions"][2]["reason"] = "Pending"
+    assert listing.phase(Stored(seen["job"])).plain == "InvalidManifest"
+
+
+def test_objects_are_printed_without_managed_fields() -> None:
+    body = load("running")["job"]
+    body["metadata"]["managedFields"] = [{"manager": "x"}]
+    text = show.document({"kind": "List", "items": [body]}, "yaml")
+    assert "managedFields" not in text
+    assert yaml.safe_load(text)["items"][0]["metadata"]["name"] == "tiny"
+
+
+def drawn(renderable: Any) -> str:
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
+    seen = load("running")
+    found, _ = facts_of(seen)
+    status = live.from_metrics("\n".join(seen["metrics"]) + "\n", found.job, found.pods)
+    assert {each.worker for each in status.workers} == {
+        "generation-0",
+        "generation-1",
+        "inference-0",
+        "training-0",
+        "training-1",
+    }
+    assert sum(status.ledger.values()) == 16
+    text = drawn(render(status, as_metrics(found.past), []))
+    assert "iteration 1" in text
+    assert "/16 samples" in text
+    assert "reward" in text
+    assert "busy" not in text
+
+
+def test_top_without_metrics_shows_the_status_and_the_pods() -> None:
+    found, _ = facts_of(load("image"))
+    text = drawn(render(live.from_status(found.job, found.pods), [], []))
+    assert "ImagePullBackOff" in text
+    failed, _ = facts_of(load("failed"))
+    assert "BadPrompts" in drawn(render(live.from_status(failed.job, failed.pods), [], []))
+
+
+def test_lines_of_several_pods_are_in_order_of_time_and_those_of_one_pod_stay() -> None:
+    first = [
+        split("a", b"2026-01-01T00:00:01.123456789Z one"),
+        split("a", b"2026-01-01T00:00:03Z three"),
+        split("a", b"x"),
+    ]
+    second = [split("b", b"2026-01-01T00:00:02.5Z two")]
+    assert [line.text for line in in_order([first, second])] == ["one", "two", "three", "x"]
+
+
+def test_a_line_of_ours_is_shown_as_time_level_message_and_others_as_they_are() -> None:
+    fields = {"time": "2026-01-01T10:20:30.5+00:00", "level": "ERROR", "message": "no [room]", "traceback": "T"}
+    entry = json.dumps(fields).encode()
+    assert shown_line(split("a-0", b"2026-01-01T00:00:01Z " + entry), "cyan", 6).plain == (
+        "a-0     10:20:30 ERROR no [room]\nT"
+    )
+    for raw in (b"plain [bold] text", b"[1, 2]", b'{"level": 3}', b"\xff"):
+        assert shown_line(split("a", raw), "cyan", 0).plain == raw.decode(errors="replace")
+
+
+@given(st.lists(st.tuples(*[st.text(max_size=12)] * 3), min_size=1, max_size=6), st.integers(30, 90))
+def test_columns_line_up_and_fit(rows: list[tuple[str, str, str]], width: int) -> None:
+    clean = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    for line in columns([["A", "B", "C"], *clean], width):
+        assert cell_len(line.plain) <= width
+
+
+def test_a_long_last_column_goes_on_below_itself() -> None:
+    lines = [line.plain for line in columns([["A", "B"], ["x", "one two three four five six seven"]], 30, wrap=True)]
+    assert lines == ["A   B", "x   one two three four five", "    six seven"]
+
+
+def test_near_names() -> None:
+    assert near("arithmetc", ["arithmetic", "other"]) == ["arithmetic"]
+    assert near("tiny", ["tiny-2", "zzz"]) == ["tiny-2"]
+    assert near("q", ["arithmetic"]) == []
+
+
+@given(st.text(max_size=500))
+def test_what_is_shortened_is_short(text: str) -> None:
+    assert len(shortened(text, 100)) <= 100
