@@ -2,7 +2,7 @@
 
 Rule: every plan is simulated on the same draws (common random numbers), so that plans differ and luck does not. A
 coarse grid first, then the neighbourhood of its best. Off wins unless a plan is faster on average by more than
-LEAST_GAIN and more than twice the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
+LEAST_GAIN and more than the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
 largest batch with a near-flat step, is where the search begins rather than a wall: the simulation knows what larger
 batches cost. The same seed gives the same choice.
 Must never choose a plan whose simulated time is worse than Off.
@@ -26,12 +26,14 @@ from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
 LEAST_GAIN: Final = 0.01
 """Share of the time without fusion that a plan must win: less is noise."""
-DRAWS: Final = 4
+MOST_DRAWS: Final = 16
 """Batches that are drawn; of a large batch fewer, its own samples average."""
-SAMPLES_DRAWN: Final = 8192
+SAMPLES_DRAWN: Final = 2048
 """Samples of all draws together, about; at least one batch."""
 SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 """Thresholds that are tried first, as shares of the batch."""
+MOST_TRIED: Final = 64
+"""Samples times workers up to which every plan is tried."""
 TIE: Final = 0.002
 """Plans this close are equal; the one that moves less is taken."""
 
@@ -83,7 +85,7 @@ def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0)
     if best is None:
         return trial.off(f"no pool of fewer than {layout.generation_workers} workers can hold a tail")
     gain, error = trial.gain(*best)
-    margin = max(LEAST_GAIN * off, 2 * error)
+    margin = max(LEAST_GAIN * off, error)
     if gain <= margin:
         words = f"the best plan, {_words(*best, layout)}, is simulated to gain {gain / off:.1%}"
         return trial.off(f"{words}, which is not above the margin of {margin / off:.1%}")
@@ -116,8 +118,13 @@ def _words(threshold: int, pool: int, layout: Layout) -> str:
 
 
 def _search(trial: _Trial) -> None:
-    """A coarse grid on the first draw, the best pool of every threshold on all; then the neighbours of the best."""
+    """A coarse grid on the first draw, the best pool of each threshold on all, the neighbours of the best; or all."""
     layout = trial.layout
+    if layout.batch * layout.generation_workers <= MOST_TRIED:
+        for threshold in range(1, layout.batch):
+            for pool in _pools(threshold, trial, range(1, layout.generation_workers)):
+                trial.mean(threshold, pool)
+        return
     thresholds = sorted({max(1, min(layout.batch - 1, round(share * layout.batch))) for share in SHARES} - {0})
     for threshold in thresholds:
         pools = _pools(threshold, trial, _coarse(threshold, trial))
@@ -163,7 +170,7 @@ class _Trial:
     def __init__(self, model: LengthModel, layout: Layout, costs: StageCosts, seed: int) -> None:
         self.model, self.layout, self.costs = model, layout, costs
         self.longest = int(max(layout.prompts)) + model.max_tokens
-        count = max(1, min(DRAWS, SAMPLES_DRAWN // layout.batch))
+        count = max(1, min(MOST_DRAWS, SAMPLES_DRAWN // layout.batch))
         generator = np.random.default_rng(seed)
         draws = [model.draw(generator, layout.prompts) for _ in range(count)]
         self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]

@@ -60,8 +60,9 @@ class Work:
         rows = _checked(times)
         if not rows:
             return cls()
-        features = np.array([[1.0, row.batch, row.batch * row.tokens] for row in rows])
-        return cls(*_non_negative(features, np.array([row.seconds for row in rows])))
+        features = np.array([[row.batch * row.tokens, row.batch, 1.0] for row in rows])
+        per_token, per_sample, setup = _non_negative(features, np.array([row.seconds for row in rows]))
+        return cls(setup, per_sample, per_token)
 
     def seconds(self, batch: float, tokens: float) -> float:
         """Of one pass over `batch` samples of `tokens` tokens each."""
@@ -261,11 +262,14 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
 
 
 def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
-    """Non-negative least squares by trying every subset of the (at most three) columns; errors count relative."""
+    """Non-negative least squares by trying every subset of the (at most three) columns; errors count relative.
+
+    Where data cannot tell them apart, few columns are better than many, and the first better than the last.
+    """
     columns = features.shape[1]
     weight = 1.0 / np.maximum(seconds, 1e-9)
     best, least = np.zeros(columns), float("inf")
-    for subset in range(1, 1 << columns):
+    for subset in sorted(range(1, 1 << columns), key=int.bit_count):
         chosen = [column for column in range(columns) if subset >> column & 1]
         if len(chosen) > len(seconds):
             continue

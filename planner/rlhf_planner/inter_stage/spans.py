@@ -6,7 +6,7 @@ Rule: derived from when samples are decoded where; nothing here decides anything
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,12 +36,12 @@ def spans_of(generation: Generation, told: Outcome, costs: StageCosts) -> tuple[
         stays[worker].append((start, end))
     joins = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}
     for worker, line in enumerate(generation.timelines):
-        until = joins[worker].join if worker in joins else float("inf")
-        answer += [Span(worker, "prefill", a, b, n) for a, b, n in _prefills(line) if b <= until]
-        if worker in joins and joins[worker].start > joins[worker].join:
+        stalls = list(_prefills(line))
+        if worker in joins:
             piece = joins[worker]
-            answer.append(Span(worker, "prefill", piece.join, piece.start, piece.rows))
-        answer += [Span(worker, "decode", a, b, n) for a, b, n in _stretches(stays[worker])]
+            stalls = [*(stall for stall in stalls if stall[1] <= piece.join), (piece.join, piece.start)]
+        answer += [Span(worker, "prefill", start, end, 0) for start, end in stalls if end > start]
+        answer += [Span(worker, "decode", a, b, n) for a, b, n in _between(_stretches(stays[worker]), stalls)]
         free = told.released[worker]
         if free is not None and costs.wake_seconds > 0:
             answer.append(Span(worker, "wake", free - costs.wake_seconds, free, 0))
@@ -70,11 +70,26 @@ def _stays(generation: Generation, told: Outcome) -> Iterator[tuple[int, float, 
             yield worker, begun, finish[sample]
 
 
-def _prefills(line: WorkerTimeline) -> Iterator[tuple[float, float, int]]:
-    points = list(zip(line.times, line.steps, strict=True))
+def _prefills(line: WorkerTimeline) -> Iterator[tuple[float, float]]:
+    points = zip(line.times, line.steps, strict=True)
     for (start, step), (end, after) in pairwise(points):
         if after == step and end > start:
-            yield start, end, 0
+            yield start, end
+
+
+def _between(
+    stretches: Iterable[tuple[float, float, int]], stalls: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, float, int]]:
+    """The stretches without the time in which their worker prefills."""
+    for start, end, rows in stretches:
+        since = start
+        for begin, until in stalls:
+            if begin < end and until > since:
+                if begin > since:
+                    yield since, begin, rows
+                since = max(since, until)
+        if end > since:
+            yield since, end, rows
 
 
 def _stretches(stays: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float, int]]:

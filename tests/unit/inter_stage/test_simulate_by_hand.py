@@ -1,19 +1,19 @@
 """Small iterations whose times were worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import DecodeLines, StageCosts, StepTime, Work
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.simulate import simulate
 
 
 def costs(**others: object) -> StageCosts:
     """A step takes 1 s for each row, a score 10 s for a sample; nothing else costs anything, unless it is said."""
-    decode = [StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)]
-    return StageCosts.measured(
-        decode=decode, max_batch_size=4, tasks={"reward": [StepTime(1, 1, 10.0)]},
-        **{"score_batch": 1, "command_seconds": 0.0, **others},  # type: ignore[arg-type]
-    )  # fmt: skip
+    decode = DecodeLines.fitted([StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)])
+    given = StageCosts(decode, 4, score=Work(per_sample=10.0), score_batch=1, command_seconds=0.0)
+    return replace(given, **others)  # type: ignore[arg-type]
 
 
 def test_without_dedicated_inference_workers_scoring_follows_generation() -> None:
@@ -42,15 +42,13 @@ def test_samples_beyond_the_batch_of_a_worker_wait_for_a_row() -> None:
 
 
 def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
-    # At 2 s samples 1 (8 left, worker 1) and 2 (2 left, worker 0) are unfinished. Worker 0 has one sample as worker 1
-    # has, so it stays; sample 1 moves by its tokens: two rows take 2 s a step: 2 steps, then 6 of one row: 12 s on.
     plan = Layout(2, 0, (1, 1))
     told = simulate([3, 10], plan, costs(), 1, 1)
-    # Alone on their workers: sample 0 ends at 3 s, worker 1 keeps sample 1 to 10 s, worker 0 is free at 3 s.
+    # Each on its own worker: sample 0 ends at 3 s, worker 0 is free; worker 1 keeps sample 1 until 10 s.
     assert told.finished == pytest.approx((3, 10))
     assert told.released == pytest.approx((3, 10))
     assert told.seconds == pytest.approx(20)  # sample 0 scored 3..13, sample 1 10..20
-    assert simulate([3, 10], plan, costs()).seconds == pytest.approx(20)
+    assert simulate([3, 10], plan, costs()).seconds == pytest.approx(20)  # 10..20 both
 
 
 def test_tokens_that_move_are_prefilled_again_and_replays_are_decoded_again() -> None:

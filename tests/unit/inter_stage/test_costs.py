@@ -1,0 +1,77 @@
+"""Costs: what was measured comes out again, between the points too; corrections; the way to disk and back."""
+
+import json
+
+import pytest
+import random_iterations as make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_planner.inter_stage.costs import StageCosts, StepTime, Work
+
+
+def test_measured_times_come_out_again() -> None:
+    decode = [StepTime(b, c, 0.01 + 0.001 * b + 1e-5 * b * c) for b in (1, 4, 16) for c in (64, 512)]
+    costs = StageCosts.measured(
+        decode=decode,
+        max_batch_size=32,
+        prefill=[StepTime(1, 64, 0.02 + 64e-4), StepTime(4, 64, 0.02 + 256e-4)],
+        tasks={"reward": [StepTime(2, 100, 0.1)], "critic": [StepTime(2, 100, 0.3)]},
+    )
+    for batch, context, seconds in decode:
+        assert costs.decode_seconds(batch, context) == pytest.approx(seconds)
+    assert costs.decode_seconds(10, 256) == pytest.approx(0.01 + 0.01 + 0.0256)
+    assert costs.decode_seconds(32, 64) == pytest.approx(0.01 + 0.032 + 0.02048)
+    assert costs.prefill_seconds(2, 64) == pytest.approx(0.02 + 128e-4)
+    assert costs.score_seconds(2, 100) == pytest.approx(0.4)
+
+
+def test_noise_never_makes_a_negative_time() -> None:
+    falling = Work.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
+    assert min(falling.setup, falling.per_sample, falling.per_token) >= 0
+    assert falling.seconds(1, 0) >= 0
+
+
+def test_bs_max_is_where_steps_stop_being_flat() -> None:
+    costs = StageCosts.measured(
+        decode=[StepTime(1, 512, 1.0), StepTime(8, 512, 1.1), StepTime(16, 512, 2.0)], max_batch_size=16
+    )
+    assert costs.saturation_batch == 9
+    assert costs.least_pool(33, 1) == 3
+    small = StageCosts.measured(
+        decode=[StepTime(1, 1, 1.0)], max_batch_size=16, kv_bytes_per_token=10, kv_room_bytes=4000
+    )
+    assert small.kv_rows(100) == 4
+    assert small.least_pool(33, 100) == 9
+
+
+def test_observations_correct_a_kind_of_work_step_by_step() -> None:
+    costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=2)
+    for _ in range(20):
+        costs = costs.refined({"decode": (costs.decode_seconds(1, 1), 2.0), "score": (0.0, 1.0)})
+    assert costs.decode_seconds(1, 1) == pytest.approx(2.0, rel=0.01)
+    assert "score" not in costs.scale
+    for _ in range(50):
+        costs = costs.refined({"decode": (1.0, 1e9)})
+    assert costs.decode_seconds(1, 1) == pytest.approx(10.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(make.costs(), st.integers(1, 8), st.integers(1, 100))
+def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> None:
+    again = StageCosts.from_document(json.loads(json.dumps(costs.document())))
+    assert again == costs
+    assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)
+
+
+def test_impossible_costs_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="no decode step was measured"):
+        StageCosts.measured(decode=[], max_batch_size=1)
+    with pytest.raises(ValueError, match="measured time"):
+        StageCosts.measured(decode=[StepTime(0, 1, 1.0)], max_batch_size=1)
+    with pytest.raises(ValueError, match="max_batch_size is 0"):
+        StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=0)
+    with pytest.raises(ValueError, match="unknown field speed"):
+        StageCosts.from_document({"speed": 1})
+    with pytest.raises(ValueError, match="decode"):
+        StageCosts.from_document({"max_batch_size": 1})
