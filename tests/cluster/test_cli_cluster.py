@@ -1,0 +1,242 @@
+"""`rlhf get, describe, logs, top, suspend, resume, scale, wait` against a real API server, beside the real operator.
+
+The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; logs and metrics of
+pods that run are in test_cli_pods.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_operator.cli import main as command_line
+
+from .cluster import Cluster
+from .operator_process import OperatorProcess
+from .processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 60.0  # seconds for anything here; a second or two on an idle machine
+NAMESPACE = "cli"
+Answer = tuple[int, str, str]
+Rlhf = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def cluster(api_cluster: Cluster) -> Cluster:
+    """The API server with the definition and one namespace."""
+    api_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    api_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    served = "rlhfjobs"
+    wait_until("the definition", lambda: served in api_cluster.kubectl("api-resources", "-o=name"), TIMEOUT)
+    return api_cluster
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator."""
+    with OperatorProcess(cluster) as process:
+        yield process
+
+
+@pytest.fixture
+def rlhf(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlhf:
+    """Runs a command line; (exit code, standard output, standard error)."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+
+    def run(*arguments: str, program: str = "rlhf") -> Answer:
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a job of six pods."""
+    body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
+    name = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:30].rstrip("-")
+    body["metadata"] = {"name": name, "namespace": NAMESPACE}
+    body["spec"] |= {
+        "generation": {"replicas": 2},
+        "inference": {"replicas": 1},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8},
+    }
+    cluster.apply(body)
+    yield name
+    cluster.kubectl("delete", "rlhfjob", name, f"-n={NAMESPACE}", "--ignore-not-found", "--wait=false")
+
+
+def write_status(cluster: Cluster, name: str, status: dict[str, Any]) -> None:
+    """As an operator would."""
+    patch = f"--patch={json.dumps({'status': status})}"
+    cluster.kubectl("patch", "rlhfjob", name, f"-n={NAMESPACE}", "--subresource=status", "--type=merge", patch)
+
+
+def condition(kind: str, status: str, reason: str, message: str) -> dict[str, str]:
+    moment = "2026-01-01T00:00:00Z"
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": moment}
+
+
+def test_a_job_from_its_creation_to_its_suspension(
+    cluster: Cluster, operator: OperatorProcess, rlhf: Rlhf, job: str
+) -> None:
+    where = ("-n", NAMESPACE)
+    assert rlhf("wait", job, *where, "--for=phase=Starting", f"--timeout={TIMEOUT:.0f}s")[0] == 0
+    code, out, _ = rlhf("get", *where)
+    assert code == 0
+    assert out.split()[:3] == ["NAME", "ALGORITHM", "PHASE"]
+    assert "Starting" in out
+    assert "\x1b" not in out
+    assert NAMESPACE in rlhf("get", "-A")[1]
+    assert json.loads(rlhf("get", job, *where, "-o", "json")[1])["metadata"]["name"] == job
+    assert yaml.safe_load(rlhf("get", *where, "-o", "yaml")[1])["kind"] == "List"
+    assert rlhf("get", job, *where, "-o", "name")[1] == f"rlhfjob.rlhf.dev/{job}\n"
+
+    code, out, _ = rlhf("describe", job, *where)
+    assert code == 0
+    assert out.startswith("Starting: ")
+    for expected in ("Conditions", "PlanMade", "Groups", "0/2", "Pods", "generation-1", "Pending", "Events"):
+        assert expected in out
+    assert f"{job}  iteration 1/" in rlhf("top", job, *where)[1]
+
+    assert rlhf("scale", job, *where, "generation=3", "--dry-run")[1].endswith("(dry run: nothing was changed)\n")
+    assert cluster.get("rlhfjob", job, f"-n={NAMESPACE}")["spec"]["generation"]["replicas"] == 2
+    assert rlhf("scale", job, *where, "generation=3", "inference=2")[1] == (
+        f"{job} is scaled: generation 2 -> 3, inference 1 -> 2\n"
+    )
+    wait_until("the new pods", lambda: "generation-2" in rlhf("describe", job, *where)[1], TIMEOUT, every=1)
+    body = cluster.get("rlhfjob", job, f"-n={NAMESPACE}", "--show-managed-fields")
+    managers = {each["manager"] for each in body["metadata"]["managedFields"]}
+    assert "kubectl-rlhf" in managers
+
+    assert "will be suspended" in rlhf("suspend", job, *where)[1]
+    code, out, _ = rlhf("wait", job, *where, "--for=condition=Suspended", f"--timeout={TIMEOUT:.0f}s")
+    assert code == 0
+    assert out.startswith(f"{job}: Suspended: ")
+    assert rlhf("describe", job, *where)[1].startswith("Suspended")
+    code, _, err = rlhf("logs", job, *where)
+    assert code == 1
+    assert f"{job} has no pod (Suspended" in err
+    assert "is suspended already" in rlhf("suspend", job, *where)[1]
+    assert "will be resumed" in rlhf("resume", job, *where)[1]
+    assert rlhf("wait", job, *where, "--for=condition=Suspended=False", f"--timeout={TIMEOUT:.0f}s")[0] == 0
+    code, _, err = rlhf("logs", job, *where, "--group=generation")
+    assert code == 1
+    assert "no log" in err or "has no pod generation" in err
+    code, _, err = rlhf("wait", job, *where, "--for=iteration=1", "--timeout=2s")
+    assert code == 124
+    assert "iteration=1 did not come in 2s; last: " in err
+
+
+def test_what_was_mistyped_or_cannot_be_is_said_with_a_remedy(rlhf: Rlhf, job: str) -> None:
+    where = ("-n", NAMESPACE)
+    code, _, err = rlhf("describe", job[:-1] + "x", *where)
+    assert code == 1
+    assert f"did you mean {job}" in err
+    code, _, err = rlhf("suspend", job)
+    assert code == 1
+    assert f"in namespace default, but elsewhere: -n {NAMESPACE}" in err
+    code, _, err = rlhf("scale", job, *where, "generation=9999")
+    assert code == 2
+    assert "spec.generation.replicas" in err
+    assert rlhf("scale", job, *where, "training=3")[0] == 2
+    code, _, err = rlhf("wait", job, *where, "--for=iteration=1000000")
+    assert code == 2
+    assert "iterations" in err
+    code, _, err = rlhf("get", "--context", "other")
+    assert code == 2
+    assert "'other' is not in" in err
+    assert "Usage: kubectl rlhf get" in rlhf("get", "--help", program="/usr/bin/kubectl-rlhf")[1]
+
+
+def test_a_failed_job_ends_a_wait_with_its_code_and_is_never_changed(cluster: Cluster, rlhf: Rlhf) -> None:
+    body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    body["metadata"] = {"name": "failed", "namespace": NAMESPACE}
+    # No operator touches a suspended job's conditions of an end that has come.
+    cluster.apply(body)
+    told = "the coordinator ended with exit code 22: prompts.jsonl cannot be read"
+    write_status(
+        cluster,
+        "failed",
+        {
+            "conditions": [
+                condition("Failed", "True", "BadPrompts", told),
+                condition("Running", "False", "Failed", told),
+            ]
+        },
+    )
+    where = ("-n", NAMESPACE)
+    code, _, err = rlhf("wait", "failed", *where, "--timeout=30s")
+    assert code == 22
+    assert told in err
+    assert rlhf("wait", "failed", *where, "--for=condition=Failed", "--timeout=30s")[0] == 0
+    assert rlhf("describe", "failed", *where)[1].startswith(f"Failed (BadPrompts): {told}.")
+    for verb in ("suspend", "resume"):
+        code, _, err = rlhf(verb, "failed", *where)
+        assert code == 1
+        assert "create a new one" in err
+    cluster.kubectl("delete", "rlhfjob", "failed", f"-n={NAMESPACE}")
+    assert rlhf("wait", "failed", *where, "--for=delete", "--timeout=30s")[0] == 0
+
+
+def test_rights_that_lack_are_named(cluster: Cluster, rlhf: Rlhf, job: str) -> None:
+    kubeconfig = str(cluster.user("alice"))
+    arguments = ("-n", NAMESPACE, "--kubeconfig", kubeconfig)
+    code, _, err = rlhf("get", *arguments)
+    assert code == 1
+    assert f"user alice may not list rlhfjobs.rlhf.dev in namespace {NAMESPACE}" in err
+    assert "ClusterRole view" in err
+    rule = {"apiGroups": ["rlhf.dev"], "resources": ["rlhfjobs"], "verbs": ["get", "list", "watch"]}
+    meta = {"name": "jobs", "namespace": NAMESPACE}
+    kind = "rbac.authorization.k8s.io"
+    subject = {"kind": "User", "name": "alice", "apiGroup": kind}
+    role = {"apiVersion": f"{kind}/v1", "kind": "Role", "metadata": meta, "rules": [rule]}
+    ref = {"apiGroup": kind, "kind": "Role", "name": "jobs"}
+    binding = {
+        "apiVersion": f"{kind}/v1",
+        "kind": "RoleBinding",
+        "metadata": meta,
+        "subjects": [subject],
+        "roleRef": ref,
+    }
+    cluster.apply([role, binding])
+    wait_until("the right", lambda: rlhf("get", job, *arguments)[0] == 0, TIMEOUT)
+    code, out, _ = rlhf("describe", job, *arguments)
+    assert code == 0
+    assert f"not shown: its pods: user alice may not list pods in namespace {NAMESPACE}" in out
+    code, _, err = rlhf("suspend", job, *arguments)
+    assert code == 1
+    assert "user alice may not patch rlhfjobs.rlhf.dev" in err
+    assert "ClusterRole edit" in err
+
+
+def test_a_server_without_the_definition_says_what_to_install(rlhf: Rlhf) -> None:
+    with Cluster(level="api") as bare:
+        code, _, err = rlhf("get", "--kubeconfig", str(bare.kubeconfig))
+        assert code == 1
+        assert "context test does not know RLHFJob (rlhf.dev/v1alpha1): install the operator there" in err
+        assert "install the operator" in rlhf("describe", "x", "--kubeconfig", str(bare.kubeconfig))[2]
+
+
+def test_a_server_that_does_not_answer_is_named(cluster: Cluster, rlhf: Rlhf, tmp_path: Path) -> None:
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    code, _, err = rlhf("get", "--kubeconfig", str(path))
+    assert code == 1
+    assert "the API server https://127.0.0.1:9 (context test) cannot be reached" in err
+    assert "--context" in err
