@@ -1,11 +1,13 @@
 """The one file that talks to the Kubernetes API: server-side apply, create, delete, get, list; and what went wrong.
 
-Rule: plain objects in and out, no decision. Never more than `concurrency` requests at once, each with a time-out; every
-answer that is not success becomes one of the errors below, named for what a caller can do about it. A write that was
+Rule: plain objects in and out, no decision. Never more than `concurrency` requests at once, each with a time-out; but
+the Lease waits for nobody, as the leader that waits behind its own work loses it. Every answer that is not success
+becomes one of the errors below, named for what a caller can do about it. A write that was
 sent may have been carried out even when its answer is lost, so callers must be able to ask again.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -170,7 +172,7 @@ class Cluster:
         url = self._client.configuration.host + "/".join(parts) + (f"?{urlencode(query)}" if query else "")
         code = 0
         try:
-            async with self._slots:
+            async with contextlib.nullcontext() if kind == "Lease" else self._slots:
                 answer = await self._client.rest_client.request(
                     _METHODS[verb], url, headers=headers, body=body, _request_timeout=TIMEOUT_SECONDS
                 )

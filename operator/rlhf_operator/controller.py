@@ -8,13 +8,14 @@ turn may die at any line: the next one sees what was done and goes on from there
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator.cluster import Cluster, ClusterError, ConflictError, MissingError, RefusedError
+from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import Recorder
 from rlhf_operator.index import Index
@@ -29,8 +30,10 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-BATCH: Final = 50
-"""Requests of one job at once; what a job waits behind a bigger one."""
+AT_ONCE: Final = CONCURRENCY * 3 // 4
+"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it."""
+SETTLE_SECONDS: Final = 0.2
+"""After a turn that wrote something: what its own writes changed is seen without an event of a watch."""
 SOON_SECONDS: Final = 1.0
 """After a conflict: the newer version comes by the watch, this is if it does not."""
 
@@ -138,7 +141,9 @@ class Controller:
             return 0.0
         if not await self._apply(key, job, plan.apply):
             return 0.0
-        return plan.look_again_after
+        wrote = plan.apply or plan.delete or plan.status is not None
+        looks = [each for each in (plan.look_again_after, SETTLE_SECONDS if wrote else None) if each is not None]
+        return min(looks, default=None)
 
     async def _write_status(self, key: str, job: Json, plan: Plan) -> None:
         meta = job["metadata"]
@@ -165,17 +170,16 @@ class Controller:
     async def _label(self, key: str, job: Json, labels: Sequence[PoolLabel]) -> None:
         """Server-side apply of one label: taking it out of what we apply takes it away."""
         namespace = job["metadata"]["namespace"]
-        for batch in _batches(labels):
-            manifests = [
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
-                    | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
-                }
-                for each in batch
-            ]
-            await asyncio.gather(*(self._patch(key, each) for each in manifests))
+        manifests = [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
+                | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
+            }
+            for each in labels
+        ]
+        await _all([partial(self._patch, key, each) for each in manifests])
 
     async def _patch(self, key: str, manifest: Json) -> None:
         """Applies to an object that exists; one that is gone or another by now is no news."""
@@ -189,24 +193,18 @@ class Controller:
 
     async def _delete(self, key: str, job: Json, pods: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]
-        for batch in _batches(pods):
-            async with asyncio.TaskGroup() as tasks:
-                for each in batch:
-                    deletion = self._cluster.delete("Pod", namespace, each.name, each.uid, force=each.force)
-                    tasks.create_task(deletion)
+        delete = partial(self._cluster.delete, "Pod", namespace)
+        await _all([partial(delete, each.name, each.uid, force=each.force) for each in pods])
 
     async def _apply(self, key: str, job: Json, manifests: Sequence[Json]) -> bool:
         """False when another turn is to follow at once."""
         others = [each for each in manifests if each["kind"] != "Pod"]
         pods = [each for each in manifests if each["kind"] == "Pod"]
         refused: dict[str, str] = {}
-        for manifest in others:
-            await self._try(key, job, manifest, refused)
+        await _all([partial(self._try, key, job, each, refused) for each in others])
         pods, lacking = await given(self._cluster, pods)
-        for batch in _batches(pods):
-            if refused:
-                break  # what was refused for one is refused for the next
-            await asyncio.gather(*(self._try(key, job, each, refused) for each in batch))
+        # What was refused for one is refused for the next.
+        await _all([partial(self._try, key, job, each, refused) for each in pods], lambda: not refused)
         refused |= lacking
         before = self._refusals.pop(key, {})
         if refused:
@@ -253,5 +251,24 @@ def _at_work(job: Json) -> bool:
     return not (done - {"Suspended"}) and not resting
 
 
-def _batches(items: Sequence[Any]) -> list[Sequence[Any]]:
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+async def _all(requests: Sequence[Callable[[], Awaitable[None]]], wanted: Callable[[], bool] = lambda: True) -> None:
+    """Carries out requests, AT_ONCE at a time, while they are `wanted`.
+
+    After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
+    """
+    waiting, errors = iter(requests), list[ClusterError]()
+
+    async def serve() -> None:
+        for each in waiting:
+            if errors or not wanted():
+                return
+            try:
+                await each()
+            except ClusterError as error:
+                errors.append(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(AT_ONCE, len(requests))):
+            tasks.create_task(serve())
+    if errors:
+        raise errors[0]

@@ -9,7 +9,7 @@ so from the first event on they are left out.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import kopf
@@ -35,13 +35,55 @@ def job_key(kind: str, body: Any) -> str | None:
     return key_of(body) if kind == names.KIND else owner_key(body)
 
 
+class _Intake:
+    """Where events go: into the index, and their jobs into the queue when a decision about them may be another now."""
+
+    def __init__(self, index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> None:
+        self._index, self._queue, self._metrics = index, queue, metrics
+        self._listing = True
+        self._listed: set[str] = set()
+
+    def listing(self, **_: Any) -> bool:
+        """The first listings are not complete."""
+        return self._listing
+
+    def seen(self, kind: str, body: Mapping[str, Any]) -> None:
+        """An object of the first listings."""
+        key = job_key(kind, body)
+        if key is None:
+            return
+        self._index.put(kind, key, body)
+        if self._listing:
+            self._listed.add(key)
+        else:
+            self._queue.add(key)
+
+    def happened(self, kind: str, event: kopf.RawEvent) -> None:
+        """Any event; the first one says that the listings are complete."""
+        if self._listing:
+            self._listing = False
+            for each in self._listed:
+                self._queue.add(each)
+            self._listed.clear()
+        body = event["object"]
+        self._metrics.watch.labels(WATCHED[kind][2]).set(time.time())
+        key = job_key(kind, body)
+        if key is None:
+            return
+        if event["type"] == "DELETED":
+            self._index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]))
+            self._queue.add(key)
+        elif self._index.put(kind, key, body):
+            self._queue.add(key)
+
+
 def registry(index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
     """The handlers of this operator."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
-    listed = asyncio.Event()
+    intake = _Intake(index, queue, metrics)
     for kind, place in WATCHED.items():
-        _watch(made, kind, place, listed, index, queue, metrics)
+        _watch(made, kind, place, intake)
     return made
 
 
@@ -49,39 +91,15 @@ async def _login(**given: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
 
 
-def _watch(
-    made: kopf.OperatorRegistry,
-    kind: str,
-    place: tuple[str, str, str],
-    listed: asyncio.Event,
-    index: Index,
-    queue: WorkQueue,
-    metrics: OperatorMetrics,
-) -> None:
-    plural = place[2]
-
-    def listing(**_: Any) -> bool:
-        return not listed.is_set()
-
+def _watch(made: kopf.OperatorRegistry, kind: str, place: tuple[str, str, str], intake: _Intake) -> None:
     async def seen(body: kopf.Body, **_: Any) -> None:
-        if (key := job_key(kind, body)) is not None:
-            index.put(kind, key, dict(body))
+        intake.seen(kind, dict(body))
 
     async def event(event: kopf.RawEvent, **_: Any) -> None:
-        listed.set()
-        body = event["object"]
-        metrics.watch.labels(plural).set(time.time())
-        key = job_key(kind, body)
-        if key is None:
-            return
-        if event["type"] == "DELETED":
-            index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]))
-        else:
-            index.put(kind, key, body)
-        queue.add(key)
+        intake.happened(kind, event)
 
-    kopf.index(*place, id=f"{plural}-seen", registry=made, when=listing)(seen)
-    kopf.on.event(*place, id=f"{plural}-event", registry=made)(event)
+    kopf.index(*place, id=f"{place[2]}-seen", registry=made, when=intake.listing)(seen)
+    kopf.on.event(*place, id=f"{place[2]}-event", registry=made)(event)
 
 
 def settings() -> kopf.OperatorSettings:

@@ -7,6 +7,7 @@ whichever arrives last. Lost with the process and filled again from the first li
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rlhf_api import names
@@ -56,15 +57,16 @@ class Index:
         body: Json = json.loads(known[1])
         return body
 
-    def put_job(self, body: Mapping[str, Any]) -> None:
-        """A version of a job was seen."""
+    def put_job(self, body: Mapping[str, Any]) -> bool:
+        """A version of a job was seen; whether it is a newer one than was known."""
         key, version = key_of(body), int(body["metadata"]["resourceVersion"])
-        if version < self.version(key) or body["metadata"]["uid"] in self._gone:
-            return
+        if version <= self.version(key) or body["metadata"]["uid"] in self._gone:
+            return False
         # Bytes are a sixth of the size of the same thing as Python objects.
         meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "annotations")}
         kept = {**body, "metadata": meta}
         self._jobs[key] = version, json.dumps(kept, separators=(",", ":")).encode()
+        return True
 
     def drop_job(self, body: Mapping[str, Any]) -> None:
         """The job is gone; its objects follow one by one."""
@@ -79,16 +81,18 @@ class Index:
         ours = {name: pod for name, (owner, pod) in found.items() if owner == uid}
         return ours, frozenset(found.keys() - ours.keys())
 
-    def put_pod(self, key: str, body: Mapping[str, Any]) -> None:
-        """A version of a pod was seen."""
+    def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
+        """A version of a pod was seen; whether anything that decisions read is another than was known."""
         pod = pod_of(body)
         if pod is None or pod.uid in self._gone:
-            return
+            return False
         pods = self._pods.setdefault(key, {})
         known = pods.get(pod.name)
-        if known is None or known[1].uid != pod.uid or known[1].version < pod.version:
-            owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
-            pods[pod.name] = owner, pod
+        if known is not None and known[1].uid == pod.uid and known[1].version >= pod.version:
+            return False
+        owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
+        pods[pod.name] = owner, pod
+        return known is None or (owner, pod) != (known[0], replace(known[1], version=pod.version))
 
     def drop_pod(self, key: str, name: str, uid: str) -> None:
         """A pod is gone."""
@@ -103,18 +107,20 @@ class Index:
         """(kind, name) -> fingerprint, of the job's other objects."""
         return {place: mark for place, (_, _, mark) in self._others.get(key, {}).items()}
 
-    def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
-        """A version of another object of a job was seen; its metadata is enough."""
+    def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
+        """A version of another object of a job was seen, its metadata is enough; whether decisions may be others."""
         version, uid = int(meta["resourceVersion"]), str(meta["uid"])
         if uid in self._gone:
-            return
+            return False
         others = self._others.setdefault(key, {})
         known = others.get((kind, meta["name"]))
-        if known is None or known[1] != uid or known[0] <= version:
-            mark = (meta.get("annotations") or {}).get(FINGERPRINT, "")
-            if meta.get("deletionTimestamp"):
-                mark = ""
-            others[(kind, str(meta["name"]))] = version, uid, mark
+        if known is not None and known[1] == uid and known[0] >= version:
+            return False
+        mark = (meta.get("annotations") or {}).get(FINGERPRINT, "")
+        if meta.get("deletionTimestamp"):
+            mark = ""
+        others[(kind, str(meta["name"]))] = version, uid, mark
+        return known is None or known[1:] != (uid, mark)
 
     def drop_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
         """Another object of a job is gone."""
@@ -151,14 +157,13 @@ class Index:
         else:
             self.drop_other(key, kind, meta)
 
-    def put(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
-        """A version of an object of any kind was seen."""
+    def put(self, kind: str, key: str, body: Mapping[str, Any]) -> bool:
+        """A version of an object of any kind was seen; whether a decision may be another now."""
         if kind == names.KIND:
-            self.put_job(body)
-        elif kind == "Pod":
-            self.put_pod(key, body)
-        else:
-            self.put_other(key, kind, body["metadata"])
+            return self.put_job(body)
+        if kind == "Pod":
+            return self.put_pod(key, body)
+        return self.put_other(key, kind, body["metadata"])
 
     def _bury(self, uid: str) -> None:
         self._gone[uid] = None

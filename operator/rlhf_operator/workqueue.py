@@ -1,9 +1,9 @@
 """The operator's work queue: which job is reconciled next, by how many at once, and when a failed one is tried again.
 
 Owns keys, never objects: a key is `namespace/name`, and whoever takes it looks at the world as it is then. A key is in
-the queue at most once; one that is added while it is being worked on is worked on once more afterwards. Keys are served
-in order of arrival, so a job with a thousand pods whose events never stop takes one turn like any other. Everything
-here is in memory: after a restart every key comes again from the first listing.
+the queue at most once; one that is added while it is being worked on, or right after, is worked on once more when it
+has rested. Keys are served in order of arrival, so a job with a thousand pods whose events never stop takes one turn
+like any other. Everything here is in memory: after a restart every key comes again from the first listing.
 Runs on one event loop, without locks; must never block it.
 """
 
@@ -17,6 +17,9 @@ from typing import Final
 
 FIRST_RETRY_SECONDS: Final = 0.5
 """Delay after a first failure: most are conflicts or a busy API server."""
+REST_SECONDS: Final = 0.2
+"""Between a job's turns when all that happens is that its pods change: a thousand that start one by one are five turns
+a second, each over all of them. What happens to a job that nothing happened to lately is looked at without delay."""
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest delay: an operator that was fixed from outside is noticed within a minute."""
 
@@ -38,14 +41,22 @@ class Snapshot:
 class WorkQueue:
     """Dedups keys, runs `work` on up to `concurrency` of them at once, backs off from failures by key."""
 
-    def __init__(self, work: Callable[[str], Awaitable[float | None]], concurrency: int) -> None:
-        """`work(key)` returns seconds after which to look again, or None; raising means: try again, later each time."""
+    def __init__(
+        self, work: Callable[[str], Awaitable[float | None]], concurrency: int, rest: float = REST_SECONDS
+    ) -> None:
+        """`work(key)` returns seconds after which to look again, or None; raising means: try again, later each time.
+
+        `rest` is the time from a key's turn to the next one that something added asks for; turns that ask for the next
+        one themselves are not held up.
+        """
         self._work = work
         self._concurrency = concurrency
         self._waiting: deque[str] = deque()
         self._since: dict[str, float] = {}
         self._active: dict[str, float] = {}
         self._again: set[str] = set()
+        self._rest = rest
+        self._rests: dict[str, float] = {}
         self._later: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
@@ -55,7 +66,13 @@ class WorkQueue:
         """Work on `key` soon; nothing new when it waits already."""
         if key in self._active:
             self._again.add(key)
-        elif key not in self._since:
+        elif (left := self._rests.get(key, 0.0) - self._now()) > 0:
+            self.add_after(key, left)
+        else:
+            self._put(key)
+
+    def _put(self, key: str) -> None:
+        if key not in self._since:
             self._since[key] = self._now()
             self._waiting.append(key)
             self._wake.set()
@@ -106,6 +123,8 @@ class WorkQueue:
         else:
             self._failures.pop(key, None)
         del self._active[key]
+        self._rests.pop(key, None)
+        self._rests[key] = self._now() + self._rest
         if again_after is not None:
             self.add_after(key, again_after)
         if key in self._again:
@@ -115,11 +134,16 @@ class WorkQueue:
 
     def _collect_due(self) -> None:
         now = self._now()
+        while self._rests and next(iter(self._rests.values())) <= now:
+            del self._rests[next(iter(self._rests))]
         while self._later and self._later[0][0] <= now:
             due, key = heapq.heappop(self._later)
             if self._due.get(key) == due:
                 del self._due[key]
-                self.add(key)
+                if key in self._active:
+                    self._again.add(key)
+                else:
+                    self._put(key)
 
     async def _sleep(self) -> None:
         """Until something is added, work ends, or the next planned look is due."""

@@ -96,3 +96,27 @@ def test_everything_of_a_kind_is_listed_and_dropped_for_a_comparison(kind: str) 
     assert index.known(kind) == {meta["uid"]: (KEY, meta["name"], 5)}
     index.drop(kind, KEY, meta["name"], meta["uid"])
     assert index.known(kind) == {}
+
+
+def test_only_what_a_decision_reads_is_news() -> None:
+    index = Index()
+    assert index.put_pod(KEY, pod(5, phase="Pending"))
+    assert not index.put_pod(KEY, pod(6, phase="Pending"))
+    assert not index.put_pod(KEY, pod(6, phase="Running"))
+    assert index.put_pod(KEY, pod(7, phase="Running"))
+    assert index.put_pod(KEY, pod(8, uid="p2"))
+    assert index.put_job(job(7))
+    assert not index.put_job(job(7))
+    assert index.put_job(job(8))
+    service = {"name": "job", "namespace": "team", "uid": "s1", "resourceVersion": "1"}
+    assert index.put_other(KEY, "Service", service)
+    assert not index.put_other(KEY, "Service", service | {"resourceVersion": "2"})
+    assert index.put_other(KEY, "Service", service | {"resourceVersion": "3", "annotations": {FINGERPRINT: "new"}})
+    assert index.put_other(KEY, "Service", service | {"resourceVersion": "4", "deletionTimestamp": "now"})
+
+
+def test_a_pod_seen_again_after_other_news_keeps_its_newest_version() -> None:
+    index = Index()
+    index.put_pod(KEY, pod(5))
+    index.put_pod(KEY, pod(9))
+    assert {version for _, _, version in index.known("Pod").values()} == {9}

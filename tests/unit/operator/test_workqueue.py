@@ -11,8 +11,10 @@ from rlhf_operator.workqueue import WorkQueue
 
 
 @contextlib.asynccontextmanager
-async def running(work: Callable[[str], Awaitable[float | None]], concurrency: int = 2) -> AsyncIterator[WorkQueue]:
-    queue = WorkQueue(work, concurrency)
+async def running(
+    work: Callable[[str], Awaitable[float | None]], concurrency: int = 2, rest: float = 0.0
+) -> AsyncIterator[WorkQueue]:
+    queue = WorkQueue(work, concurrency, rest)
     task = asyncio.create_task(queue.run())
     try:
         yield queue
@@ -186,3 +188,40 @@ async def test_a_queue_that_is_woken_and_cancelled_at_one_moment_ends() -> None:
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=1)
         assert done, "cancelled, and still running"
+
+
+async def test_a_key_whose_additions_never_stop_rests_between_its_turns_and_the_last_addition_is_served() -> None:
+    seen: list[int] = []
+    added, last = 0, asyncio.Event()
+
+    async def work(key: str) -> None:
+        seen.append(added)
+        if added == 100:
+            last.set()
+
+    async with running(work, rest=0.05) as queue:
+        begun = asyncio.get_running_loop().time()
+        for _ in range(100):
+            added += 1
+            queue.add("a")
+            await asyncio.sleep(0.001)
+        took = asyncio.get_running_loop().time() - begun
+        await last.wait()
+    assert seen[0] == 1
+    assert len(seen) <= took / 0.05 + 2
+
+
+async def test_a_turn_that_asks_for_the_next_one_is_not_held_up_by_the_rest() -> None:
+    turns, last = 0, asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        nonlocal turns
+        turns += 1
+        if turns == 5:
+            last.set()
+            return None
+        return 0.0
+
+    async with running(work, rest=3600.0) as queue:
+        queue.add("a")
+        await asyncio.wait_for(last.wait(), 60)
