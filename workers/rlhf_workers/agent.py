@@ -22,6 +22,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
+from rlhf_workers.kv_sink import KvSink, most_arriving_bytes
 from rlhf_workers.logs import flush_logs
 from rlhf_workers.metrics import serve_metrics
 from rlhf_workers.outbox import SessionOutbox
@@ -56,6 +57,7 @@ class Agent:
         self._outbox = SessionOutbox(settings.worker, self._wake_up)
         self._device = open_device(settings.device)
         self._compute = Compute(self._device, self._outbox, settings.certificates, self._fatal.set_result)
+        self._kv_sink = KvSink(self._compute.receive, most_arriving_bytes())
         self._incarnation = uuid.uuid4().hex
         self._rendezvous = ""
         self._advertise = ""
@@ -67,7 +69,10 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         server = await start_server(
-            self._settings.listen, self._settings.certificates, WeightSource(lambda: self._compute.weight_provider)
+            self._settings.listen,
+            self._settings.certificates,
+            WeightSource(lambda: self._compute.weight_provider),
+            self._kv_sink,
         )
         if self._settings.metrics:
             serve_metrics(self._settings.metrics, self._settings.worker, self._outbox, self._compute)
@@ -155,8 +160,10 @@ class Agent:
             self._exit(
                 ExitCode.RESTART, "the job's manifest changed; what this process holds was built for the old one"
             )
+        self._kv_sink.open()
 
     async def _give_back(self) -> None:
+        self._kv_sink.close("the destination's session with the coordinator broke")
         self._outbox.fence()
         self._held = self._compute.reset()
         if self._compute.snapshot.active:

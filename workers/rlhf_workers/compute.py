@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import failure_of
 from rlhf_workers.outbox import SessionOutbox
-from rlhf_workers.role import Role, WeightProvider, WorkError
+from rlhf_workers.role import KvReceiver, Outbox, Role, WeightProvider, WorkError
 from rlhf_workers.roles import BUILDERS, build_role
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS: Final = 0.005
 """Between two steps that found nothing while samples are held: results of reward calls arrive from other threads."""
 
+T = TypeVar("T")
 Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], Role]
 
 
@@ -45,6 +46,25 @@ class Snapshot:
 @dataclass(frozen=True)
 class _Reset:
     held: "Future[list[pb.SampleProgress]]"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Work that another thread asks for."""
+
+    work: Callable[[], Any]
+    answer: "Future[Any]"
+
+    def run(self) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                self.answer.set_result(self.work())
+            except Exception as error:
+                self.answer.set_exception(error)
+
+    def refuse(self, why: str) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(WorkError("SessionBroken", why, retryable=True))
 
 
 class Compute:
@@ -70,7 +90,7 @@ class Compute:
         self._roles: dict[str, Role] = {}
         self._group_epoch = 0
         self._changed = threading.Condition()
-        self._queue: deque[pb.Command | _Reset] = deque()
+        self._queue: deque[pb.Command | _Reset | _Call] = deque()
         self._closing = False
         self._busy = 0.0
         self._since: float | None = None
@@ -89,15 +109,35 @@ class Compute:
             self._queue.append(command)
             self._changed.notify()
 
+    def receive(self, work: "Callable[[KvReceiver, Outbox], T]") -> "Future[T]":
+        """Calls `work` on the compute thread with the role that takes samples from peers, in the order of commands.
+
+        The future can be cancelled until it runs. WorkError when no role takes samples, or the session breaks before.
+        """
+
+        def call() -> T:
+            role = next((role for role in self._roles.values() if hasattr(role, "arrivals")), None)
+            if role is None:
+                raise WorkError("WrongRole", "this worker does not decode", retryable=True)
+            return work(role.arrivals, self._outbox)
+
+        answer: Future[T] = Future()
+        with self._changed:
+            self._queue.append(_Call(call, answer))
+            self._changed.notify()
+        return answer
+
     def reset(self) -> "Future[list[pb.SampleProgress]]":
         """Forgets queued commands and gives back every held sample with its tokens, as soon as the thread is free."""
         reset = _Reset(Future())
         with self._changed:
-            for item in self._queue:
-                if isinstance(item, _Reset):
-                    item.held.set_result([])
-            self._queue = deque([reset])
+            forgotten, self._queue = self._queue, deque([reset])
             self._changed.notify()
+        for item in forgotten:
+            if isinstance(item, _Reset):
+                item.held.set_result([])
+            elif isinstance(item, _Call):
+                item.refuse("the session with the coordinator broke")
         return reset.held
 
     def queued_samples(self) -> int:
@@ -141,7 +181,7 @@ class Compute:
         for role in self._roles.values():
             role.close()
 
-    def _next(self, worked: bool) -> "pb.Command | _Reset | None":
+    def _next(self, worked: bool) -> "pb.Command | _Reset | _Call | None":
         """The next command or reset; None to step the roles."""
         with self._changed:
             while not self._queue and not self._closing:
@@ -152,7 +192,10 @@ class Compute:
                     return None
             return self._queue.popleft() if self._queue else None
 
-    def _obey(self, item: "pb.Command | _Reset") -> bool:
+    def _obey(self, item: "pb.Command | _Reset | _Call") -> bool:
+        if isinstance(item, _Call):
+            item.run()
+            return True
         if isinstance(item, _Reset):
             held = [sample for role in self._roles.values() for sample in role.give_back()]
             self._outbox.reopen()

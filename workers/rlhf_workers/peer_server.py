@@ -1,4 +1,4 @@
-"""The worker's own gRPC server: WeightSource for its peers, health and reflection for whoever probes it.
+"""The worker's own gRPC server: WeightSource and KvSink for its peers, health and reflection for whoever probes it.
 
 Rule: with certificates only processes of the same job get in. A port that is taken is an error at once: the server
 never shares a port with another process.
@@ -20,6 +20,7 @@ from rlhf_api.names import Env
 from rlhf_workers.settings import SettingsError, split_address
 
 WEIGHT_SOURCE: Final = control_pb2.DESCRIPTOR.services_by_name["WeightSource"].full_name
+KV_SINK: Final = control_pb2.DESCRIPTOR.services_by_name["KvSink"].full_name
 
 
 class AddressInUseError(OSError):
@@ -46,7 +47,10 @@ class PeerServer:
 
 
 async def start_server(
-    listen: str, certificates: Path | None, weight_source: control_pb2_grpc.WeightSourceServicer
+    listen: str,
+    certificates: Path | None,
+    weight_source: control_pb2_grpc.WeightSourceServicer,
+    kv_sink: control_pb2_grpc.KvSinkServicer | None = None,
 ) -> PeerServer:
     """Binds and starts. AddressInUseError or SettingsError when the address cannot be bound."""
     try:
@@ -55,9 +59,11 @@ async def start_server(
         raise SettingsError(f"{Env.CERTIFICATES}: {error}") from error
     server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
     control_pb2_grpc.add_WeightSourceServicer_to_server(weight_source, server)
+    if kv_sink is not None:
+        control_pb2_grpc.add_KvSinkServicer_to_server(kv_sink, server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = (WEIGHT_SOURCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (WEIGHT_SOURCE, KV_SINK, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     try:
         port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)

@@ -7,13 +7,17 @@ except the CommandDone of a running command, and registers anew; the coordinator
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
+
+if TYPE_CHECKING:
+    from rlhf_workers.generation.arrivals import Room
+    from rlhf_workers.generation.protocol import KvSlice, SampleKey
 
 
 class WorkError(Exception):
@@ -93,6 +97,22 @@ class WeightProvider(Protocol):
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face parameter name, CPU tensor) of this worker's stages; WorkError when the version differs."""
+
+
+class KvReceiver(Protocol):
+    """What a role offers to peers through the KvSink service (generation only). Called on the compute thread; what
+    cannot be taken is an exception whose message says why."""
+
+    def offer(self, offer: pb.KvOffer) -> "Room":
+        """Keeps a slot for the sample, until `admit` or `drop`."""
+
+    def admit(
+        self, key: "SampleKey", hand_over: pb.KvHandOver, cache: "KvSlice | None", outbox: Outbox, size: int
+    ) -> None:
+        """Takes the sample; `size` bytes of cache were sent for it."""
+
+    def drop(self, key: "SampleKey") -> None:
+        """The arrival ended otherwise."""
 
 
 class RoleFactory(Protocol):

@@ -1,7 +1,7 @@
 """What a torch engine holds of its samples: from the queue through slots and rows to responses not yet reported.
 
-Rule: one object, so that all of it can be put aside at once. Every sample of `held` is in exactly one of queue, table
-and complete. Must never be shared between engines.
+Rule: one object, so that all of it can be put aside at once. Every sample of `held` is in exactly one of queue,
+waiting, table and complete. Must never be shared between engines.
 """
 
 from collections import deque
@@ -31,6 +31,8 @@ class EngineState:
     queue: deque[Request] = field(default_factory=deque)
     held: set[SampleKey] = field(default_factory=set)
     complete: list[Response] = field(default_factory=list)
+    waiting: dict[SampleKey, Request] = field(default_factory=dict)
+    """Samples of the queue that are paused."""
     reserved: int = 0
     """Slots kept for samples that arrive from other workers."""
 

@@ -8,6 +8,7 @@ for it and never pushes one out. Must never change a sample that it copies.
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -56,14 +57,14 @@ class TorchKvMoves:
         slot = state.slot(key)
         if slot is not None:
             return int(state.table.position[slot])
-        return 0 if any(request.key == key for request in state.queue) else None
+        return 0 if key in state.waiting or any(request.key == key for request in state.queue) else None
 
     def carried(self, key: SampleKey) -> Request:
         """See KvMoves."""
         state = self._state()
         slot = state.slot(key)
         if slot is None:
-            return next(request for request in state.queue if request.key == key)
+            return next(request for request in (*state.waiting.values(), *state.queue) if request.key == key)
         request, response = state.table.requests[slot], state.table.response(slot)
         assert request is not None
         return replace(
@@ -87,6 +88,11 @@ class TorchKvMoves:
         slot = state.slot(key)
         if slot is not None:
             state.table.paused[slot] = paused
+        elif not paused and key in state.waiting:
+            state.queue.appendleft(state.waiting.pop(key))
+        elif paused:
+            state.waiting |= {request.key: request for request in state.queue if request.key == key}
+            state.queue = deque(request for request in state.queue if request.key != key)
 
     def reserve(self) -> bool:
         """See KvMoves."""

@@ -11,23 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers import weights
 from rlhf_workers.generation.activity import Activity
+from rlhf_workers.generation.arrivals import Arrivals
+from rlhf_workers.generation.messages import engine_key, finished_of, progress_of, request_of
+from rlhf_workers.generation.migration import Migrations
 from rlhf_workers.generation.protocol import (
     Engine,
     EngineError,
-    Request,
     Response,
-    SampleKey,
     SamplingParameters,
-    VersionRun,
 )
 from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
 from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
@@ -58,7 +56,7 @@ class GenerationRole:
     """Implements `role.Role`."""
 
     name: str = "generation"
-    handles: frozenset[str] = frozenset({"generate", "withdraw", "load_weights"})
+    handles: frozenset[str] = frozenset({"generate", "withdraw", "load_weights", "migrate"})
 
     def __init__(
         self,
@@ -75,11 +73,14 @@ class GenerationRole:
         self._fetch = fetch
         self._clock_ns = clock_ns
         self._activity = Activity()
+        self._migrations = Migrations(engine, certificates, clock_ns)
+        self.arrivals = Arrivals(engine, clock_ns)
+        """What KvSink brings samples to."""
         self._progress_ns = clock_ns()
         self._iteration = 0
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """See Role; every command is answered before this returns."""
+        """See Role; every command but Migrate is answered before this returns."""
         done = pb.CommandDone(command_id=command.id)
         try:
             match command.WhichOneof("command"):
@@ -89,6 +90,9 @@ class GenerationRole:
                     done.withdraw.CopyFrom(self._withdraw(command.withdraw))
                 case "load_weights":
                     done.load.CopyFrom(self.load(command.load_weights, outbox))
+                case "migrate":
+                    self._migrations.begin(command.id, command.migrate, outbox)
+                    return
                 case other:
                     raise WorkError("WrongRole", f"the generation role does not take the command {other}")
         except EngineError as error:
@@ -96,10 +100,11 @@ class GenerationRole:
         outbox.done(done)
 
     def step(self, outbox: Outbox) -> bool:
-        """See Role: one engine step, and the messages that are due."""
+        """See Role: what moves is moved on, one engine step, and the messages that are due."""
+        moved = self._migrations.step()
         if not self._engine.held:
             self._activity.flush(outbox)
-            return False
+            return moved
         start_ns = self._clock_ns()
         try:
             report = self._engine.step()
@@ -108,17 +113,21 @@ class GenerationRole:
         end_ns = self._clock_ns()
         outbox.count(report.decoded)
         for response in report.finished:
-            outbox.finished(self._finished(response))
+            outbox.finished(finished_of(response, self._text(response)))
         if not 0 <= end_ns - self._progress_ns < PROGRESS_NS:
             self._progress_ns = end_ns
             for response in self._engine.progress():
-                outbox.progress(_progress(response))
+                outbox.progress(progress_of(response))
+        if not (report.decoded or report.prefilled or report.finished):  # all that is held is on its way out
+            return moved
         self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
         return True
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """See Role."""
-        return [_progress(response) for response in self._engine.withdraw()]
+        """See Role; what is on its way out or in is not moved."""
+        self._migrations.stop(None, "the source's session broke")
+        self.arrivals.clear()
+        return [progress_of(response) for response in self._engine.withdraw()]
 
     def versions(self) -> Mapping[str, int]:
         """See Role."""
@@ -130,7 +139,7 @@ class GenerationRole:
 
     def close(self) -> None:
         """See Role."""
-        self._engine.withdraw()
+        self.give_back()
         self._engine.sleep()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
@@ -139,6 +148,7 @@ class GenerationRole:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()
         tensors = self._fetch(command.model, command.version, command.sources, self._certificates)
+        self._migrations.stop(None, f"weight version {command.version} was loaded on the source")
         size = self._engine.load_weights(tensors, command.version)
         end_ns = self._clock_ns()
         if outbox is not None:
@@ -147,23 +157,21 @@ class GenerationRole:
         return pb.LoadResult(version=command.version, bytes=size, seconds=(end_ns - start_ns) / 1e9)
 
     def _generate(self, command: pb.Generate) -> None:
-        requests = [_request(sample) for sample in command.samples]
+        requests = [request_of(sample) for sample in command.samples]
         self._engine.submit(requests)
-        self._iteration = max((request.key.iteration for request in requests), default=self._iteration)
+        iteration = max((request.key.iteration for request in requests), default=self._iteration)
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self.arrivals.begin_iteration(iteration)
 
     def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:
-        keys = [SampleKey(key.iteration, key.sample, key.epoch) for key in command.keys]
-        return pb.WithdrawResult(samples=[_progress(response) for response in self._engine.withdraw(keys)])
+        keys = [engine_key(key) for key in command.keys]
+        self._migrations.stop(keys, "it was withdrawn")
+        self.arrivals.fence(keys)
+        return pb.WithdrawResult(samples=[progress_of(response) for response in self._engine.withdraw(keys)])
 
-    def _finished(self, response: Response) -> pb.FinishedSample:
-        return pb.FinishedSample(
-            key=_key(response.key),
-            tokens=pack(response.tokens),
-            log_probabilities=pack(response.log_probabilities),
-            versions=_spans(response),
-            finish_reason=response.finish_reason,
-            text=self._tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True),
-        )
+    def _text(self, response: Response) -> str:
+        return str(self._tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True))
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
@@ -216,37 +224,6 @@ def _engine_arguments(
             message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{why}"
             raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
     return DTYPES[chosen["dtype"]], chosen["attention"]
-
-
-def _request(sample: pb.GenerateSample) -> Request:
-    known = bool(sample.tokens.dtype)
-    return Request(
-        SampleKey(sample.key.iteration, sample.key.sample, sample.key.epoch),
-        unpack(sample.prompt).astype(np.int32),
-        sample.random_key,
-        sample.max_response_tokens,
-        unpack(sample.tokens).astype(np.int32) if known else np.empty(0, np.int32),
-        unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
-        tuple(VersionRun(span.version, span.tokens) for span in sample.versions),
-    )
-
-
-def _progress(response: Response) -> pb.SampleProgress:
-    return pb.SampleProgress(
-        key=_key(response.key),
-        offset=response.offset,
-        tokens=pack(response.tokens),
-        log_probabilities=pack(response.log_probabilities),
-        versions=_spans(response),
-    )
-
-
-def _spans(response: Response) -> list[pb.VersionSpan]:
-    return [pb.VersionSpan(version=run.version, tokens=run.tokens) for run in response.versions]
-
-
-def _key(key: SampleKey) -> pb.SampleKey:
-    return pb.SampleKey(iteration=key.iteration, sample=key.sample, epoch=key.epoch)
 
 
 def _work_error(error: EngineError) -> WorkError:

@@ -126,8 +126,11 @@ class TorchEngine:
             wanted.difference_update(response.key for response in self._state.complete)
         given = [response for response in self._state.complete if response.key in wanted]
         self._state.complete = [response for response in self._state.complete if response.key not in wanted]
-        given += [_whole(request, "") for request in self._state.queue if request.key in wanted]
+        queued = (*self._state.queue, *self._state.waiting.values())
+        given += [_whole(request, "") for request in queued if request.key in wanted]
         self._state.queue = deque(request for request in self._state.queue if request.key not in wanted)
+        for key in wanted:
+            self._state.waiting.pop(key, None)
         slots = [
             slot
             for slot, request in enumerate(self._state.table.requests)

@@ -1,0 +1,135 @@
+"""Samples that come to this worker with their KV caches: the destination's side, on the compute thread.
+
+Rule: an offer is taken only when the cache can be read here (same layout, same weight version) and a slot can be kept
+for it; held samples are never pushed out. A sample is fenced by (iteration, sample, epoch): what was withdrawn, or is
+known under the same or a higher epoch, is refused, at the offer and again at the hand-over. An admitted sample is told
+to the coordinator, whole, before its source hears of it. Must never hold a slot for an arrival that ended.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import unpack
+from rlhf_workers.generation.kv_wire import KvRefusedError
+from rlhf_workers.generation.messages import engine_key, progress_of, request_of
+from rlhf_workers.generation.protocol import Engine, EngineError, KvShape, KvSlice, Request, SampleKey
+from rlhf_workers.role import Outbox
+
+
+@dataclass(frozen=True)
+class Room:
+    """What an arrival may bring."""
+
+    key: SampleKey
+    shapes: tuple[KvShape, ...]
+    known: int
+    """Positions at the offer, about."""
+    longest: int
+    """Positions at most."""
+
+
+@dataclass(frozen=True)
+class _Offered:
+    request: Request
+    version: int
+    start_ns: int
+
+
+class Arrivals:
+    """Implements `role.KvReceiver`."""
+
+    def __init__(self, engine: Engine, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._engine = engine
+        self._clock_ns = clock_ns
+        self._offered: dict[SampleKey, _Offered] = {}
+        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest epoch that is over or here
+
+    def offer(self, offer: pb.KvOffer) -> Room:
+        """Keeps a slot for the sample; KvRefusedError when it cannot be taken."""
+        moves = self._engine.moves
+        if moves is None:
+            raise KvRefusedError("this worker's engine takes no KV caches")
+        if offer.layout != moves.layout:
+            raise KvRefusedError(f"its cache has layout {offer.layout}, this worker's has {moves.layout}")
+        self._check_version(offer.version)
+        try:
+            request = request_of(offer.sample)
+        except ValueError as error:
+            raise KvRefusedError(f"the offer is malformed: {error}") from error
+        self._check_epoch(request.key)
+        if not moves.reserve():
+            raise KvRefusedError(f"no slot is free: {self._engine.held} samples are held, others are on their way")
+        self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())
+        self._fenced[request.key[:2]] = request.key.epoch
+        longest = len(request.prompt) + request.max_response_tokens
+        return Room(request.key, moves.shapes, len(request.prompt) + len(request.tokens), longest)
+
+    def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
+        """Takes the sample to decode it on, and says so; KvRefusedError when it is not wanted any more or is wrong."""
+        offered, moves = self._offered.get(key), self._engine.moves
+        if offered is None or moves is None:
+            raise KvRefusedError("it was withdrawn, or this worker's session broke")
+        self._check_version(offered.version)
+        if engine_key(hand_over.sample.key) != key or hand_over.sample.offset:
+            raise KvRefusedError("the hand-over is of another sample than the offer")
+        try:
+            sample = pb.GenerateSample(key=hand_over.sample.key, prompt=pb.Array(dtype="int32", shape=[0]))
+            for name in ("tokens", "log_probabilities"):
+                getattr(sample, name).CopyFrom(getattr(hand_over.sample, name))
+                unpack(getattr(sample, name))
+            sample.versions.extend(hand_over.sample.versions)
+            given = request_of(sample)
+        except ValueError as error:
+            raise KvRefusedError(f"the hand-over is malformed: {error}") from error
+        request = replace(
+            offered.request,
+            tokens=given.tokens,
+            log_probabilities=given.log_probabilities,
+            versions=given.versions,
+        )
+        del self._offered[key]  # the engine gives the slot back when it refuses
+        try:
+            moves.admit(request, cache)
+        except EngineError as error:
+            raise KvRefusedError(str(error)) from error
+        outbox.progress(progress_of(request))
+        outbox.span(
+            "migrate",
+            offered.start_ns,
+            self._clock_ns(),
+            key.iteration,
+            direction="in",
+            sample=str(key.sample),
+            bytes=str(size),
+        )
+
+    def drop(self, key: SampleKey) -> None:
+        """The arrival ended without a hand-over."""
+        if self._offered.pop(key, None) is not None and self._engine.moves is not None:
+            self._engine.moves.release()
+
+    def fence(self, keys: Iterable[SampleKey]) -> None:
+        """These were withdrawn: also what is still on its way."""
+        for key in keys:
+            self._fenced[key[:2]] = max(self._fenced.get(key[:2], 0), key.epoch)
+            self.drop(key)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Fences of iterations before the last are not needed any more."""
+        self._fenced = {key: epoch for key, epoch in self._fenced.items() if key[0] >= iteration - 1}
+
+    def clear(self) -> None:
+        """Ends every arrival."""
+        for key in list(self._offered):
+            self.drop(key)
+
+    def _check_version(self, version: int) -> None:
+        if version != self._engine.version:
+            raise KvRefusedError(f"its cache is of weight version {version}, this worker holds {self._engine.version}")
+
+    def _check_epoch(self, key: SampleKey) -> None:
+        known = self._fenced.get(key[:2], -1)
+        if key.epoch <= known:
+            raise KvRefusedError(f"epoch {key.epoch} of it is over here: epoch {known} is known")
