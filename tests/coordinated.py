@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests import simulated_worker
+from tests import simulated_results
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rlhf_api import control_pb2 as pb
@@ -55,7 +55,7 @@ def make_job(
         "inference": {"replicas": 2},
         "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4},
         "checkpoints": {"path": str(folder / "checkpoints"), "every": every, "keep": 2},
-        "fusion": {"intraStage": {"mode": "Off"}},
+        "fusion": {"intraStage": {"mode": "Off"}, "interStage": {"mode": "Off"}},
         "runPolicy": {"workerTimeoutSeconds": 5, "startTimeoutSeconds": 20},
         **spec,
     }
@@ -112,9 +112,9 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
         samples = []
         for index in range(spec.rollout.batch_size):
             key = random_key(spec.seed, iteration, index)
-            length = simulated_worker.response_length(key, spec.rollout.max_response_tokens)
-            tokens, log_probabilities = simulated_worker.response(key, 0, length)
-            fields = {task.produces[0]: packed("float32", simulated_worker.score(task.name, tokens)) for task in tasks}
+            length = simulated_results.response_length(key, spec.rollout.max_response_tokens)
+            tokens, log_probabilities = simulated_results.response(key, 0, length)
+            fields = {task.produces[0]: packed("float32", simulated_results.score(task.name, tokens)) for task in tasks}
             fields["log_probabilities"] = packed("float32", log_probabilities)
             samples.append(
                 pb.TrainSample(
@@ -126,7 +126,7 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
                     versions=spans_of([(iteration, length)]),
                 )
             )
-        weights = simulated_worker.next_weights(weights, samples)
+        weights = simulated_results.next_weights(weights, samples)
     return weights
 
 

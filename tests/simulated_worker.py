@@ -8,95 +8,22 @@ finish a Train, as real ones do: when one dies, the others hang until they are t
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import random
-import struct
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import grpc
+from tests.simulated_rank import RECONNECT_SECONDS, Collective, Pace, SimulatedRank
+from tests.simulated_results import response, response_length, score
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
-
-RECONNECT_SECONDS = 0.05
-VOCABULARY = 1000
-
-
-def response_length(random_key: int, limit: int) -> int:
-    """Tokens of a response: 1 .. limit."""
-    return 1 + random_key % limit
-
-
-def token(random_key: int, position: int) -> int:
-    """Token at a position of the response."""
-    digest = hashlib.blake2b(struct.pack("<QI", random_key, position), digest_size=4).digest()
-    return int.from_bytes(digest, "little") % VOCABULARY
-
-
-def response(random_key: int, start: int, end: int) -> tuple[bytes, bytes]:
-    """(tokens, log-probabilities) of positions start .. end-1, packed."""
-    tokens = [token(random_key, position) for position in range(start, end)]
-    return struct.pack(f"<{len(tokens)}i", *tokens), struct.pack(f"<{len(tokens)}f", *(-t / 1000 for t in tokens))
-
-
-def score(task: str, tokens: bytes) -> bytes:
-    """Result of a scoring task, packed: one number for a reward, else one a token."""
-    numbers = struct.unpack(f"<{len(tokens) // 4}i", tokens)
-    if task == "reward":
-        return struct.pack("<f", sum(numbers) % 101 / 100)
-    shift = 1 if task == "reference" else 2
-    return struct.pack(f"<{len(numbers)}f", *(-(number + shift) / 1000 for number in numbers))
-
-
-def next_weights(weights: str, samples: "list[pb.TrainSample]") -> str:
-    """Weights after training on a batch."""
-    digest = hashlib.sha256(weights.encode())
-    for sample in samples:
-        digest.update(sample.SerializeToString(deterministic=True))
-    return digest.hexdigest()
-
-
-@dataclass
-class Collective:
-    """Where the ranks of a group meet; shared by the simulated ranks of a job."""
-
-    size: int
-    arrived: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def meet(self, group_epoch: int, iteration: int, rank: int) -> None:
-        """Returns when all ranks of the group are here; for ever otherwise."""
-        async with self.changed:
-            here = self.arrived.setdefault((group_epoch, iteration), set())
-            here.add(rank)
-            self.changed.notify_all()
-            await self.changed.wait_for(lambda: len(here) == self.size)
-
-
-@dataclass
-class Pace:
-    """How fast a simulated worker is, and how it misbehaves."""
-
-    tick_seconds: float = 0.005
-    tokens_per_tick: int = 8
-    score_seconds: float = 0.0
-    train_seconds: float = 0.01
-    progress_seconds: float = 0.02
-    fail_checkpoint: Callable[[], pb.Failure | None] | None = None
-    """What to answer instead of a checkpoint."""
-    fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
-    """(sample, task, earlier tries here) -> what to answer instead of the result."""
-    fail_measure: Callable[[int, pb.Measure], pb.Failure | None] | None = None
-    """(rank, command) -> what to answer instead of measured times."""
-    step_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Schedule -> measured seconds of a mini-batch."""
 
 
 @dataclass
@@ -107,10 +34,12 @@ class _Decoding:
     reported: int
 
 
-class SimulatedWorker:
+class SimulatedWorker(SimulatedRank):
     """One worker; `run` lives through any number of processes (incarnations) and sessions."""
 
     _incarnations = itertools.count(1)
+    _peers: ClassVar[dict[str, "SimulatedWorker"]] = {}
+    """By coordinator and address: where KV caches are pushed to."""
 
     def __init__(
         self,
@@ -134,8 +63,15 @@ class SimulatedWorker:
         self.schedules: list[str] = []
         """Method of the table of every Train."""
         self.schedule = ""
+        self.parks: list[str] = []
         self.measures = 0
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
+        self.address = f"simulated:{self.name}"
+        self._peers[f"{coordinator}/{self.address}"] = self
+        self.decoded: dict[tuple[int, int], list[int]] = {}
+        """(iteration, sample) -> positions at which it came here, in order."""
+        self.scored: list[tuple[int, int, str]] = []
+        """(iteration, sample, task) of every score it told."""
         self._kill = asyncio.Event()
         self._drop = asyncio.Event()
         self._fresh_process()
@@ -154,18 +90,21 @@ class SimulatedWorker:
 
     def _fresh_process(self) -> None:
         self.number = next(self._incarnations)
-        self.role = ""
+        self.roles: set[str] = set()
         self.versions: dict[str, int] = {}
         self.weights = ""
         self.group_epoch = 0
         self.last_train: pb.TrainResult | None = None
         self._decoding: dict[tuple[int, int], _Decoding] = {}
         self._scores: list[tuple[pb.ScoreSample, str]] = []
+        self._to_score: list[tuple[pb.ScoreSample, str]] = []
+        self._scored_until = 0.0
         self._tries: dict[tuple[int, int, str], int] = {}
         self._running = 0
         self._answer: pb.CommandDone | None = None
         self._outbox: list[pb.WorkerMessage] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._moving: set[asyncio.Task[None]] = set()
         self._tokens = 0
 
     async def run(self) -> int:
@@ -229,7 +168,7 @@ class SimulatedWorker:
 
     def _register(self) -> pb.Register:
         state = pb.WorkerState(
-            role=self.role,
+            role="+".join(sorted(self.roles)),
             versions=self.versions,
             group_epoch=self.group_epoch,
             busy=self._running != 0,
@@ -242,7 +181,7 @@ class SimulatedWorker:
             group=self.group.value,
             index=self.index,
             incarnation=f"{self.name}#{self.number}",
-            address=f"simulated:{7000 + self.index}",
+            address=self.address,
             rendezvous=f"simulated:{self.number}",
             device="cpu",
             state=state,
@@ -250,8 +189,11 @@ class SimulatedWorker:
         )
 
     def _give_back(self) -> None:
+        for task in self._moving:
+            task.cancel()
         self._decoding.clear()
         self._scores.clear()
+        self._to_score.clear()
         self._outbox.clear()
 
     # ---------------------------------------------------------------- work
@@ -271,6 +213,7 @@ class SimulatedWorker:
                 self._decode(report=now >= progress)
                 progress = now + self.pace.progress_seconds if now >= progress else progress
                 self._score()
+                self._score_slowly(now)
                 if self._answer is not None:
                     self._outbox.append(pb.WorkerMessage(done=self._answer))
                     self._answer, self._running = None, 0
@@ -313,8 +256,6 @@ class SimulatedWorker:
                 item.reported = item.position
 
     def _score(self) -> None:
-        if not self._scores or self.pace.score_seconds:
-            return
         for sample, task in self._scores:
             self._outbox.append(pb.WorkerMessage(scored=self._scored(sample, task)))
         self._scores.clear()
@@ -326,6 +267,7 @@ class SimulatedWorker:
             instead = self.pace.fail_score(sample, task, self._tries[tries] - 1)
             if instead is not None:
                 return instead
+        self.scored.append((sample.key.iteration, sample.key.sample, task))
         data = score(task, sample.response.data)
         result = pb.Array(dtype="float32", shape=[len(data) // 4], data=data)
         return pb.ScoredSample(key=sample.key, task=task, result=result)
@@ -333,73 +275,110 @@ class SimulatedWorker:
     # ---------------------------------------------------------------- commands
 
     def _obey(self, command: pb.Command, stub: CoordinatorStub) -> None:
-        kind = command.WhichOneof("command")
+        kind = str(command.WhichOneof("command"))
         if kind == "train":
             self._start(command.id, self._train(command.id, command.train, stub))
             return
+        if kind == "migrate":
+            self._moving.add(self._start(0, self._migrate(command.id, command.migrate)))
+            return
         done = pb.CommandDone(command_id=command.id)
-        if kind == "generate":
-            for sample in command.generate.samples:
-                length = response_length(sample.random_key, sample.max_response_tokens)
-                known = len(sample.tokens.data) // 4
-                item = _Decoding(sample, length, known, known)
-                self._decoding[sample.key.iteration, sample.key.sample] = item
-        elif kind == "score":
-            pairs = [(sample, task) for sample in command.score.samples for task in sample.tasks]
-            if self.pace.score_seconds:
-                self._start(0, self._score_slowly(pairs))
-            else:
-                self._scores += pairs
-        elif kind == "load_weights":
-            assert command.load_weights.sources
-            self.versions[command.load_weights.model] = command.load_weights.version
-            done.load.version = command.load_weights.version
-        elif kind == "become_generation":
-            self._become("generation", [command.become_generation.weights])
-        elif kind == "become_inference":
-            self._become("inference", list(command.become_inference.weights))
-        elif kind == "become_training":
-            self._join(command.become_training)
-        elif kind == "measure":
-            self._measure(done, command.measure)
-        elif kind == "save_checkpoint":
-            self._checkpoint(done, Path(command.save_checkpoint.folder))
+        getattr(self, f"_on_{kind}")(getattr(command, kind), done)
         self._outbox.append(pb.WorkerMessage(done=done))
 
-    def _start(self, command_id: int, work: "asyncio.Future[None] | object") -> None:
+    def _on_generate(self, order: pb.Generate, done: pb.CommandDone) -> None:
+        for sample in order.samples:
+            length = response_length(sample.random_key, sample.max_response_tokens)
+            known = len(sample.tokens.data) // 4
+            self._take(_Decoding(sample, length, known, known))
+
+    def _on_withdraw(self, order: pb.Withdraw, done: pb.CommandDone) -> None:
+        for key in order.keys:
+            item = self._held(key)
+            if item is not None:
+                done.withdraw.samples.append(self._progress(item, 0))
+                del self._decoding[key.iteration, key.sample]
+
+    def _on_score(self, order: pb.Score, done: pb.CommandDone) -> None:
+        pairs = [(sample, task) for sample in order.samples for task in sample.tasks]
+        if self.pace.score_seconds:
+            self._to_score += pairs
+        else:
+            self._scores += pairs
+
+    def _on_load_weights(self, order: pb.LoadWeights, done: pb.CommandDone) -> None:
+        assert order.sources
+        self.versions[order.model] = done.load.version = order.version
+
+    def _on_become_generation(self, order: pb.BecomeGeneration, done: pb.CommandDone) -> None:
+        self._become("generation", [order.weights])
+
+    def _on_become_inference(self, order: pb.BecomeInference, done: pb.CommandDone) -> None:
+        self.versions |= {"critic": 0} if "values" in order.tasks else {}
+        self._become("inference", list(order.weights))
+
+    def _on_park(self, order: pb.Park, done: pb.CommandDone) -> None:
+        self.parks.append(order.role)
+
+    def _start(self, command_id: int, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
         self._running = command_id or self._running
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _score_slowly(self, pairs: list[tuple[pb.ScoreSample, str]]) -> None:
-        for sample, task in pairs:
-            await asyncio.sleep(self.pace.score_seconds)
+    def _take(self, item: _Decoding) -> None:
+        place = (item.message.key.iteration, item.message.key.sample)
+        self._decoding[place] = item
+        self.decoded.setdefault(place, []).append(item.position)
+
+    def _held(self, key: pb.SampleKey) -> _Decoding | None:
+        item = self._decoding.get((key.iteration, key.sample))
+        return item if item is not None and item.message.key == key else None
+
+    async def _migrate(self, command_id: int, order: pb.Migrate) -> None:
+        await asyncio.sleep(self.pace.transfer_seconds)
+        done = pb.CommandDone(command_id=command_id)
+        for sample in order.samples:
+            told = done.migrate.samples.add(key=sample.key, seconds=self.pace.transfer_seconds)
+            item, destination = self._held(sample.key), self._peers.get(f"{self.coordinator}/{order.destination}")
+            fault = self.pace.fail_migrate(self.name, sample) if self.pace.fail_migrate is not None else None
+            if item is None or destination is None or "generation" not in destination.roles or fault == "refused":
+                told.why = "finished" if item is None else "refused"
+                continue
+            message = pb.GenerateSample()
+            message.CopyFrom(item.message)
+            message.key.epoch = sample.new_epoch
+            moved = _Decoding(message, item.length, item.position, item.position)
+            destination._take(moved)
+            if fault != "unheard":
+                del self._decoding[sample.key.iteration, sample.key.sample]
+                told.moved, told.bytes = True, 100 * item.position
+                told.progress.CopyFrom(destination._progress(moved, 0))
+        self._outbox.append(pb.WorkerMessage(done=done))
+
+    def _score_slowly(self, now: float) -> None:
+        """One score after the other, each `score_seconds` long, as long as there are any."""
+        while self._to_score and now >= self._scored_until:
+            sample, task = self._to_score.pop(0)
+            self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + self.pace.score_seconds
             self._outbox.append(pb.WorkerMessage(scored=self._scored(sample, task)))
 
     def _become(self, role: str, loads: list[pb.LoadWeights]) -> None:
         assert all(load.sources for load in loads)
-        self.role = role
-        self.versions = {load.model: load.version for load in loads}
+        self.roles.add(role)
+        self.versions |= {load.model: load.version for load in loads}
 
-    def _join(self, order: pb.BecomeTraining) -> None:
-        assert not self.role, "a rank joins one group in its life"
-        self.role, self.group_epoch = "training", order.group_epoch
-        self.weights = "initial"
-        if order.checkpoint:
-            self.weights = min(Path(order.checkpoint).glob("actor/*.safetensors")).read_text()
-        table = json.loads(order.schedule)
-        self.schedule = table["method"]
-        models = {pipeline["model"] for pipeline in table["pipelines"]}
-        self.versions = dict.fromkeys(models, order.version)
-
-    def _measure(self, done: pb.CommandDone, order: pb.Measure) -> None:
+    def _on_measure(self, order: pb.Measure, done: pb.CommandDone) -> None:
         self.measures += 1
         failure = self.pace.fail_measure(self.index, order) if self.pace.fail_measure is not None else None
         if failure is not None:
             done.failure.CopyFrom(failure)
             return
         done.measure.attempt = order.attempt
+        if order.role:
+            self._measure_work(done.measure, order.role)
+            return
         times = {"forward": 0.1, "backward": 0.2, "input_gradient": 0.1, "weight_gradient": 0.1}
         for schedule in order.schedules:
             seconds = self.pace.step_seconds[json.loads(schedule)["method"]]
@@ -408,56 +387,19 @@ class SimulatedWorker:
             for model, stage in (("actor", self.index), ("critic", 1 - self.index)):
                 done.measure.stages.add(model=model, stage=stage, activation_bytes=1000, **times)
 
-    async def _train(self, command_id: int, order: pb.Train, stub: CoordinatorStub) -> None:
-        iteration = order.iteration
-        self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
-        self.schedules.append(self.schedule)
-        assert self.versions["actor"] == iteration, f"trains {iteration} at {self.versions}"
-        samples: list[pb.TrainSample] | None = None
-        while samples is None:
-            samples = await self._fetch(iteration, stub)
-        await asyncio.sleep(self.pace.train_seconds)
-        if self.collective is not None:
-            await self.collective.meet(self.group_epoch, iteration, self.index)
-        self.weights = next_weights(self.weights, samples)
-        self.versions = dict.fromkeys(self.versions, iteration + 1)
-        self.trained.append((self.number, self.group_epoch, iteration))
-        result = pb.TrainResult(
-            iteration=iteration, version=iteration + 1, metrics={"actor/loss": 1.0 / (iteration + 1)}
-        )
-        self.last_train = result
-        self._answer = pb.CommandDone(command_id=command_id, train=result)
-
-    async def _fetch(self, iteration: int, stub: CoordinatorStub) -> list[pb.TrainSample] | None:
-        request = pb.FetchBatchRequest(worker=self.name, iteration=iteration)
-        try:
-            parts = [part async for part in stub.FetchBatch(request, wait_for_ready=True)]
-        except grpc.RpcError:
-            await asyncio.sleep(RECONNECT_SECONDS)
-            return None
-        samples = [sample for part in parts for sample in part.samples]
-        assert len(samples) == parts[0].total
-        return samples
-
-    def _checkpoint(self, done: pb.CommandDone, folder: Path) -> None:
-        failure = self.pace.fail_checkpoint() if self.pace.fail_checkpoint is not None else None
-        if failure is not None:
-            (folder / "half-written").write_bytes(b"?")
-            done.failure.CopyFrom(failure)
-        else:
-            done.checkpoint.CopyFrom(self._save(folder))
-
-    def _save(self, folder: Path) -> pb.CheckpointResult:
-        data = self.weights.encode()
-        files = []
-        for model in self.versions:
-            path = folder / model / f"model-stage-{self.index:05d}.safetensors"
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data)
-            digest = hashlib.sha256(data).hexdigest()
-            name = str(path.relative_to(folder))
-            files.append(pb.CheckpointFile(path=name, bytes=len(data), sha256=digest, model=model, parameters=["w"]))
-        return pb.CheckpointResult(files=files)
+    def _measure_work(self, result: pb.MeasureResult, role: str) -> None:
+        """Steps take as long with many samples as with one; scores come one after the other."""
+        pace = self.pace
+        if role == "generation":
+            step = pace.tick_seconds / pace.tokens_per_tick
+            for batch in (1, 64):
+                result.generation.decode.add(batch=batch, tokens=16, seconds=step)
+            result.generation.kv_bytes_per_token, result.generation.max_batch_size = 100, 64
+            return
+        for task in ("reference", "values", "reward"):
+            for batch in (1, 4):
+                cost = pb.StepCost(batch=batch, tokens=16, seconds=batch * pace.score_seconds)
+                result.scoring.tasks.add(task=task, costs=[cost])
 
 
 class Crew:

@@ -25,7 +25,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 
 
 def begin(jobs: list[Coordinated], folder: Path, mode: str, pace: Pace) -> tuple[Coordinated, Crew]:
-    fusion = {"intraStage": {"mode": mode}}
+    fusion = {"intraStage": {"mode": mode}, "interStage": {"mode": "Off"}}
     job = make_job(folder, fusion=fusion, training={"parallelism": {"pipeline": 2}, "microBatchSize": 2})
     coordinated = Coordinated(job, folder / "run")
     jobs.append(coordinated)

@@ -62,6 +62,7 @@ class Accounts:
         }
         for phase, name in PHASE_METRICS.items():
             result[name] = self.seconds.get(phase, 0.0)
+        result["seconds/generation_and_inference"] = result["seconds/generation"] + result["seconds/inference"]
         result.update({f"training/{name}": value for name, value in training.items()})
         return {name: value for name, value in result.items() if math.isfinite(value)}
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.coordinator import choosing
+from rlhf_operator.coordinator import choosing, fusing, moving
 from rlhf_operator.coordinator.fleet import Pending, Work, Worker
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.saving import Saving
@@ -41,7 +41,9 @@ class Answers:
         if pending is None:
             return
         worker.moved = time.monotonic()
-        if message.HasField("failure"):
+        if pending.work in (Work.MIGRATE, Work.WITHDRAW):
+            moving.answered(self._run, name, pending, message)
+        elif message.HasField("failure"):
             self._failed(worker, pending, message.failure)
         else:
             worker.failures = 0
@@ -51,7 +53,9 @@ class Answers:
     def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
         plan = self._run.plan
         kind = message.WhichOneof("result")
-        if kind == "measure":
+        if kind == "measure" and worker.group is Group.GENERATION:
+            fusing.measured(self._run, worker.name, pending.role, message.measure)
+        elif kind == "measure":
             choosing.measured(self._run, worker.name, message.measure)
         elif kind == "train":
             worker.versions = dict.fromkeys(plan.graph.trained, message.train.version)
@@ -59,13 +63,13 @@ class Answers:
         elif pending.work is Work.CHECKPOINT:
             self._saving.written(worker.name, message.checkpoint)
         elif pending.work is Work.BECOME:
-            worker.role = worker.group.value
+            worker.add_role(pending.role)
             models = {
                 Group.GENERATION: ("actor",),
                 Group.INFERENCE: plan.scored_models,
                 Group.TRAINING: plan.graph.trained,
-            }[worker.group]
-            worker.versions = dict.fromkeys(models, pending.version)
+            }[Group(pending.role)]
+            worker.versions |= dict.fromkeys(models, pending.version)
         elif pending.work is Work.LOAD:
             worker.versions[pending.model] = pending.version
         elif kind == "load" and worker.group is Group.GENERATION:
@@ -84,12 +88,18 @@ class Answers:
             if pending.work is Work.MEASURE and failure.exit_code != ExitCode.RESTART:
                 choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
             self._training_failed(worker, failure)
+        elif pending.work is Work.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
+            fusing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
         elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
             self._try_again(worker, failure)
         else:
             # The samples of the command may or may not be held: a new session settles it.
             self._try_again(worker, failure)
             self._run.sessions.end(worker.name)
+
+    def _can_do_without(self, worker: Worker) -> bool:
+        """A generation worker need not score: there are inference workers."""
+        return worker.group is Group.GENERATION and bool(self._run.world.fleet.sizes.get(Group.INFERENCE))
 
     def _last_words(self, worker: Worker, failure: pb.Failure) -> None:
         """It broke outside any command and ends now; most causes pass with a new process, a verdict does not."""

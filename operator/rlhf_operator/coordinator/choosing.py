@@ -12,12 +12,12 @@ import contextlib
 import json
 import logging
 import sys
-import time
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import training_group
+from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.schedule import candidates, question
@@ -49,10 +49,7 @@ def ask(run: Run) -> None:
         order.rounds = max(1, min(MOST_ROUNDS, int(VERIFY_SECONDS / max(predicted, 1e-6))))
         detail = f"time mini-batches under the schedules {', '.join(state.timed)}"
     for rank in group:
-        number, now = next(run.command_ids), time.monotonic()
-        rank.pending[number] = Pending(Work.MEASURE, now, detail)
-        rank.moved = now
-        run.sessions.send(rank.name, pb.CoordinatorMessage(command=pb.Command(id=number, measure=order)))
+        send(run, rank.name, pb.Command(measure=order), Pending(Work.MEASURE, 0.0, detail))
 
 
 def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:

@@ -25,6 +25,44 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Migrate:
+    """Move samples from a worker to another with their KV cache."""
+
+    source: str
+    destination: str
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Take samples back from a worker with their tokens, to be queued."""
+
+    worker: str
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Park:
+    """Let a role of a worker leave device memory until it is needed."""
+
+    worker: str
+    role: str
+
+
+@dataclass(frozen=True)
+class MeasureWork:
+    """Let a worker measure what the work of one of its roles costs."""
+
+    worker: str
+    role: str
+
+
+@dataclass(frozen=True)
+class TakeCosts:
+    """Every generation worker has measured: plan by that from now on."""
+
+
+@dataclass(frozen=True)
 class Become:
     """Give a worker its role, or new weights: a slow command."""
 
@@ -111,6 +149,11 @@ class Finish:
 Decision = (
     Generate
     | Score
+    | Migrate
+    | Withdraw
+    | Park
+    | MeasureWork
+    | TakeCosts
     | Become
     | Form
     | MeasureSchedule

@@ -1,4 +1,4 @@
-"""Dispatch: which queued sample goes to which generation worker, which scoring task to which inference worker.
+"""Dispatch: which queued sample goes to which generation worker, which scoring task to whom of those that score.
 
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
 late work is still spread evenly. A failed task goes to another worker than the one it failed on, if there is one.
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_operator.coordinator import weights
+from rlhf_operator.coordinator import release, weights
 from rlhf_operator.coordinator.decisions import Decision, Generate, Score
 from rlhf_operator.coordinator.fleet import Worker
-from rlhf_operator.coordinator.sample import Sample
+from rlhf_operator.coordinator.sample import Sample, SampleState
 from rlhf_operator.coordinator.world import Plan, World
 
 PREFETCH_SHARE: Final = 8
@@ -22,32 +22,40 @@ PREFETCH_SHARE: Final = 8
 SCORES_IN_FLIGHT: Final = 64
 """Samples a worker may be scoring: enough for slow rewards to overlap, few enough to share among late joiners."""
 
+SHARES: Final = 2
+"""Of what is not scored yet, one worker of n takes 1 / (2 n) at a time."""
+
+FEWEST_IN_FLIGHT: Final = 4
+"""One in work, and enough behind it that the next command comes in time."""
+
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
 
 
-def decide(plan: Plan, world: World, now: float) -> list[Decision]:
-    """Hands out what can be handed out now."""
+def decide(
+    plan: Plan, world: World, now: float, decoders: Sequence[Worker], released: Sequence[Worker]
+) -> list[Decision]:
+    """Hands out what can be handed out now. `decoders`: generation workers that may be given samples; `released`: those
+    that score."""
     if world.trained or world.stop is not None:
         return []
-    return [*_generate(plan, world), *_score(plan, world, now)]
+    return [*_generate(plan, world, decoders), *_score(plan, world, now, released)]
 
 
-def _ready(plan: Plan, world: World, group: Group) -> list[Worker]:
-    return [worker for worker in world.fleet.of(group) if weights.current(plan, world, worker)]
-
-
-def _generate(plan: Plan, world: World) -> list[Decision]:
-    if not world.ledger.queued(1):
+def _generate(plan: Plan, world: World, workers: Sequence[Worker]) -> list[Decision]:
+    ledger = world.ledger
+    if not ledger.queued(1):
         return []
     batch = plan.spec.generation.max_batch_size
     capacity = batch + max(1, batch // PREFETCH_SHARE)
-    workers = _ready(plan, world, Group.GENERATION)
-    loads = [(world.ledger.decoding_on(worker.name), order) for order, worker in enumerate(workers)]
+    loads = [
+        (ledger.decoding_on(worker.name) + ledger.arriving_on(worker.name), order)
+        for order, worker in enumerate(workers)
+    ]
     heapq.heapify(loads)
     room = sum(max(0, capacity - load) for load, _ in loads)
     given: dict[int, list[int]] = {}
-    for index in world.ledger.queued(room):
+    for index in ledger.queued(room):
         load, order = heapq.heappop(loads)
         given.setdefault(order, []).append(index)
         # A full worker never comes first again: the room above counts only what is left in the others.
@@ -55,15 +63,19 @@ def _generate(plan: Plan, world: World) -> list[Decision]:
     return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
 
 
-def _score(plan: Plan, world: World, now: float) -> list[Decision]:
+def _score(plan: Plan, world: World, now: float, released: Sequence[Worker]) -> list[Decision]:
     ledger = world.ledger
     waiting = plan.spec.inference.overlap == "Off" and not ledger.all_generated
     if waiting or not ledger.unscored():
         return []
-    workers = _ready(plan, world, Group.INFERENCE)
+    workers = [
+        worker
+        for worker in (*world.fleet.of(Group.INFERENCE), *released)
+        if weights.current(plan, world, worker, Group.INFERENCE)
+    ]
     per_sample = max(1, len(plan.tasks))
     load = {worker.name: ledger.scoring_on(worker.name) for worker in workers}
-    limit = SCORES_IN_FLIGHT * per_sample
+    limit = _most_in_flight(plan, world, len(workers)) * per_sample
     given: dict[str, dict[int, list[str]]] = {}
     for index in _while_room(ledger.unscored(), load, limit):
         sample = ledger.samples[index]
@@ -73,6 +85,17 @@ def _score(plan: Plan, world: World, now: float) -> list[Decision]:
             given.setdefault(worker, {})[index] = tasks
             load[worker] += len(tasks)
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
+
+
+def _most_in_flight(plan: Plan, world: World, workers: int) -> int:
+    """Samples a worker may be scoring. Where workers are released one after another, each takes a share of what is left
+    alone: what comes late finds work, and the last samples are spread evenly (guided self-scheduling)."""
+    if not release.doubles(plan, world):
+        return SCORES_IN_FLIGHT
+    scored = world.ledger.count(SampleState.SCORED)
+    everybody = max(workers, len(world.fleet.of(Group.GENERATION)) + len(world.fleet.of(Group.INFERENCE)))
+    share = -(-(len(world.ledger.samples) - scored) // (SHARES * everybody))
+    return min(SCORES_IN_FLIGHT, max(FEWEST_IN_FLIGHT, share))
 
 
 def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Iterable[int]:

@@ -1,26 +1,27 @@
 """Carries out decisions: hands out samples, sends commands, writes the journal, ends iterations and the job.
 
 Rule: one small method a kind of decision, in the order they were decided; no method decides anything itself.
-A command is pending from the moment it is sent until it is answered or its session ends.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator import choosing, training_group
+from rlhf_operator.coordinator import choosing, fusing, moving, training_group
 from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator.batch import packed, spans_of
+from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_operator.coordinator.prompts import random_key
-from rlhf_operator.coordinator.run import Outcome, Run
+from rlhf_operator.coordinator.run import Outcome, Run, prompt_tokens
 from rlhf_operator.coordinator.saving import Saving
 from rlhf_operator.coordinator.summary import summary
 
@@ -36,6 +37,11 @@ class Effects:
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
             d.Generate: self._generate,
             d.Score: self._score,
+            d.Migrate: partial(moving.migrate, run),
+            d.Withdraw: partial(moving.withdraw, run),
+            d.Park: self._park,
+            d.MeasureWork: partial(fusing.ask, run),
+            d.TakeCosts: lambda _: fusing.take_costs(run),
             d.Become: self._become,
             d.Form: self._form,
             d.MeasureSchedule: lambda _: choosing.ask(run),
@@ -59,8 +65,10 @@ class Effects:
         run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
         spec = run.plan.spec
         run.world.ledger = Ledger(iteration, spec.rollout.batch_size, run.plan.tasks, run.coordinator_epoch)
+        run.world.prompt_tokens = prompt_tokens(run.prompts, iteration, spec.rollout.batch_size)
         run.world.trained = False
         run.training_metrics = {}
+        fusing.begin(run)
 
     # ---------------------------------------------------------------- samples
 
@@ -68,7 +76,7 @@ class Effects:
         run = self._run
         samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
         command = pb.Command(generate=pb.Generate(samples=samples))
-        self._send(decision.worker, Work.GENERATE, command, f"take {len(samples)} samples")
+        send(run, decision.worker, command, Pending(Work.GENERATE, 0.0, f"take {len(samples)} samples"))
         run.world.ever_ready = True
 
     def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
@@ -104,21 +112,27 @@ class Effects:
             )
             samples.append(message)
         command = pb.Command(score=pb.Score(samples=samples))
-        self._send(decision.worker, Work.SCORE, command, f"take {len(samples)} samples to score")
+        send(run, decision.worker, command, Pending(Work.SCORE, 0.0, f"take {len(samples)} samples to score"))
+        run.world.fleet.workers[decision.worker].awake = True
 
     # ---------------------------------------------------------------- workers
 
     def _become(self, decision: d.Become) -> None:
-        work = Work.LOAD if decision.model else Work.BECOME
-        self._send(
-            decision.worker,
-            work,
-            decision.command,
+        pending = Pending(
+            Work.LOAD if decision.model else Work.BECOME,
+            0.0,
             decision.detail,
             version=decision.version,
             model=decision.model,
             from_ranks=decision.from_ranks,
+            role=str(decision.command.WhichOneof("command")).removeprefix("become_"),
         )
+        send(self._run, decision.worker, decision.command, pending)
+
+    def _park(self, decision: d.Park) -> None:
+        self._run.world.fleet.workers[decision.worker].awake = False
+        detail = f"park its {decision.role} models"
+        send(self._run, decision.worker, pb.Command(park=pb.Park(role=decision.role)), Pending(Work.PARK, 0.0, detail))
 
     def _form(self, decision: d.Form) -> None:
         run, state = self._run, self._run.world.checkpoint
@@ -136,7 +150,8 @@ class Effects:
                 version=state.newest,
             )
             detail = f"join training group {decision.group_epoch} at version {state.newest}"
-            self._send(rank.name, Work.BECOME, pb.Command(become_training=order), detail, version=state.newest)
+            pending = Pending(Work.BECOME, 0.0, detail, version=state.newest, role="training")
+            send(run, rank.name, pb.Command(become_training=order), pending)
         text = f"training group {decision.group_epoch} of {len(group)} ranks forms at version {state.newest}"
         log.info(text)
         run.event("training-group", text)
@@ -147,7 +162,7 @@ class Effects:
         if rank.table != self._table:
             rank.table = order.schedule = self._table
         command = pb.Command(train=order)
-        self._send(decision.worker, Work.TRAIN, command, f"train on iteration {decision.iteration}")
+        send(self._run, rank.name, command, Pending(Work.TRAIN, 0.0, f"train on iteration {decision.iteration}"))
         self._run.world.ever_ready = True
 
     @property
@@ -171,24 +186,6 @@ class Effects:
             self._saving.lost(name)
             self._leave(d.Leave(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
 
-    def _send(
-        self,
-        name: str,
-        work: Work,
-        command: pb.Command,
-        detail: str,
-        *,
-        version: int = 0,
-        model: str = "",
-        from_ranks: bool = False,
-    ) -> None:
-        run, now = self._run, time.monotonic()
-        command.id = next(run.command_ids)
-        worker = run.world.fleet.workers[name]
-        worker.pending[command.id] = Pending(work, now, detail, version, model, from_ranks)
-        worker.moved = now
-        run.sessions.send(name, pb.CoordinatorMessage(command=command))
-
     # ---------------------------------------------------------------- iterations
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
@@ -208,6 +205,7 @@ class Effects:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.world.iteration
         metrics = run.accounts.metrics(run.world.ledger, run.training_metrics, time.monotonic())
+        metrics |= fusing.figures(run) | fusing.learn(run)
         run.rewards.append(metrics.get("reward", math.nan))
         run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
         run.journal.commit()

@@ -17,6 +17,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode, Group, worker_name
 from rlhf_api.rules.table import MAX_WORKERS
+from rlhf_operator.coordinator.sample import Handout
 
 GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
@@ -39,6 +40,8 @@ class Work(StrEnum):
     MEASURE = "measure"
     CHECKPOINT = "checkpoint"
     WITHDRAW = "withdraw"
+    MIGRATE = "migrate"
+    PARK = "park"
     UNKNOWN = "unknown"
     """A command of an earlier coordinator that still runs."""
 
@@ -48,6 +51,17 @@ SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.MEASURE, 
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A sample that a worker was asked to give away."""
+
+    iteration: int
+    sample: int
+    source: Handout
+    destination: Handout | None = None
+    """With its KV cache; None: its tokens come back."""
+
+
+@dataclass(slots=True)
 class Pending:
     """A command that is not answered yet."""
 
@@ -61,6 +75,10 @@ class Pending:
     """Load: the model role."""
     from_ranks: bool = False
     """It reads weights from training ranks, which therefore must not train."""
+    role: str = ""
+    """Become: the role it then has. Measure: the role that is measured."""
+    leaving: tuple[Leaving, ...] = ()
+    """Withdraw, Migrate: of which samples."""
 
 
 @dataclass(slots=True)
@@ -77,11 +95,14 @@ class Worker:
     lost: bool = False
     leaving: bool = False
     """It was told to exit."""
+    awake: bool = False
+    """Generation workers: its scoring models may be in device memory, since it was given something to score."""
     incarnation: str = ""
     address: str = ""
     rendezvous: str = ""
     device: str = ""
     role: str = ""
+    """Several are joined by "+"."""
     versions: dict[str, int] = field(default_factory=dict)
     group_epoch: int = 0
     table: str = ""
@@ -112,6 +133,15 @@ class Worker:
     def connected(self) -> bool:
         """A session is open and it is not on its way out."""
         return self.session != 0 and not self.leaving
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """What it is: generation, inference, both, or training."""
+        return frozenset(self.role.split("+")) - {""}
+
+    def add_role(self, role: str) -> None:
+        """It became this too."""
+        self.role = "+".join(sorted(self.roles | {role}))
 
     @property
     def slow(self) -> Pending | None:
@@ -235,7 +265,7 @@ class Fleet:
         worker.role, worker.versions, worker.group_epoch = state.role, dict(state.versions), state.group_epoch
         worker.trained = state.last_train if state.HasField("last_train") else keep
         worker.train_failure, worker.table = None, ""
-        worker.pending = {}
+        worker.pending, worker.awake = {}, True
         if state.busy:
             detail = "finish the command of its last session"
             loads = worker.group is not Group.TRAINING

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.coordinator import choosing
+from rlhf_operator.coordinator import choosing, fusing, moving
 from rlhf_operator.coordinator.answers import Answers
 from rlhf_operator.coordinator.batch import response_of, unpacked
 from rlhf_operator.coordinator.fleet import Joined, Refused
@@ -99,6 +99,7 @@ class Intake:
                 run.world.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
                 choosing.annotate(run, message.span)
+                fusing.busy(run, message.span)
                 run.recorder.span(message.span)
             case other:
                 raise ValueError(f"a {other or 'empty'} message in the middle of a session")
@@ -106,11 +107,17 @@ class Intake:
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key
         more = response_of(message.tokens, message.log_probabilities, message.versions)
-        if key.iteration != run.world.iteration or not self._current(more):
+        ledger = run.world.ledger
+        here = key.iteration == run.world.iteration and self._current(more)
+        if here:
+            migrated = ledger.migrated
+            run.totals.tokens += ledger.progress(key.sample, key.epoch, worker, message.offset, more)
+            self._moved(worker)
+            if ledger.migrated > migrated:
+                run.wake()
+        if not here or not ledger.decodes(key.sample, key.epoch, worker):
             run.totals.stale += 1
-            return
-        run.totals.tokens += run.world.ledger.progress(key.sample, key.epoch, worker, message.offset, more)
-        self._moved(worker)
+            moving.fenced(run, worker, key)
 
     def _finished(self, worker: str, message: pb.FinishedSample) -> None:
         run, key = self._run, message.key

@@ -14,7 +14,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator import dispatch, training_group, waits, weights
+from rlhf_operator.coordinator import dispatch, release, tail, training_group, waits, weights
 from rlhf_operator.coordinator.decisions import (
     CloseIteration,
     CommitTrained,
@@ -24,6 +24,7 @@ from rlhf_operator.coordinator.decisions import (
     SaveCheckpoint,
 )
 from rlhf_operator.coordinator.world import Plan, World
+from rlhf_planner.inter_stage.place import Move
 
 PHASES: Final = (
     "Starting",
@@ -65,8 +66,7 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
         return [Finish("Failed", _deadline(plan))]
     decisions = _overdue(plan, world, now)
     decisions += training_group.decide(plan, world, now)
-    decisions += weights.decide(plan, world, now)
-    decisions += dispatch.decide(plan, world, now)
+    decisions += _samples(plan, world, now)
     if not world.trained:
         if training_group.version(plan, world) == world.iteration + 1 and world.ledger.all_scored:
             decisions.append(CommitTrained())
@@ -75,6 +75,23 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
     else:
         decisions += _after_training(plan, world, now)
     return decisions
+
+
+def _samples(plan: Plan, world: World, now: float) -> list[Decision]:
+    """What generation and inference workers become, load, decode and score; where the tail gathers."""
+    decoders = [] if release.measuring(plan, world) else release.decoders(plan, world)
+    pool: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
+    if release.gathering(plan, world):
+        pool, moves = release.placement(plan, world)
+        decoders = [worker for worker in decoders if worker.name in pool]
+    released = release.released(plan, world, pool)
+    names = {worker.name for worker in released}
+    return [
+        *weights.decide(plan, world, now, names, release.doubles(plan, world)),
+        *tail.decide(plan, world, moves, released),
+        *dispatch.decide(plan, world, now, decoders, released),
+    ]
 
 
 def _without_group(world: World) -> str:

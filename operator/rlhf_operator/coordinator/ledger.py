@@ -68,6 +68,10 @@ class Ledger(Scoring):
         """The next samples to hand out: those with most tokens first (they end last), then by index."""
         return [index for _, index in self._queue[:limit]]
 
+    def decodes(self, index: int, epoch: int, worker: str) -> bool:
+        """This worker has this sample under this epoch."""
+        return 0 <= index < len(self.samples) and self.samples[index].decoding == Handout(worker, epoch)
+
     def decoding_on(self, worker: str) -> int:
         """Samples this worker decodes, those on their way out included."""
         return len(self._decoding.get(worker, ()))
@@ -79,6 +83,10 @@ class Ledger(Scoring):
     def held_by(self, worker: str) -> Collection[int]:
         """Samples this worker decodes, those on their way out included, by index."""
         return sorted(self._decoding.get(worker, ()))
+
+    def bound_for(self, worker: str) -> Collection[int]:
+        """Samples on their way to this worker with their KV cache, by index."""
+        return sorted(self._arriving.get(worker, ()))
 
     # ---------------------------------------------------------------- generation
 
@@ -209,15 +217,15 @@ class Ledger(Scoring):
         """The sample if this worker has it under this epoch; hearing of it from where it was to go moves it there."""
         if not 0 <= index < len(self.samples):
             return None
-        sample, who = self.samples[index], Handout(worker, epoch)
-        if sample.arriving == who:
+        sample = self.samples[index]
+        if sample.arriving == Handout(worker, epoch):
             self._arrive(sample)
-        return sample if sample.decoding == who else None
+        return sample if self.decodes(index, epoch, worker) else None
 
     def _leaving(self, index: int, epoch: int, worker: str) -> Sample | None:
         """The sample if it is on its way out of this worker, where it was under this epoch."""
         sample = self.samples[index] if 0 <= index < len(self.samples) else None
-        mine = sample is not None and sample.decoding == Handout(worker, epoch)
+        mine = self.decodes(index, epoch, worker)
         return sample if mine and sample is not None and sample.state is SampleState.MIGRATING else None
 
     def _arrive(self, sample: Sample) -> None:

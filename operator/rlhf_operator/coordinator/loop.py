@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.coordinator import iteration
+from rlhf_operator.coordinator import fusing, iteration
 from rlhf_operator.coordinator.effects import Effects
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.intake import Intake
@@ -71,6 +71,7 @@ class Loop:
                         return
                 self._enter_phase(arrived)
                 if not wanted:
+                    fusing.watch(run)
                     return
             log.error("decisions do not settle: %s", wanted)
         except JobError as error:

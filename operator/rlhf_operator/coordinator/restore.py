@@ -18,6 +18,7 @@ from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_operator.coordinator.world import CheckpointState, Plan
+from rlhf_planner.inter_stage.costs import JOB_KEY
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class Restored:
     warnings: list[str] = field(default_factory=list)
     schedule: dict[str, Any] = field(default_factory=dict)
     """The choice of a training schedule, when one was written down."""
+    inter_stage: dict[str, Any] = field(default_factory=dict)
+    """What generation and inference cost, when that was written down."""
 
 
 def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
@@ -65,6 +68,7 @@ def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, r
         restored.warnings = warnings
     restored.checkpoint = _base(version, found, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
+    restored.inter_stage = facts.get(JOB_KEY, {})
     journal.write_job(facts)
     return restored
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator.accounts import Accounts
 from rlhf_operator.coordinator.fleet import Fleet
+from rlhf_operator.coordinator.fusion_state import fusion_state
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.prompts import PromptSet
 from rlhf_operator.coordinator.recorder import Recorder
 from rlhf_operator.coordinator.restore import Restored
+from rlhf_operator.coordinator.sample import ITEM_BYTES
 from rlhf_operator.coordinator.schedule import candidates, question
 from rlhf_operator.coordinator.sessions import Sessions
 from rlhf_operator.coordinator.world import Plan, World
@@ -69,6 +71,8 @@ class Run:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     search: "asyncio.Task[None] | None" = None
     """For training schedules; here so that it is not collected while it runs."""
+    choosing: "asyncio.Task[None] | None" = None
+    """For the tail of the iteration; likewise."""
 
     def wake(self) -> None:
         """Something changed: decide again."""
@@ -83,7 +87,14 @@ class Run:
 def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptSet, recorder: Recorder) -> Run:
     """The parts of a job that goes on from `restored`."""
     now = time.monotonic()
-    world = World(Fleet(plan.spec, now), restored.ledger, restored.trained, restored.checkpoint)
+    world = World(
+        Fleet(plan.spec, now),
+        restored.ledger,
+        fusion_state(plan.spec),
+        prompt_tokens(prompts, restored.ledger.iteration, plan.spec.rollout.batch_size),
+        restored.trained,
+        restored.checkpoint,
+    )
     if restored.schedule.get("question") == question(plan.spec, plan.schedule):
         world.schedule.take(restored.schedule)
     elif candidates(plan.spec):
@@ -107,3 +118,8 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
         last_metrics=restored.last_closed[1] if restored.last_closed else {},
         command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),
     )
+
+
+def prompt_tokens(prompts: PromptSet, iteration: int, size: int) -> list[int]:
+    """Tokens of the prompt of every sample of an iteration."""
+    return [len(prompts.of(iteration, index).tokens) // ITEM_BYTES for index in range(size)]

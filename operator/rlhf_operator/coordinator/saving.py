@@ -14,6 +14,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group, worker_name
 from rlhf_operator.coordinator import checkpoint
+from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.failures import JobError, storage_error
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.run import Run
@@ -51,11 +52,9 @@ class Saving:
         self._waiting = {worker_name(Group.TRAINING, rank) for rank in ranks}
         run.world.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
-            number = next(run.command_ids)
-            pending = Pending(Work.CHECKPOINT, time.monotonic(), f"write its part of checkpoint {version}")
-            run.world.fleet.workers[name].pending[number] = pending
+            pending = Pending(Work.CHECKPOINT, 0.0, f"write its part of checkpoint {version}")
             order = pb.SaveCheckpoint(folder=str(self._folder), iteration=version - 1)
-            run.sessions.send(name, pb.CoordinatorMessage(command=pb.Command(id=number, save_checkpoint=order)))
+            send(run, name, pb.Command(save_checkpoint=order), pending)
 
     def written(self, rank: str, result: pb.CheckpointResult) -> None:
         """A rank has written its part."""

@@ -6,7 +6,7 @@ Rule: built from the run on request, never stored; says in words what the job wa
 import time
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.coordinator import waits
+from rlhf_operator.coordinator import release, waits
 from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_operator.coordinator.run import Run
@@ -31,12 +31,31 @@ def job_status(run: Run) -> pb.JobStatus:
         restarts={worker.name: worker.restarts for worker in world.fleet if worker.restarts},
         tokens=world.ledger.tokens,
         replicas={group.value: count for group, count in world.fleet.sizes.items()},
+        pool=world.fusion.pool,
     )
+    if release.possible(run.plan, world):
+        status.fusion.CopyFrom(fusion_status(run))
     if run.outcome is None:
         status.waiting_for.extend(waits.sentences(run.plan, world, now))
     elif run.outcome.failure is not None:
         status.failure.CopyFrom(run.outcome.failure)
     return status
+
+
+def fusion_status(run: Run) -> pb.FusionStatus:
+    """The fusion of the iteration in progress."""
+    state, fused = run.world.fusion, release.fuses(run.plan, run.world)
+    choice = state.choice
+    return pb.FusionStatus(
+        choice=choice.reason or "no fusion: nothing is chosen yet",
+        threshold=choice.threshold if fused else 0,
+        pool=choice.pool if fused else 0,
+        released=state.released,
+        migrated=run.world.ledger.migrated,
+        migrated_bytes=state.moved.bytes,
+        predicted_seconds=choice.seconds,
+        predicted_off_seconds=choice.off_seconds,
+    )
 
 
 def seconds_left(run: Run, now: float) -> float:

@@ -64,8 +64,10 @@ def _working(plan: Plan, world: World, worker: Worker, before: float) -> list[Wa
         # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
         since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
         return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
-    if worker.moved >= before:
-        return []
+    moves = [item for item in worker.pending.values() if item.work in (Work.MIGRATE, Work.WITHDRAW)]
+    late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
+    if worker.moved >= before or late:
+        return [wait for wait in late if wait.since < before]
     decoding, scoring = world.ledger.decoding_on(worker.name), world.ledger.scoring_on(worker.name)
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:

@@ -4,6 +4,7 @@ Rule: decisions read this and never change it; `effects` and `intake` change it 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from rlhf_api.algorithms import Graph, Task, graph_of
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.fleet import Fleet
+from rlhf_operator.coordinator.fusion_state import FusionState
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
@@ -123,6 +125,9 @@ class World:
 
     fleet: Fleet
     ledger: Ledger
+    fusion: FusionState
+    prompt_tokens: Sequence[int] = ()
+    """Of every sample of the iteration, by index."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)

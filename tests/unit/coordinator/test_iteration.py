@@ -10,6 +10,7 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator import iteration, training_group, waits
 from rlhf_operator.coordinator.fleet import Fleet, Pending, Work
+from rlhf_operator.coordinator.fusion_state import fusion_state
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_operator.coordinator.sample import Response
 from rlhf_operator.coordinator.schedule import schedule_json
@@ -27,7 +28,9 @@ def plan(tmp_path: Path) -> Plan:
 
 def world_of(plan: Plan, at: int = 0, *, version: int | None = None, absent: tuple[str, ...] = ()) -> World:
     """Everybody is there with the weights of iteration `at` (or `version`)."""
-    world = World(Fleet(plan.spec, NOW), Ledger(at, plan.spec.rollout.batch_size, plan.tasks, 1))
+    size = plan.spec.rollout.batch_size
+    ledger = Ledger(at, size, plan.tasks, 1)
+    world = World(Fleet(plan.spec, NOW), ledger, fusion_state(plan.spec), [4] * size)
     for number, worker in enumerate(world.fleet, start=1):
         if worker.name in absent:
             continue
@@ -246,7 +249,7 @@ def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:
 
 def test_groups_that_the_graph_does_not_need_do_not_exist(tmp_path: Path) -> None:
     job = make_job(tmp_path, algorithm="grpo")
-    world = World(Fleet(job.spec, NOW), Ledger(0, 16, (), 1))
+    world = World(Fleet(job.spec, NOW), Ledger(0, 16, (), 1), fusion_state(job.spec))
     assert {worker.group for worker in world.fleet} == {Group.GENERATION, Group.INFERENCE, Group.TRAINING}
     assert plan_of(job, "").scored_models == ()
     assert plan_of(job, "").graph.trained == ("actor",)

@@ -1,0 +1,84 @@
+"""What inter-stage fusion goes by in an iteration, and what it has done: costs, lengths, the choice, counts.
+
+Rule: plain data. `release` and `tail` read it and decide, `fusing` and `moving` change it. The costs are a job's and
+are written down; the length model is rebuilt from what the journal keeps; the rest begins anew with every iteration.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJobSpec
+from rlhf_planner.inter_stage.choose import FusionChoice
+from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.lengths import LengthModel
+
+LINK_BYTES_PER_SECOND: Final = 4e8
+"""Between two workers until a migration was observed: gRPC over one connection, serialization included."""
+NOMINAL: Final = (StepTime(1, 256, 0.02),)
+"""A step where nothing was measured (mode Fixed): only its order of magnitude against a transfer counts."""
+
+
+NO_FUSION: Final = FusionChoice(0, 0, "Auto", 0.0, 0.0, (), "")
+"""Nothing is gathered, nothing is predicted."""
+
+
+@dataclass
+class Moved:
+    """What was moved in an iteration."""
+
+    kv: int = 0
+    """Samples with their KV cache."""
+    tokens: int = 0
+    """Samples by their tokens alone."""
+    stayed: int = 0
+    """Samples that could not be moved with their KV cache."""
+    bytes: int = 0
+    seconds: float = 0.0
+    """From first part to answer, summed over samples."""
+    paused: float = 0.0
+    """Of them neither worker decoded the sample."""
+    longest_pause: float = 0.0
+    """Of one sample."""
+
+
+@dataclass
+class FusionState:
+    """Of one job; from `choice` to `balanced` of the iteration in progress."""
+
+    costs: StageCosts
+    lengths: LengthModel
+    measured: bool = False
+    """The costs are the workers' own; else nominal."""
+    given_up: str = ""
+    """Why this job fuses nothing any more; empty: it may."""
+    attempt: int = 0
+    results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
+    """(worker, role) -> what it measured in this attempt."""
+    choice: FusionChoice = NO_FUSION
+    moved: Moved = field(default_factory=Moved)
+    pool: tuple[str, ...] = ()
+    """As last seen, for status and events; never decided on."""
+    released: tuple[str, ...] = ()
+    """Likewise."""
+    balanced: float = 0.0
+    """When samples were last moved before the threshold."""
+    busy: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Worker -> decode or score -> seconds, by its spans."""
+
+
+def fusion_state(spec: RLHFJobSpec) -> FusionState:
+    """Before anything is measured or learned."""
+    return FusionState(nominal_costs(spec), LengthModel.prior(spec.rollout.max_response_tokens))
+
+
+def nominal_costs(spec: RLHFJobSpec) -> StageCosts:
+    """Costs by which a KV cache is moved rather than built anew."""
+    return StageCosts.measured(
+        decode=NOMINAL,
+        prefill=NOMINAL,
+        max_batch_size=spec.generation.max_batch_size,
+        kv_bytes_per_token=1.0,
+        bandwidth=LINK_BYTES_PER_SECOND,
+        replays=spec.deterministic,
+    )
