@@ -51,7 +51,9 @@ LABEL org.opencontainers.image.title="rlhf-worker" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/rlhf /opt/rlhf
 # /tmp is all that is written to, beside the volumes of a job.
-ENV PATH=/opt/rlhf/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# LOGNAME: libraries ask for the user's name, and the user of a pod may have none.
+ENV PATH=/opt/rlhf/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp LOGNAME=rlhf \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "rlhf_workers"]

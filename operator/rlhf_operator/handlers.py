@@ -29,6 +29,9 @@ WATCHED: Final[dict[str, tuple[str, str, str]]] = {
 }
 """Kind -> (group, version, plural). Secrets are read by name and never listed."""
 
+KOPF_IDENTITY: Final[Any] = "rlhf-operator"
+"""Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
+
 
 def job_key(kind: str, body: Any) -> str | None:
     """Key of the job that an object is or belongs to."""
@@ -132,6 +135,7 @@ async def watch(made: kopf.OperatorRegistry, namespaces: Sequence[str], ready: a
     """Runs kopf until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
     await kopf.operator(
         ready_flag=ready,
+        identity=KOPF_IDENTITY,
         registry=made,
         settings=settings(),
         standalone=True,
