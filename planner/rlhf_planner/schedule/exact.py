@@ -77,7 +77,6 @@ class Model:
         else:  # sums of rounded times differ from rounded sums: only what every step needs by itself is kept
             low, high = np.zeros(lay.steps, dtype=np.int64), self.horizon - np.repeat(self.duration, np.diff(lay.base))
         self.possible = bool((low <= high).all())
-        self.capped = False
         self.steps: list[Any] = []
         if self.possible:
             self.steps = [self.model.new_int_var(int(a), int(b), "") for a, b in zip(low, high, strict=True)]
@@ -124,7 +123,6 @@ class Model:
     def cap(self, cap: float) -> None:
         """Keep what every device holds at or under `cap`."""
         lay, units = self.lay, memory_units(self.lay)
-        self.capped = True
         for device in range(lay.instance.devices):
             intervals, demands = [], []
             for k in np.flatnonzero(lay.device == device):
@@ -151,14 +149,18 @@ class Model:
         for variable, start in zip(self.steps, self.grid.up(timeline.start), strict=True):
             self.model.add_hint(variable, int(start))
 
-    def solve(self, effort: float, seconds: float, seed: int) -> Answer:
-        """Run CP-SAT; the bound is of the objective, in time units of the instance."""
+    def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> Answer:
+        """Run CP-SAT; the bound is of the objective, in time units of the instance.
+
+        `dynamic` adds precedences between steps of a device during the search: some caps are met only with it, some
+        only without.
+        """
         if not self.possible:
             return Answer(None, float("inf"), infeasible=self.grid.exact)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
-        solver.parameters.use_dynamic_precedence_in_disjunctive = self.capped
+        solver.parameters.use_dynamic_precedence_in_disjunctive = dynamic
         solver.parameters.max_deterministic_time = max(effort, 1e-3)
         solver.parameters.max_time_in_seconds = max(seconds, 0.0) + GRACE
         status = solver.solve(self.model)
@@ -173,12 +175,14 @@ class Model:
         return Answer(timeline, bound, effort=used)
 
 
-def decide(lay: Layout, horizon: float, cap: float | None, effort: float, seconds: float, seed: int) -> Answer:
+def decide(
+    lay: Layout, horizon: float, cap: float | None, effort: float, seconds: float, seed: int, dynamic: bool = False
+) -> Answer:
     """A schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
     model = Model(lay, horizon)
     if cap is not None and model.possible:
         model.cap(cap)
-    return model.solve(effort, seconds, seed)
+    return model.solve(effort, seconds, seed, dynamic)
 
 
 def minimise_makespan(

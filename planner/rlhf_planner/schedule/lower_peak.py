@@ -42,8 +42,8 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
     """Short walks bracket what can be reached, long ones aim under it; where small, exact answers before and after."""
     units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
     if small:
-        _exact_peak(search, limit, search.floor, 0.08)
-    low, total = units.of(search.floor), search.tries_left * 4 // 5 if small else search.tries_left
+        _exact_peak(search, limit, search.floor, 0.15, dynamic=False)
+    low, total = units.of(search.floor), search.tries_left * 2 // 3 if small else search.tries_left
     for round_ in range(_PROBES + len(_ROUNDS)):
         best = units.of(search.best.peak)
         if search.peak_at_floor or search.left <= 0 or search.tries_left <= 0:
@@ -66,7 +66,7 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
     units = memory_units(search.lay)
     while low < units.of(search.best.peak) - 1 and not search.peak_at_floor:
         target = (low + units.of(search.best.peak)) // 2
-        if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left):
+        if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left, dynamic=True):
             low = max(low, target)
         if search.share_left < 0.02 or search.left <= 0:
             return
@@ -90,11 +90,12 @@ def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
     return met
 
 
-def _exact_peak(search: Search, limit: float, peak: float, share: float) -> bool:
+def _exact_peak(search: Search, limit: float, peak: float, share: float, dynamic: bool) -> bool:
     """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
     if search.peak_at_floor or search.left <= 0:
         return True
-    answer = decide(search.lay, limit, peak, search.effort(share), search.left, search.options.seed)
+    effort = search.effort(share)
+    answer = decide(search.lay, limit, peak, effort, search.left, search.options.seed, dynamic)
     search.spend_effort(answer.effort)
     if answer.timeline is not None:
         search.take(answer.timeline, "constraint programming")
