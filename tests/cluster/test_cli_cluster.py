@@ -7,6 +7,7 @@ pods that run are in test_cli_pods.py.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,10 +80,10 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     cluster.kubectl("delete", "rlhfjob", name, f"-n={NAMESPACE}", "--ignore-not-found", "--wait=false")
 
 
-def write_status(cluster: Cluster, name: str, status: dict[str, Any]) -> None:
+def write_status(cluster: Cluster, name: str, status: dict[str, Any], namespace: str = NAMESPACE) -> None:
     """As an operator would."""
     patch = f"--patch={json.dumps({'status': status})}"
-    cluster.kubectl("patch", "rlhfjob", name, f"-n={NAMESPACE}", "--subresource=status", "--type=merge", patch)
+    cluster.kubectl("patch", "rlhfjob", name, f"-n={namespace}", "--subresource=status", "--type=merge", patch)
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> dict[str, str]:
@@ -223,12 +224,41 @@ def test_rights_that_lack_are_named(cluster: Cluster, rlhf: Rlhf, job: str) -> N
     assert "ClusterRole edit" in err
 
 
-def test_a_server_without_the_definition_says_what_to_install(rlhf: Rlhf) -> None:
-    with Cluster(level="api") as bare:
-        code, _, err = rlhf("get", "--kubeconfig", str(bare.kubeconfig))
-        assert code == 1
-        assert "context test does not know RLHFJob (rlhf.dev/v1alpha1): install the operator there" in err
-        assert "install the operator" in rlhf("describe", "x", "--kubeconfig", str(bare.kubeconfig))[2]
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Cluster]:
+    """An API server of its own, without the definition at first; it may be restarted."""
+    with Cluster(level="api") as cluster:
+        yield cluster
+
+
+def test_a_server_without_the_definition_says_what_to_install(bare: Cluster, rlhf: Rlhf) -> None:
+    code, _, err = rlhf("get", "--kubeconfig", str(bare.kubeconfig))
+    assert code == 1
+    assert "context test does not know RLHFJob (rlhf.dev/v1alpha1): install the operator there" in err
+    assert "install the operator" in rlhf("describe", "x", "--kubeconfig", str(bare.kubeconfig))[2]
+
+
+def test_a_wait_outlives_the_api_server(bare: Cluster, tmp_path: Path) -> None:
+    bare.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    wait_until("the definition", lambda: "rlhfjobs" in bare.kubectl("api-resources", "-o=name"), TIMEOUT)
+    body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    body["metadata"] = {"name": "lasting", "namespace": "default"}
+    bare.apply(body)
+    arguments = ["wait", "lasting", f"--timeout={2 * TIMEOUT:.0f}s", f"--kubeconfig={bare.kubeconfig}"]
+    said = tmp_path / "said"
+    with said.open("w") as output:
+        command = [sys.executable, "-m", "rlhf_operator.cli.main", *arguments]
+        waiting = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        wait_until("the wait", lambda: "lasting: Pending" in said.read_text(), TIMEOUT)
+        bare.component("kube-apiserver").restart("kube-apiserver", grace=0)
+        bare.wait_ready()
+        told = condition("Complete", "True", "AllIterationsTrained", "all 100 iterations are trained")
+        write_status(bare, "lasting", {"conditions": [told]}, "default")
+        assert waiting.wait(TIMEOUT) == 0
+    finally:
+        waiting.kill()
+    assert said.read_text().endswith("lasting: Complete: all 100 iterations are trained\n")
 
 
 def test_a_server_that_does_not_answer_is_named(cluster: Cluster, rlhf: Rlhf, tmp_path: Path) -> None:

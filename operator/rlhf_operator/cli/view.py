@@ -35,6 +35,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
         _headline(status),
         _stages(status),
         _ledger(status),
+        *_tail(status),
         _curves(lines),
         _workers(status),
     ]
@@ -92,6 +93,23 @@ def _ledger(status: pb.JobStatus) -> Text:
     order = ("queued", "decoding", "migrating", "generated", "scored", "trained")
     counts = [f"{state} {status.ledger[state]}" for state in order if status.ledger.get(state, 0)]
     return Text(f"{'ledger':>8} " + (" · ".join(counts) or "empty"), style="dim")
+
+
+def _tail(status: pb.JobStatus) -> list[Text]:
+    """Where the long tail is: once it gathers, who keeps it; before, when it will; nothing where it does not."""
+    if not status.fusion.threshold:
+        return []
+    workers = status.replicas.get("generation", 0)
+    left = sum(status.ledger.get(state, 0) for state in ("queued", "decoding", "migrating"))
+    if status.pool:
+        scoring = len(status.fusion.released)
+        words = f"{left} left, pool {len(status.pool)}/{workers}, {scoring} workers score"
+        words += f", {status.fusion.migrated} samples moved" if status.fusion.migrated else ""
+        return [Text(f"{'tail':>8} {words}", style="magenta")]
+    words = f"gathers at {status.fusion.threshold} left on {status.fusion.pool}/{workers} workers"
+    if status.fusion.predicted_seconds:
+        words += f", predicted {status.fusion.predicted_off_seconds / status.fusion.predicted_seconds:.2f}x"
+    return [Text(f"{'tail':>8} {words}", style="dim")]
 
 
 def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:

@@ -49,8 +49,6 @@ def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
 
 
 async def _log(api: Api, job: Stored) -> list[Iteration]:
-    if not job.status.get("startTime"):
-        return []
     pod = f"{job.name}-{names.Group.COORDINATOR}"
     query = {"tailLines": str(LINES), "container": CONTAINER}
     try:

@@ -66,8 +66,10 @@ async def _once(session: Session, job: Stored, asked: Asked) -> int:
     pods = workers(bodies, [], now())
     if not pods:
         raise VerbError(_no_pods(job, asked))
+    if len(pods) == 1:
+        return await _whole(session, job, pods[0], asked)
     slots = asyncio.Semaphore(AT_ONCE)
-    tail = asked.tail if asked.tail is not None else TAIL if len(pods) > 1 else None
+    tail = asked.tail if asked.tail is not None else TAIL
 
     async def one(worker: Worker) -> list[Line] | VerbError:
         try:
@@ -85,6 +87,17 @@ async def _once(session: Session, job: Stored, asked: Asked) -> int:
     for pod, problem in problems:
         session.note(f"{pod.name}: no log: {problem}")
     return int(ExitCode.FAILED) if len(problems) == len(pods) else 0
+
+
+async def _whole(session: Session, job: Stored, worker: Worker, asked: Asked) -> int:
+    """One pod's log as it is read: it may be larger than memory."""
+    printer = _Printer(session, [worker.name], asked.raw)
+    try:
+        async for raw in session.api.log(job.namespace, worker.pod.name, _query(asked, asked.tail)):
+            printer.one(split(worker.name, raw))
+    except (AbsentError, RefusedError, UnreachableError) as error:
+        raise VerbError(f"{worker.name}: no log: {error}") from error
+    return 0
 
 
 def in_order(logs_of_pods: Sequence[Sequence[Line]]) -> list[Line]:

@@ -1,6 +1,7 @@
 """`rlhf describe` and `rlhf top`: read a job whole and show it, once or again and again."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,8 @@ from rlhf_operator.cli.view import render
 
 EVENTS_SHOWN: Final = 4
 """Latest events below the live view."""
+REST_SHARE: Final = 4
+"""Times as long as a look took, at least, until the next."""
 _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this is the status, ten seconds old at most"
 
 
@@ -39,6 +42,7 @@ async def top(session: Session, name: str, every: float, *, once: bool) -> int:
     with Live(console=session.out, auto_refresh=False, vertical_overflow="crop") as shown:
         trouble = ""
         while True:
+            began = time.monotonic()
             try:
                 found = await facts.read(session, name, now())
                 shown.update(await _view(session, found), refresh=True)
@@ -49,7 +53,8 @@ async def top(session: Session, name: str, every: float, *, once: bool) -> int:
                 if not trouble:
                     session.note(f"{error}; trying again")
                 trouble = str(error)
-            await asyncio.sleep(every)
+            # A job of a thousand pods is looked at less often: the API server has others to serve.
+            await asyncio.sleep(max(every, REST_SHARE * (time.monotonic() - began)))
 
 
 async def _view(session: Session, found: Facts) -> RenderableType:
