@@ -1,0 +1,134 @@
+"""`rlhf logs` and `rlhf top` of pods that really run: streams through the API server, a restart, a metrics page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from . import images
+from .cluster import Cluster, ClusterError
+from .processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 120.0  # seconds for anything here; a few on an idle machine
+NAMESPACE = "cli-pods"
+METRICS = """rlhf_iteration{job="grpo"} 4
+rlhf_phase{job="grpo",phase="Scoring"} 1
+rlhf_samples{job="grpo",state="scored"} 3
+rlhf_samples{job="grpo",state="generated"} 5
+rlhf_worker_state{job="grpo",worker="generation-0",state="Busy"} 1
+rlhf_worker_tokens_per_second{job="grpo",worker="generation-0"} 321
+"""
+COORDINATOR = f"""
+import http.server, json
+for message in ("Generating (iteration 3)", "Training (iteration 3)", "iteration 4/9: reward 0.5, 8.0 samples/s, 2 s"):
+    print(json.dumps({{"time": "2026-01-01T00:00:00+00:00", "level": "INFO", "message": message}}), flush=True)
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write({METRICS!r}.encode())
+http.server.HTTPServer(("", 7790), Page).serve_forever()
+"""
+WORKER = """
+import os, sys, time
+if not os.path.exists("/state/seen"):
+    open("/state/seen", "w").close(); print("first life", flush=True); time.sleep(1); sys.exit(3)
+print("second life", flush=True); time.sleep(3600)
+"""
+
+
+def pod(name: str, group: str, script: str) -> dict[str, Any]:
+    """A pod as the job would have it, with another program in it."""
+    labels = {"rlhf.dev/job-name": name, "rlhf.dev/group": group, "rlhf.dev/index": "0"}
+    container = {
+        "name": "worker",
+        "image": images.PYTHON,
+        "command": ["python3", "-c", script],
+        "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+    }
+    spec = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {"runAsUser": 0},
+        "volumes": [{"name": "state", "emptyDir": {}}],
+        "containers": [container],
+    }
+    suffix = group if group == "coordinator" else f"{group}-0"
+    meta = {"name": f"{name}-{suffix}", "namespace": NAMESPACE, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def job(node_cluster: Cluster) -> Iterator[str]:
+    """A job with two pods that run."""
+    node_cluster.nodes["n1"].import_image(images.python())
+    node_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    node_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
+    name = str(body["metadata"]["name"])
+    body["metadata"]["namespace"] = NAMESPACE
+
+    def applied() -> bool:
+        try:
+            node_cluster.apply([body, pod(name, "coordinator", COORDINATOR), pod(name, "generation", WORKER)])
+        except ClusterError:
+            return False  # the definition or the service account is not there yet
+        return True
+
+    wait_until("the job", applied, TIMEOUT, every=1)
+    yield name
+    node_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
+    """The command as a user starts it, its output in a pipe."""
+    command = [sys.executable, "-m", "rlhf_operator.cli.main", *arguments, f"--namespace={NAMESPACE}"]
+    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rlhf(cluster: Cluster, *arguments: str) -> str:
+    """Its output, with what went to standard error."""
+    return start(cluster, *arguments).communicate(timeout=TIMEOUT)[0]
+
+
+@pytest.mark.timeout(600)
+def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cluster, job: str) -> None:
+    following = start(node_cluster, "logs", job, "--follow")
+    try:
+        wait_until("the second life", lambda: "second life" in rlhf(node_cluster, "logs", job), TIMEOUT, every=1)
+        every = rlhf(node_cluster, "logs", job)
+        assert "coordinator   00:00:00 INFO Training (iteration 3)" in every
+        assert "generation-0  second life" in every
+        assert rlhf(node_cluster, "logs", job, "--group=generation", "--previous") == "first life\n"
+        assert rlhf(node_cluster, "logs", job, "--group=coordinator", "--tail=1", "--raw").startswith('{"time"')
+
+        top = rlhf(node_cluster, "top", job)
+        assert "iteration 5/" in top
+        assert "Scoring" in top
+        assert "3/8 samples" in top
+        assert "321" in top
+        described = rlhf(node_cluster, "describe", job)
+        assert "Last iterations" in described
+        assert "generation-0   Ready   n1     1" in described
+
+        told = {"type": "Complete", "status": "True", "reason": "AllIterationsTrained", "message": "all are trained"}
+        status = {"conditions": [told | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+        patch = f"--patch={json.dumps({'status': status})}"
+        where = f"--namespace={NAMESPACE}"
+        node_cluster.kubectl("patch", "rlhfjob", job, where, "--subresource=status", "--type=merge", patch)
+        node_cluster.kubectl("delete", "pods", "--all", where)
+        output, _ = following.communicate(timeout=TIMEOUT)
+        assert following.returncode == 0
+        assert output.count("second life") == 1
+    finally:
+        following.kill()
