@@ -35,7 +35,7 @@ SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 MOST_TRIED: Final = 64
 """Samples times workers up to which every plan is tried."""
 TIE: Final = 0.002
-"""Plans this close are equal; the one that moves less is taken."""
+"""Plans this close are equal; one in their middle is taken: at an edge the next batch may be on the wrong side."""
 
 
 class CurvePoint(NamedTuple):
@@ -206,14 +206,14 @@ class _Trial:
         return float(won.mean()), error
 
     def best(self) -> tuple[int, int] | None:
-        """Of the plans tried on all draws; of equal ones the lowest threshold, then the largest pool."""
+        """Of the plans tried on all draws; of equal ones, by threshold, the middle one."""
         last = len(self._generations) - 1
         full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]
         if not full:
             return None
         least = min(self.mean(*plan) for plan in full)
-        equal = [plan for plan in full if self.mean(*plan) <= least * (1 + TIE)]
-        return min(equal, key=lambda plan: (plan[0], -plan[1]))
+        equal = sorted(plan for plan in full if self.mean(*plan) <= least * (1 + TIE))
+        return equal[(len(equal) - 1) // 2]
 
     def curve(self) -> tuple[CurvePoint, ...]:
         last = len(self._generations) - 1

@@ -1,0 +1,89 @@
+"""Costs before anything is measured: a roofline of public hardware figures.
+
+Rule: every figure is an assumption and is named as one wherever it is shown. Decoding reads all weights once a step,
+and each sample's keys and values; scoring computes two operations a parameter and token, and reads the weights once a
+pass. Peak figures are H100 SXM as its datasheet has them: 3.35 TB/s HBM3, 989 Tflop/s dense bfloat16, 80 GB, 64 GB/s
+PCIe 5 in one direction, and one 400 Gb/s network port for each GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_planner.inter_stage.costs import DecodeLines, StageCosts, Work
+
+TOKEN_FLOPS: Final = 2.0
+"""Operations a parameter and token of a forward pass: one multiplication, one addition."""
+ROOM_SHARE: Final = 0.9
+"""Of the device memory that weights leave: what KV caches may take."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a worker, at the efficiency that engines reach on it."""
+
+    name: str
+    memory_bandwidth: float
+    """Bytes a second that decoding reaches."""
+    flops: float
+    """Operations a second that a forward pass over many tokens reaches."""
+    memory_bytes: float | None
+    """None: not limited."""
+    host_bandwidth: float
+    """Bytes a second from host memory."""
+    network_bandwidth: float
+    """Bytes a second to another worker."""
+    layer_seconds: float
+    """Of a pass for every layer, whatever its size: kernels, and collectives between a worker's devices."""
+
+
+HOPPER: Final = Device("H100 SXM", 0.7 * 3.35e12, 0.5 * 989e12, 80e9, 0.8 * 64e9, 0.8 * 50e9, 20e-6)
+"""70% of the memory bandwidth, half of the dense bfloat16 peak, 80% of a link."""
+CPU_CORE: Final = Device("CPU core", 8e9, 20e9, None, 4e9, 1e9, 100e-6)
+"""One core of a server with float32: what such cores share of memory channels and vector units, rounded."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Size of a model."""
+
+    parameters: float
+    layers: int
+    kv_bytes_per_token: float
+    value_bytes: int = 2
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights."""
+        return self.parameters * self.value_bytes
+
+
+def assumed_costs(
+    actor: Model, scorers: Sequence[Model], device: Device, devices: int, max_batch_size: int, *, replays: bool = False
+) -> StageCosts:
+    """Costs of a worker of so many devices that decodes with `actor` and scores with all of `scorers`."""
+    read, compute = device.memory_bandwidth * devices, device.flops * devices
+    batches = sorted({1, max_batch_size, *(1 << power for power in range(max_batch_size.bit_length()))})
+    fixed, weights = actor.layers * device.layer_seconds, actor.weight_bytes / read
+    base = [max(weights, TOKEN_FLOPS * actor.parameters * batch / compute) + fixed for batch in batches]
+    slope = [batch * actor.kv_bytes_per_token / read for batch in batches]
+    parameters = sum(model.parameters for model in scorers)
+    layers = sum(model.layers for model in scorers)
+    asleep = sum(model.weight_bytes for model in scorers)
+    room = None
+    if device.memory_bytes is not None:
+        room = ROOM_SHARE * max(0.0, device.memory_bytes * devices - actor.weight_bytes)
+    return StageCosts(
+        decode=DecodeLines(tuple(batches), tuple(base), tuple(slope)),
+        max_batch_size=max_batch_size,
+        prefill=Work(weights + fixed, 0.0, TOKEN_FLOPS * actor.parameters / compute),
+        score=Work(asleep / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
+        wake_seconds=asleep / (device.host_bandwidth * devices),
+        kv_bytes_per_token=actor.kv_bytes_per_token,
+        kv_room_bytes=room,
+        bandwidth=device.network_bandwidth * devices,
+        replays=replays,
+        padded=False,
+    )

@@ -1,0 +1,116 @@
+"""Pictures of the long tail: workers down and time across before and after, and time against the threshold.
+
+Decoding is blue, the darker the fuller the batch; scoring is orange; idle time stays light grey, so that it catches the
+eye. matplotlib is imported on the first call only: it is not part of the worker image.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlhf_planner.inter_stage.layout import Forecast
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_IDLE = "#f0f0f0"
+_COLOURS = {"prefill": "#6a51a3", "wake": "#969696", "score": "#f16913"}
+_DECODE = ("#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
+_LINES = ("#08519c", "#f16913", "#41ab5d", "#6a51a3", "#636363", "#ec9014", "#3182bd", "#a63603")
+_MOVES_DRAWN = 60  # arrows beyond this hide what they point at
+
+
+class Curve(NamedTuple):
+    """Time against the threshold, to be drawn: (share of the batch, time), rising; and the share that is chosen."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    chosen: float | None
+
+
+def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[str], form: str = "svg") -> bytes:
+    """Several forecasts, made with `spans=True`, under one time axis. `workers`: a name each. `form`: svg or png."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    longest = max(forecast.seconds for _, forecast in forecasts)
+    most = max((span.samples for _, f in forecasts for span in f.spans if span.kind == "decode"), default=1)
+    height = 0.35 * len(workers) + 0.9
+    with mpl.rc_context({"svg.hashsalt": "inter-stage", "font.size": 9, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(12, height * len(forecasts) + 0.6), layout="constrained")
+        axes = figure.subplots(len(forecasts), 1, squeeze=False)[:, 0]
+        for chart, (title, forecast) in zip(axes, forecasts, strict=True):
+            _workers(chart, forecast, workers, most)
+            chart.set_xlim(0, longest * 1.01)
+            chart.set_title(title, loc="left", fontsize=10, fontweight="bold")
+        axes[-1].set_xlabel("seconds of generation and inference")
+        _legend(figure)
+        return _bytes(figure, form)
+
+
+def draw_curves(curves: Sequence[Curve], title: str, label: str, form: str = "svg") -> bytes:
+    """Time against the threshold as lines, chosen points marked."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "inter-stage", "font.size": 9, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 4.2), layout="constrained")
+        chart = figure.subplots()
+        for index, curve in enumerate(curves):
+            colour = _LINES[index % len(_LINES)]
+            shares, times = zip(*curve.points, strict=True)
+            chart.plot(shares, times, color=colour, marker=".", markersize=5, linewidth=1.4, label=curve.name)
+            chosen = [(share, time) for share, time in curve.points if share == curve.chosen]
+            if chosen:
+                chart.plot(*chosen[0], color=colour, marker="o", markersize=9, markerfacecolor="none")
+        chart.set_ylim(bottom=0)
+        chart.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
+        chart.set_xlabel("threshold R_t, share of the batch (0: no fusion); the ring is the choice")
+        chart.set_ylabel(label)
+        chart.set_title(title, loc="left", fontsize=10, fontweight="bold")
+        for side in ("top", "right"):
+            chart.spines[side].set_visible(False)
+        chart.legend(frameon=False, fontsize=8)
+        return _bytes(figure, form)
+
+
+def _workers(chart: Axes, forecast: Forecast, workers: Sequence[str], most: int) -> None:
+    for row in range(len(workers)):
+        chart.broken_barh([(0, forecast.seconds)], (row - 0.4, 0.8), facecolors=_IDLE)
+    for span in forecast.spans:
+        shade = min(len(_DECODE) - 1, len(_DECODE) * span.samples // (most + 1))
+        colour = _COLOURS.get(span.kind, _DECODE[shade])
+        chart.broken_barh([(span.start, span.end - span.start)], (span.worker - 0.4, 0.8), facecolors=colour)
+    for move in forecast.transits[:_MOVES_DRAWN]:
+        chart.annotate(
+            "", (max(move.end, move.start), move.destination), (move.start, move.source),
+            arrowprops={"arrowstyle": "->", "color": "black", "linewidth": 0.7},
+        )  # fmt: skip
+    if forecast.threshold_seconds is not None:
+        chart.axvline(forecast.threshold_seconds, color="black", linewidth=0.8, linestyle=":")
+    chart.axvline(forecast.seconds, color="black", linewidth=1)
+    chart.text(forecast.seconds, -0.55, f"{forecast.seconds:.3g} s ", ha="right", va="bottom", fontweight="bold")
+    chart.set_ylim(len(workers) - 0.4, -0.6)
+    chart.set_yticks(range(len(workers)), list(workers))
+    for side in ("top", "right", "left"):
+        chart.spines[side].set_visible(False)
+    chart.tick_params(length=0, labelsize=8)
+
+
+def _legend(figure: Any) -> None:
+    from matplotlib.patches import Patch
+
+    names = {
+        "prefill": _COLOURS["prefill"], "decode, full": _DECODE[-1], "decode, nearly empty": _DECODE[0],
+        "wake": _COLOURS["wake"], "score": _COLOURS["score"], "idle": _IDLE,
+    }  # fmt: skip
+    patches = [Patch(facecolor=colour, label=name) for name, colour in names.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=8)
+
+
+def _bytes(figure: Any, form: str) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format=form, dpi=110, metadata={"Date": None} if form == "svg" else None)
+    return out.getvalue()
