@@ -206,6 +206,10 @@ class Effects:
         run, iteration = self._run, self._run.world.iteration
         metrics = run.accounts.metrics(run.world.ledger, run.training_metrics, time.monotonic())
         metrics |= fusing.figures(run) | fusing.learn(run)
+        moved = run.world.fusion.moved
+        run.totals.moved_kv += moved.kv
+        run.totals.moved_tokens += moved.tokens
+        run.totals.moved_bytes += moved.bytes
         run.rewards.append(metrics.get("reward", math.nan))
         run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
         run.journal.commit()

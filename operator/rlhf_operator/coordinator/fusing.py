@@ -9,6 +9,7 @@ When the process dies the costs are in the journal's facts, and lengths are read
 import asyncio
 import logging
 import statistics
+import time
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
@@ -28,6 +29,8 @@ from rlhf_planner.inter_stage.simulate import simulate
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at how evenly samples are spread."""
 ATTEMPTS_PER_COORDINATOR: Final = 1 << 20
 """Numbers of attempts start at the coordinator's epoch times this."""
 
@@ -117,7 +120,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 def begin(run: Run) -> None:
     """An iteration begins (or the costs have come): what is its tail to do?"""
     state, settings = run.world.fusion, run.plan.spec.fusion.inter_stage
-    state.choice, state.moved, state.busy, state.pool = NO_FUSION, Moved(), {}, ()
+    state.choice, state.moved, state.busy, state.pool, state.moved_at = NO_FUSION, Moved(), {}, (), {}
     if not release.possible(run.plan, run.world) or run.world.ledger.all_generated:
         return
     if settings.mode == "Fixed":
@@ -147,7 +150,8 @@ async def _choose(run: Run) -> None:
 
 def watch(run: Run) -> None:
     """Writes down when the tail gathers and when that is over; status shows what was seen last."""
-    world, state = run.world, run.world.fusion
+    world, state, now = run.world, run.world.fusion, time.monotonic()
+    state.look_again = now + LOOK_SECONDS if now >= state.look_again else state.look_again
     pool = release.placement(run.plan, world).pool if release.gathering(run.plan, world) else ()
     state.released = tuple(worker.name for worker in release.released(run.plan, world, pool))
     if bool(pool) == bool(state.pool):
@@ -272,8 +276,12 @@ def _refine(run: Run, again: Forecast) -> None:
     state.costs = state.costs.refined(observed)
 
 
-def busy(run: Run, span: pb.Span) -> None:
-    """Adds a worker's span to what it was busy with."""
+def annotate(run: Run, span: pb.Span) -> None:
+    """Adds a worker's span to what it was busy with; names the destination of a migration, whose address it says."""
+    if span.name == "migrate" and "peer" in span.attributes:
+        peer = span.attributes["peer"]
+        names = [worker.name for worker in run.world.fleet.of(Group.GENERATION) if worker.address == peer]
+        span.attributes["destination"] = names[0] if names else peer
     kind, _, task = span.name.partition("/")
     kind = "decode" if kind == "prefill" else kind
     beside = task == "reward" and run.plan.spec.models.reward.model is None  # in a process of its own

@@ -44,7 +44,7 @@ class Moved:
 
 @dataclass
 class FusionState:
-    """Of one job; from `choice` to `balanced` of the iteration in progress."""
+    """Of one job; from `choice` on of the iteration in progress."""
 
     costs: StageCosts
     lengths: LengthModel
@@ -61,8 +61,10 @@ class FusionState:
     """As last seen, for status and events; never decided on."""
     released: tuple[str, ...] = ()
     """Likewise."""
-    balanced: float = 0.0
-    """When samples were last moved before the threshold."""
+    moved_at: dict[str, float] = field(default_factory=dict)
+    """Worker -> when samples were last asked to leave it or to come to it."""
+    look_again: float = 0.0
+    """Before this time nothing is balanced: looking costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
 

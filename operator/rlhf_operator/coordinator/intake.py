@@ -99,7 +99,7 @@ class Intake:
                 run.world.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
                 choosing.annotate(run, message.span)
-                fusing.busy(run, message.span)
+                fusing.annotate(run, message.span)
                 run.recorder.span(message.span)
             case other:
                 raise ValueError(f"a {other or 'empty'} message in the middle of a session")

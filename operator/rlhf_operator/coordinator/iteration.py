@@ -85,6 +85,8 @@ def _samples(plan: Plan, world: World, now: float) -> list[Decision]:
     if release.gathering(plan, world):
         pool, moves = release.placement(plan, world)
         decoders = [worker for worker in decoders if worker.name in pool]
+    else:
+        moves = release.balancing(plan, world, now)
     released = release.released(plan, world, pool)
     names = {worker.name for worker in released}
     return [

@@ -12,7 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rlhf_api.names import METRICS_PREFIX, ExitCode
+from rlhf_operator.coordinator import release
 from rlhf_operator.coordinator.failures import JobError
+from rlhf_operator.coordinator.fusing import idle_share
+from rlhf_operator.coordinator.fusion_state import NO_FUSION
 from rlhf_operator.coordinator.iteration import PHASES
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.status import worker_status
@@ -39,11 +42,32 @@ class RunCollector(Collector):
         yield self._gauge("worker_state", "1 for the state a worker is in.", states, "worker", "state")
         rates = {(w.worker,): w.tokens_per_second for w in workers}
         yield self._gauge("worker_tokens_per_second", "Tokens a second of a worker.", rates, "worker")
+        yield from self._fusion()
         last = {(name,): value for name, value in run.last_metrics.items()}
         yield self._gauge("iteration_metric", "Metrics of the last finished iteration.", last, "name")
         yield self._gauge("checkpoint_version", "Newest checkpoint.", {(): world.checkpoint.newest})
         yield self._gauge("coordinator_epoch", "Starts of the coordinator.", {(): run.coordinator_epoch})
         yield from self._counters()
+
+    def _fusion(self) -> Iterator[Metric]:
+        run, state = self._run, self._run.world.fusion
+        fused = state.choice if release.fuses(run.plan, run.world) else NO_FUSION
+        unfinished = {(): run.world.ledger.unfinished}
+        yield self._gauge("unfinished_samples", "Samples whose response is not complete.", unfinished)
+        yield self._gauge("fusion_threshold", "Unfinished samples at which the tail gathers.", {(): fused.threshold})
+        pool, released = {(name,): 1 for name in state.pool}, {(name,): 1 for name in state.released}
+        yield self._gauge("fusion_pool", "1 for a generation worker that keeps the tail.", pool, "worker")
+        yield self._gauge("fusion_released", "1 for a generation worker that scores.", released, "worker")
+        seconds = {("with",): state.choice.seconds, ("without",): state.choice.off_seconds}
+        text = "Predicted seconds of generation and inference, with and without fusion."
+        yield self._gauge("fusion_predicted_seconds", text, seconds, "fusion")
+        idle = {(worker.name,): idle_share(run, worker.name) for worker in list(run.world.fleet) if worker.session}
+        yield self._gauge(
+            "worker_idle_share", "Of generation and inference, neither decoded nor scored.", idle, "worker"
+        )
+        moved = {("kv",): run.totals.moved_kv, ("tokens",): run.totals.moved_tokens}
+        yield self._counter("migrated_samples", "Samples moved between workers.", moved, "by")
+        yield self._counter("migrated_bytes", "KV cache moved between workers.", {(): run.totals.moved_bytes})
 
     def _counters(self) -> Iterator[Metric]:
         run, totals = self._run, self._run.totals

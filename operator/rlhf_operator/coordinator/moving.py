@@ -34,6 +34,8 @@ def migrate(run: Run, decision: d.Migrate) -> None:
         leaving.append(Leaving(ledger.iteration, index, source, arriving))
         order.samples.add(key=_key(leaving[-1]), new_epoch=arriving.epoch)
     detail = f"move {len(leaving)} samples to {decision.destination}"
+    now = time.monotonic()
+    run.world.fusion.moved_at |= {decision.source: now, decision.destination: now}
     send(run, decision.source, pb.Command(migrate=order), Pending(Work.MIGRATE, 0.0, detail, leaving=tuple(leaving)))
 
 
@@ -45,6 +47,7 @@ def withdraw(run: Run, decision: d.Withdraw) -> None:
     )  # fmt: skip
     order = pb.Withdraw(keys=[_key(item) for item in leaving])
     detail = f"give back {len(leaving)} samples"
+    run.world.fusion.moved_at[decision.worker] = time.monotonic()
     send(run, decision.worker, pb.Command(withdraw=order), Pending(Work.WITHDRAW, 0.0, detail, leaving=leaving))
 
 
@@ -84,7 +87,6 @@ def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
         counts.seconds += item.seconds
         counts.paused += item.paused_seconds
         counts.longest_pause = max(counts.longest_pause, item.paused_seconds)
-        _draw(run, leaving, item)
     _stay(run, stayed)
 
 
@@ -126,25 +128,3 @@ def _response(run: Run, progress: pb.SampleProgress) -> Response:
 
 def _key(leaving: Leaving) -> pb.SampleKey:
     return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, epoch=leaving.source.epoch)
-
-
-def _draw(run: Run, leaving: Leaving, item: pb.MigratedSample) -> None:
-    """For the timeline: which way the sample went, and when."""
-    assert leaving.destination is not None
-    now = time.time_ns()
-    attributes = {
-        "sample": str(leaving.sample),
-        "destination": leaving.destination.worker,
-        "bytes": str(item.bytes),
-        "paused_ms": f"{1000 * item.paused_seconds:.3f}",
-    }
-    run.recorder.span(
-        pb.Span(
-            worker=leaving.source.worker,
-            name="migrate",
-            start_ns=now - int(item.seconds * 1e9),
-            end_ns=now,
-            iteration=leaving.iteration,
-            attributes=attributes,
-        )
-    )

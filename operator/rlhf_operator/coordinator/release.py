@@ -8,13 +8,20 @@ Rule: pure; nothing is remembered, so a lost worker or a restarted coordinator f
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import weights
 from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.sample import SampleState
 from rlhf_operator.coordinator.world import Plan, World
-from rlhf_planner.inter_stage.place import Placement, Unfinished, place
+from rlhf_planner.inter_stage.balance import balance
+from rlhf_planner.inter_stage.place import Move, Placement, Unfinished, place
+
+SPREAD: Final = 1.5
+"""The fullest worker has this many times the samples of the emptiest, or nothing is balanced."""
+REST_SECONDS: Final = 2.0
+"""A worker that gave or took samples is left alone for so long: what it was predicted to gain shows first."""
 
 
 def possible(plan: Plan, world: World) -> bool:
@@ -79,6 +86,22 @@ def placement(plan: Plan, world: World) -> Placement:
         name: [unfinished(world, index) for index in (*_kept(world, name), *ledger.bound_for(name))] for name in ready
     }
     return place(held, choice.pool, state.costs, state.lengths, choice.transfer)
+
+
+def balancing(plan: Plan, world: World, now: float) -> tuple[Move, ...]:
+    """Before the threshold, once nothing is queued: from the worker that would be last to one that would run dry."""
+    ledger, state, settings = world.ledger, world.fusion, plan.spec.fusion.inter_stage
+    if settings.balance == "Off" or not state.measured or now < state.look_again or not possible(plan, world):
+        return ()
+    if ledger.count(SampleState.QUEUED, SampleState.MIGRATING) or ledger.all_generated:
+        return ()
+    held = {worker.name: _kept(world, worker.name) for worker in decoders(plan, world)}
+    counts = [len(samples) for samples in held.values()]
+    if len(counts) < 2 or max(counts) < 2 or max(counts) < SPREAD * min(counts):
+        return ()
+    resting = {name for name, moment in state.moved_at.items() if now - moment < REST_SECONDS}
+    samples = {name: [unfinished(world, index) for index in indices] for name, indices in held.items()}
+    return balance(samples, state.costs, state.lengths, settings.transfer, resting)
 
 
 def unfinished(world: World, index: int) -> Unfinished:

@@ -43,6 +43,9 @@ class Totals:
     stale: int = 0
     messages: int = 0
     group_restarts: int = 0
+    moved_kv: int = 0
+    moved_tokens: int = 0
+    moved_bytes: int = 0
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -45,6 +47,8 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("other", "#5b5b5b", ("",)),
 )
 """(legend, colour, span name prefixes); the first kind with a matching prefix is it. Spans named `.../wait...` wait."""
+MIGRATION: Final = "migrate"
+_MIGRATION_COLOUR: Final = "#d62bb8"
 _ORDER: Final = ("coordinator", "generation", "inference", "training")
 
 
@@ -70,14 +74,17 @@ def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
     figure = Figure(figsize=(13, 1.6 + 0.42 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    used = _draw_bars(axes, spans, rows, start, end)
+    used = _draw_bars(axes, [span for span in spans if span.name != MIGRATION], rows, start, end)
+    migrations = _draw_migrations(axes, spans, rows, start)
     _draw_iterations(axes, spans, first, start, end)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.75)
     axes.set_xlim(0, end - start)
     axes.set_xlabel("seconds")
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(color=colour, label=legend) for legend, colour, _ in KINDS if legend in used]
+    handles: list[Artist] = [Patch(color=colour, label=legend) for legend, colour, _ in KINDS if legend in used]
+    if migrations:
+        handles.append(Line2D([], [], color=_MIGRATION_COLOUR, marker=">", label="sample migrates"))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     return _save(figure, path)
 
@@ -94,6 +101,17 @@ def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], s
                 axes.broken_barh(merged, (row - 0.38, 0.76), facecolors=colour, linewidth=0)
                 used.add(legend)
     return used
+
+
+def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float) -> int:
+    """An arrow a sample, from its source when it set off to its destination when it was there; how many."""
+    drawn = [s for s in spans if s.name == MIGRATION and s.destination in rows and s.start >= start]
+    for span in drawn:
+        tail = (span.start - start, rows.index(span.worker))
+        head = (span.start + span.seconds - start, rows.index(span.destination))
+        style = {"arrowstyle": "-|>", "color": _MIGRATION_COLOUR, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", head, tail, arrowprops=style)
+    return len(drawn)
 
 
 def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:

@@ -34,6 +34,8 @@ class TimelineSpan:
     """Seconds since the Unix epoch."""
     seconds: float
     iteration: int
+    destination: str = ""
+    """Of a sample that migrated: the worker it went to."""
 
 
 class TimelineFile:
@@ -132,4 +134,5 @@ def read_spans(path: Path) -> Iterator[TimelineSpan]:
                     start=event["ts"] / 1e6,
                     seconds=event["dur"] / 1e6,
                     iteration=int(event["args"].get("iteration", 0)),
+                    destination="" if "not_moved" in event["args"] else event["args"].get("destination", ""),
                 )

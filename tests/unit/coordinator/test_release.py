@@ -15,6 +15,7 @@ from rlhf_operator.coordinator.sample import Response
 from rlhf_operator.coordinator.schedule import schedule_json
 from rlhf_operator.coordinator.world import Plan, World, plan_of
 from rlhf_planner.inter_stage.choose import FusionChoice
+from rlhf_planner.inter_stage.costs import StageCosts, StepTime
 
 BOTH = "generation+inference"
 
@@ -151,6 +152,29 @@ def test_costs_are_measured_before_anything_is_decoded(tmp_path: Path) -> None:
     assert "Generate" in kinds(iteration.decide(plan, world, NOW))
     world.fusion.given_up, world.fusion.measured = "", True
     assert "Generate" in kinds(iteration.decide(plan, world, NOW))
+
+
+def test_a_worker_that_would_run_dry_takes_from_the_fullest_and_then_rests(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, mode="Auto", inference=1, transfer="KV")
+    world = doubled(plan, threshold=0)
+    steps = [StepTime(1, 16, 0.01), StepTime(6, 16, 0.05)]
+    world.fusion.costs = StageCosts.measured(
+        decode=steps, max_batch_size=6, bandwidth=1e9, kv_bytes_per_token=10, replays=True
+    )
+    world.fusion.measured = True
+    for index in range(2, 8):
+        hold(world, index, "generation-0")
+    for index in range(2):
+        hold(world, index, f"generation-{index + 1}", tokens=40)
+    moves = [item for item in iteration.decide(plan, world, NOW) if isinstance(item, d.Migrate)]
+    assert moves
+    assert {item.source for item in moves} == {"generation-0"}
+    world.fusion.moved_at = dict.fromkeys(("generation-0", "generation-1", "generation-2"), NOW)
+    assert "Migrate" not in kinds(iteration.decide(plan, world, NOW + 1))
+    assert "Migrate" in kinds(iteration.decide(plan, world, NOW + 3))
+    world.fusion.measured = False
+    world.fusion.given_up = "no room"
+    assert "Migrate" not in kinds(iteration.decide(plan, world, NOW + 3))
 
 
 def test_publishing_waits_for_the_policy_alone(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from pathlib import Path
 from random import Random
 
+from matplotlib.figure import Figure
+
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.reports.picture import KINDS, _last_iterations, _merge, draw
+from rlhf_operator.reports.picture import KINDS, _draw_migrations, _last_iterations, _merge, draw
 from rlhf_operator.reports.recorder import RunRecorder
-from rlhf_operator.reports.timeline import TimelineSpan
+from rlhf_operator.reports.timeline import FILE, TimelineSpan, read_spans
 
 
 def fill(folder: Path, iterations: int = 5) -> None:
@@ -53,6 +55,24 @@ def test_both_pictures_are_drawn(tmp_path: Path) -> None:
 
 def test_an_empty_run_has_no_pictures(tmp_path: Path) -> None:
     assert draw(tmp_path) == []
+
+
+def test_a_migrated_sample_is_an_arrow_between_two_rows(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0)
+    for index, (name, destination) in enumerate((("decode", ""), ("migrate", "generation-1"))):
+        attributes = {"destination": destination} if destination else {}
+        for worker in ("generation-0", "generation-1")[: 2 - index]:
+            start = int((1000.0 + index) * 1e9)
+            recorder.span(
+                pb.Span(worker=worker, name=name, start_ns=start, end_ns=start + 10**9, attributes=attributes)
+            )
+    recorder.finish({})
+    spans = [span for span in read_spans(tmp_path / FILE) if span.destination]
+    assert [(span.worker, span.destination) for span in spans] == [("generation-0", "generation-1")]
+    axes = Figure().add_subplot()
+    assert _draw_migrations(axes, spans, ["generation-0", "generation-1"], 1000.0) == 1
+    assert [(note.xyann, note.xy) for note in axes.texts] == [((1.0, 0), (2.0, 1))]
+    assert draw(tmp_path)
 
 
 def test_only_the_last_iterations_are_shown() -> None:
