@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -79,7 +80,17 @@ async def connect(kubeconfig: Path | None = None) -> "Cluster":
             config_file=str(kubeconfig) if kubeconfig else None, client_configuration=configuration
         )
     configuration.connection_pool_maxsize = CONCURRENCY * 2
+    configuration.client_session_kwargs = session_options()
     return Cluster(ApiClient(configuration))
+
+
+def session_options() -> Json:
+    """Proxies of the environment where it names any.
+
+    Otherwise nothing of the environment: the HTTP client would look for a ~/.netrc in a thread, twice a request, which
+    takes four times as long as the request itself.
+    """
+    return {"trust_env": bool(urllib.request.getproxies_environment())}
 
 
 class Cluster:

@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-AT_ONCE: Final = CONCURRENCY * 3 // 4
-"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it."""
+AT_ONCE: Final = CONCURRENCY // 2
+"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it, and an API
+server that answers it before long."""
 SETTLE_SECONDS: Final = 0.2
 """After a turn that wrote something: what its own writes changed is seen without an event of a watch."""
 SOON_SECONDS: Final = 1.0
@@ -137,7 +138,8 @@ class Controller:
             self._coordinators.resize(key, plan.resize)
         await self._label(key, job, plan.labels)
         if plan.issue_certificates and (parsed := admit(job).job) is not None:
-            await self._certificates.issue(key, parsed, self._clock())
+            issue = partial(self._certificates.issue, key, parsed, self._clock())
+            await _all([issue, partial(self._apply, key, job, plan.apply)])
             return 0.0
         if not await self._apply(key, job, plan.apply):
             return 0.0
@@ -251,7 +253,7 @@ def _at_work(job: Json) -> bool:
     return not (done - {"Suspended"}) and not resting
 
 
-async def _all(requests: Sequence[Callable[[], Awaitable[None]]], wanted: Callable[[], bool] = lambda: True) -> None:
+async def _all(requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True) -> None:
     """Carries out requests, AT_ONCE at a time, while they are `wanted`.
 
     After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.

@@ -8,6 +8,7 @@ a certificate, which the next visit issues.
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -74,27 +75,26 @@ class JobCertificates:
 
     async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
         namespace, name = identity.namespace(job), identity.authority_name(job)
+        made = new_authority(job.name, now)
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": identity.metadata(job, name, identity.labels(job)),
+            "data": {
+                "ca.crt": base64.b64encode(made.certificate).decode(),
+                KEY: base64.b64encode(made.key).decode(),
+            },
+        }
+        # Most jobs have none yet, so creating comes first.
         for _ in range(2):
+            with contextlib.suppress(ConflictError):
+                await self._cluster.create(manifest)
+                return made
             body = await self._cluster.get("Secret", namespace, name)
             if body is not None:
                 data = _decoded(body)
                 return Authority(data["ca.crt"], data[KEY])
-            made = new_authority(job.name, now)
-            manifest = {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "type": "Opaque",
-                "metadata": identity.metadata(job, name, identity.labels(job)),
-                "data": {
-                    "ca.crt": base64.b64encode(made.certificate).decode(),
-                    KEY: base64.b64encode(made.key).decode(),
-                },
-            }
-            try:
-                await self._cluster.create(manifest)
-            except ConflictError:
-                continue
-            return made
         raise MissingError(f"secret {namespace}/{name} comes and goes")
 
 
