@@ -63,7 +63,8 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
     for label in meta.get("labels") or {}:
         if label.startswith(_OWN_LABELS):
             raise TemplateError(f"{path}.metadata.labels", label, "labels of this prefix are set by the operator")
-    merged = copy.deepcopy(ours)
+    # Ours is made anew for every pod and theirs is a copy by now, so parts of both are taken as they are.
+    merged = {**ours, "metadata": dict(ours["metadata"])}
     merged["metadata"]["labels"] = {**(meta.get("labels") or {}), **labels}
     if annotations := meta.get("annotations"):
         merged["metadata"]["annotations"] = dict(annotations)
@@ -77,17 +78,17 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
 
 
 def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:
-    merged = copy.deepcopy(dict(theirs))
+    merged = dict(theirs)
     for key, value in ours.items():
         given = merged.get(key)
         if given is None:
-            merged[key] = copy.deepcopy(value)
+            merged[key] = value
         elif key in _LIST_KEYS and isinstance(value, list):
             merged[key] = _merge_list(given, value, _LIST_KEYS[key])
         elif isinstance(value, Mapping) and isinstance(given, Mapping) and key not in _DEFAULTS:
             merged[key] = _merge(given, value)
         elif key not in _DEFAULTS:
-            merged[key] = copy.deepcopy(value)
+            merged[key] = value
     return merged
 
 
@@ -99,7 +100,7 @@ def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
         counterpart = given.pop(item[key], None)
         replaced = item[key] in _USERS_VARIABLES | _USERS_VOLUMES
         if counterpart is None:
-            merged.append(copy.deepcopy(item))
+            merged.append(item)
         else:
             merged.append(counterpart if replaced else _merge(counterpart, item))
     return merged + list(given.values())
