@@ -78,11 +78,14 @@ def plan(
     manifest: Manifest,
     overrides: Overrides,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw generation and inference before and after fusion.")
+    ] = None,
 ) -> None:
-    """Show what a job will be: the resolved job, its processes, their devices, and memory per device."""
+    """Show what a job will be: the resolved job, its processes, devices and memory, and what fusion would bring."""
     from rlhf_operator.cli.plan import show_plan
 
-    raise typer.Exit(show_plan(manifest, tuple(overrides), as_json=as_json))
+    raise typer.Exit(show_plan(manifest, tuple(overrides), as_json=as_json, picture=picture))
 
 
 @app.command()

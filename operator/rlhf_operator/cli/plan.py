@@ -1,6 +1,6 @@
-"""`rlhf plan`: what a job will be on this machine: the resolved job, its processes, their devices, their memory.
+"""`rlhf plan`: what a job will be on this machine: its processes, their devices and memory, what fusion would bring.
 
-Rule: starts nothing and writes nothing. `--json` prints one object and nothing else.
+Rule: starts nothing, and writes nothing but the picture it is asked for. `--json` prints one object and nothing else.
 """
 
 import json
@@ -18,19 +18,23 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.cli import overrides
 from rlhf_operator.cli.console import output, size
+from rlhf_operator.cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
 from rlhf_operator.cli.memory import Estimate, estimates
 from rlhf_operator.local.devices import this_machine
+from rlhf_operator.local.errors import RunError
 from rlhf_operator.local.folder import RUNS
 from rlhf_operator.local.job import LocalJob, plan
 from rlhf_operator.local.ports import free_ports
 from rlhf_operator.local.resolve import resolve
 from rlhf_operator.local.translate import Place, Process
+from rlhf_planner.inter_stage.terminal import threshold_chart
 
 NO_ESTIMATE: Final = Estimate({})
 
 
-def show_plan(path: Path, changes: Sequence[str], *, as_json: bool) -> int:
+def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
     """The whole command. Raises ManifestError, RunError, TemplateError."""
+    _check_picture(picture)
     job = overrides.load(path, changes)
     base = path.absolute().parent
     run_dir = (RUNS / f"{job.name}-<time>").absolute()
@@ -38,11 +42,52 @@ def show_plan(path: Path, changes: Sequence[str], *, as_json: bool) -> int:
     free = free_ports(Random())  # noqa: S311 only to keep two runs apart
     local = plan(resolved, Place(run_dir, base), this_machine(), free)
     memory = estimates(resolved)
+    fusion = fusion_plan(resolved, RUNS)
     if as_json:
-        print(json.dumps(_document(resolved, local, memory)))
+        print(json.dumps(_document(resolved, local, memory) | {"fusion": document(fusion)}))
     else:
         _print_tables(resolved, local, memory)
+        _print_fusion(fusion)
+    if picture is not None:
+        _draw(fusion, picture)
     return ExitCode.OK
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and picture.suffix not in (".svg", ".png"):
+        raise RunError(f"--picture {picture}: must end in .svg or .png")
+
+
+def _draw(fusion: FusionPlan, picture: Path) -> None:
+    """Before and after, worker by worker."""
+    if fusion.choice is None:
+        raise RunError(f"--picture {picture}: nothing to draw, {fusion.missing}")
+    from rlhf_planner.inter_stage.draw import draw_forecasts
+
+    layout = fusion.layout
+    names = [f"generation-{index}" for index in range(layout.generation_workers)]
+    names += [f"inference-{index}" for index in range(layout.inference_workers)]
+    try:
+        picture.write_bytes(draw_forecasts(forecasts(fusion), names, picture.suffix.removeprefix(".")))
+    except OSError as error:
+        raise RunError(f"--picture {picture}: {error.strerror}", ExitCode.STORAGE) from error
+
+
+def _print_fusion(fusion: FusionPlan) -> None:
+    out, choice = output(), fusion.choice
+    out.print("\nGeneration and inference of one iteration", style="bold")
+    if choice is None:
+        out.print(f"no forecast: {fusion.missing}", markup=False, soft_wrap=True)
+        return
+    gain = choice.off_seconds / choice.seconds if choice.seconds > 0 else 1.0
+    out.print(
+        f"predicted {choice.off_seconds:.3g} s without fusion, {choice.seconds:.3g} s with the choice ({gain:.2f}x)"
+    )
+    out.print(choice.reason, markup=False, soft_wrap=True)
+    if len(choice.curve) > 1:
+        out.print(threshold_chart(choice, fusion.layout.batch, min(out.width, 100)), markup=False, soft_wrap=True)
+    for sentence in fusion.assumptions:
+        out.print(f"assumption: {sentence}", markup=False, soft_wrap=True)
 
 
 def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> dict[str, Any]:

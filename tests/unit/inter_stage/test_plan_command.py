@@ -1,0 +1,109 @@
+"""`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_api import control_pb2 as pb
+from rlhf_operator.cli import main as command_line
+from rlhf_operator.coordinator.journal import frame
+from rlhf_operator.coordinator.journal_pb2 import Record, TokenizedPrompt
+from rlhf_planner.inter_stage.costs import JOB_KEY, DecodeLines, StageCosts, Work
+
+SPEC = {
+    "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 32}},
+    "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
+    "prompts": {"path": "prompts.jsonl"},
+    "rollout": {"batchSize": 32, "maxPromptTokens": 10, "maxResponseTokens": 64},
+    "generation": {"replicas": 3, "maxBatchSize": 16},
+    "inference": {"replicas": 0},
+}
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text(json.dumps(CONFIG))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
+    (tmp_path / "policy" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "reward.py").write_text("def score(prompt, response, record): return 1.0\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": SPEC}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rlhf", "plan", "job.yaml", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    return int(ended.value.code or 0)
+
+
+def a_run(folder: Path) -> None:
+    """A run that measured 1 s a step, 3 s a score, and had 24 responses of 8 tokens and 8 of 64."""
+    costs = StageCosts(DecodeLines((1,), (1.0,), (0.0,)), 16, score=Work(per_sample=3.0), score_batch=1)
+    journal = folder / "journal"
+    journal.mkdir(parents=True)
+    (journal / "job.json").write_text(json.dumps({"base": 0, JOB_KEY: {"costs": costs.document()}}))
+    records = [
+        Record(finished=pb.FinishedSample(key=pb.SampleKey(sample=index), tokens=pb.Array(data=b"\0" * 4 * length)))
+        for index, length in enumerate([8] * 24 + [64] * 8)
+    ]
+    (journal / "iteration-000000.log").write_bytes(b"".join(frame(record) for record in records))
+    prompt = Record(prompt=TokenizedPrompt(line=1, tokens=b"\0" * 4 * 7))
+    (journal / "prompts-0.log").write_bytes(frame(prompt))
+
+
+def test_before_the_first_run_every_assumption_is_said(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "without fusion" in said
+    assert "assumption: costs are assumed, not measured: a roofline of 1 CPU core a worker" in said
+    assert "assumption: response lengths" in said
+
+
+def test_after_a_run_its_costs_and_lengths_count(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(job.parent / "runs" / "tiny-20260101-000000")
+    assert plan(monkeypatch, "--json") == 0
+    fusion = json.loads(capsys.readouterr().out)["fusion"]
+    assert fusion["assumptions"] == []
+    assert fusion["threshold"] > 0
+    assert fusion["seconds"] < 0.85 * fusion["offSeconds"]
+    assert fusion["offSeconds"] == pytest.approx(64 + 11 * 3, rel=0.05)  # 64 steps, then 32 scores on 3 workers
+    assert plan(monkeypatch, "--picture", "fused.svg") == 0
+    said = capsys.readouterr().out
+    assert "◀ chosen" in said
+    assert "assumption" not in said
+    assert "Without fusion" in (job.parent / "fused.svg").read_text()
+
+
+def test_what_is_not_known_is_said(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(monkeypatch, "--set", "spec.models.actor.path=org/name") == 0
+    assert "no forecast: the models of actor" in capsys.readouterr().out
+    assert plan(monkeypatch, "--set", "spec.models.actor.path=org/name", "--picture", "x.svg") == 2
+    assert "nothing to draw" in capsys.readouterr().err
+    assert plan(monkeypatch, "--picture", "x.pdf") == 2
+    assert "must end in .svg or .png" in capsys.readouterr().err
+
+
+def test_a_fixed_plan_is_forecast_as_it_is_set(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("--set", "spec.fusion.interStage={mode: Fixed, threshold: 4, pool: 2}")
+    assert plan(monkeypatch, *changes, "--json") == 0
+    fusion = json.loads(capsys.readouterr().out)["fusion"]
+    assert (fusion["threshold"], fusion["pool"]) == (4, 2)
