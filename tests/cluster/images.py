@@ -161,7 +161,7 @@ def build(
     Raises ToolchainError with buildah's output.
     """
     with tempfile.TemporaryDirectory(prefix="rlhf-buildah-") as storage:
-        buildah = ["buildah", "--storage-driver=vfs", f"--root={storage}/root", f"--runroot={storage}/run"]
+        buildah = _buildah(storage)
         for base in bases:
             _run([*buildah, "pull", "--quiet", f"docker-archive:{base}"])
         given = [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
@@ -171,6 +171,25 @@ def build(
         archive.unlink(missing_ok=True)  # a docker archive cannot be overwritten
         _run([*buildah, "push", "--quiet", name, f"docker-archive:{archive}:{name}"])
     return archive
+
+
+def _buildah(storage: str) -> list[str]:
+    """buildah on a storage of its own, whose mounts end with each command; vfs copies every layer, and is for where
+    overlays do not stack."""
+    for driver in ("overlay", "vfs"):
+        command = [
+            "unshare",
+            "--mount",
+            "buildah",
+            f"--storage-driver={driver}",
+            f"--root={storage}/{driver}",
+            f"--runroot={storage}/run",
+        ]
+        if shutil.which("buildah") is None:
+            break  # told by the first use
+        if subprocess.run([*command, "info"], capture_output=True, check=False).returncode == 0:
+            break
+    return command
 
 
 def _cached(name: str, sources: Sequence[Path], more: str, make: Callable[[Path, Path], None]) -> Path:
