@@ -14,12 +14,14 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn
 
 from rlhf_api import names
 from rlhf_api.names import ExitCode
 from rlhf_operator import handlers, health, operator_logs
+from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.cluster import Cluster, ClusterError, MissingError, connect
 from rlhf_operator.controller import Controller
 from rlhf_operator.coordinator_client import Coordinators
@@ -35,6 +37,8 @@ log = logging.getLogger("rlhf_operator")
 
 CONCURRENCY: Final = 16
 """Reconciles at once; they mostly wait for the API server."""
+SHORTEST_CERTIFICATE: Final = 30
+"""Seconds; of use to tests alone."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
 """Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
@@ -54,6 +58,7 @@ class Options:
     leader_election: bool
     concurrency: int
     json_logs: bool
+    certificate_lifetime: timedelta
 
 
 def options(arguments: Sequence[str]) -> Options:
@@ -68,10 +73,16 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
+    lifetime = int(LIFETIME.total_seconds())
+    told = "of jobs' certificates; renewed when a third is left"
+    parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=told)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
     given = parser.parse_args(arguments)
     if given.concurrency < 1:
         parser.error(f"--concurrency: {given.concurrency}: must be at least 1")
+    if given.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
+        least = f"must be at least {SHORTEST_CERTIFICATE}"
+        parser.error(f"--certificate-lifetime-seconds: {given.certificate_lifetime_seconds}: {least}")
     own = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
     return Options(
         namespaces=tuple(given.namespace),
@@ -82,6 +93,7 @@ def options(arguments: Sequence[str]) -> Options:
         leader_election=not given.no_leader_election,
         concurrency=given.concurrency,
         json_logs=given.log_format == "json",
+        certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
     )
 
 
@@ -93,7 +105,10 @@ async def operate(options: Options, cluster: Cluster) -> int:
     recorder = Recorder(cluster, identity)
     queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
     coordinators = Coordinators(queue.add)
-    controller = Controller(cluster, index, options.images, metrics, coordinators, recorder)
+    lifetime = options.certificate_lifetime
+    controller = Controller(
+        cluster, index, options.images, metrics, coordinators, recorder, certificate_lifetime=lifetime
+    )
     resync = Resync(cluster, index, queue, options.namespaces)
     leader = Leader(cluster, options.lease_namespace, identity)
     addresses = sorted({options.health, options.metrics})

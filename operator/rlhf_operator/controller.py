@@ -9,12 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.names import Group
+from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import Recorder
@@ -51,10 +52,11 @@ class Controller:
         coordinators: Coordinators,
         recorder: Recorder,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        certificate_lifetime: timedelta = LIFETIME,
     ) -> None:
         self._cluster, self._index, self._images = cluster, index, images
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
-        self._certificates = JobCertificates(cluster)
+        self._certificates = JobCertificates(cluster, certificate_lifetime)
         self._clock = clock
         self._refusals: dict[str, dict[str, str]] = {}
         self._written: dict[str, datetime] = {}

@@ -17,13 +17,13 @@ from typing import Any, Final
 from cryptography import x509
 
 from rlhf_api.job import RLHFJob
-from rlhf_operator.certificates import ROTATE_BEFORE, Authority, Certificates, new_authority
+from rlhf_operator.certificates import CLOCK_SKEW, LIFETIME, ROTATE_BEFORE, Authority, Certificates, new_authority
 from rlhf_operator.cluster import Cluster, ConflictError, MissingError
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
 
-READ_AGAIN: Final = timedelta(minutes=10)
-"""How long a Secret is taken to be as it was read, while all pods are up."""
+READ_AGAIN: Final = timedelta(minutes=1)
+"""How long a Secret is taken to be as it was read, while all pods are up: one small read a minute of a running job."""
 READ_SOON: Final = timedelta(seconds=10)
 """The same while pods are starting: they hang when the Secret is gone."""
 KEY: Final = "ca.key"
@@ -43,8 +43,9 @@ class Held:
 class JobCertificates:
     """Certificates by job key."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, lifetime: timedelta = LIFETIME) -> None:
+        """`lifetime` of the certificates that are issued from now on."""
+        self._cluster, self._lifetime = cluster, lifetime
         self._held: dict[str, Held] = {}
 
     def forget(self, key: str) -> None:
@@ -69,7 +70,7 @@ class JobCertificates:
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
         """Writes a new certificate of the job's authority into its Secret."""
         authority = await self._authority(job, now)
-        issued = authority.issue([], now)
+        issued = authority.issue([], now, self._lifetime)
         await self._cluster.apply(secret(job, issued.data()))
         self._held[key] = Held(str(job.metadata["uid"]), issued, due(issued), now)
 
@@ -101,7 +102,7 @@ class JobCertificates:
 def due(certificates: Certificates) -> datetime:
     """When a third of the certificate's life is left."""
     certificate = x509.load_pem_x509_certificate(certificates.certificate)
-    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    lifetime = certificate.not_valid_after_utc - (certificate.not_valid_before_utc + CLOCK_SKEW)
     return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
 
 

@@ -8,104 +8,17 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from .cluster import Cluster, ClusterError
-from .kwok import TAINT
+from .job_fixture import ALL, LABEL, TIMEOUT, Seen, manifest
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT = 60.0  # seconds for anything here; most take two on an idle machine
 CHILDREN = "pods,services,configmaps,secrets,networkpolicies"
-LABEL = "rlhf.dev/job-name"
-ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
-
-
-@pytest.fixture(scope="module")
-def cluster(control_plane_cluster: Cluster) -> Cluster:
-    """The control plane with the definition, and fake nodes that take any pod."""
-    control_plane_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
-    # Names of its own: other tests count on the taint of theirs.
-    for name in control_plane_cluster.add_kwok_nodes(2, gpus=8, first=100):
-        control_plane_cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
-    return control_plane_cluster
-
-
-@pytest.fixture(scope="module")
-def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator."""
-    with OperatorProcess(cluster) as process:
-        yield process
-
-
-@pytest.fixture
-def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the restricted Pod Security level."""
-    name = "job-" + request.node.name.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    yield name
-    cluster.kubectl("delete", "rlhfjobs", "--all", f"--namespace={name}", "--wait=false")
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
-    """A job of six pods without GPUs."""
-    job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
-    job["metadata"] = {"name": name, "namespace": namespace}
-    job["spec"] |= {
-        "generation": {"replicas": 2},
-        "inference": {"replicas": 1},
-        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8},
-    }
-    job["spec"] |= spec
-    return job
-
-
-class Seen:
-    """What a user sees of a namespace."""
-
-    def __init__(self, cluster: Cluster, operator: OperatorProcess, namespace: str) -> None:
-        self.cluster, self.operator, self.where = cluster, operator, f"--namespace={namespace}"
-
-    def job(self, name: str = "job") -> dict[str, Any]:
-        return self.cluster.get("rlhfjob", name, self.where)
-
-    def condition(self, kind: str, name: str = "job") -> dict[str, Any]:
-        conditions = self.job(name).get("status", {}).get("conditions", [])
-        return next((each for each in conditions if each["type"] == kind), {})
-
-    def pods(self, name: str = "job") -> dict[str, dict[str, Any]]:
-        found = self.cluster.get("pods", self.where, f"--selector={LABEL}={name}")["items"]
-        return {each["metadata"]["name"].removeprefix(f"{name}-"): each for each in found}
-
-    def running(self) -> list[str]:
-        ready = (name for name, each in self.pods().items() if each["status"].get("phase") == "Running")
-        return sorted(ready)
-
-    def until(self, what: str, holds: Any) -> None:
-        wait_until(what, holds, TIMEOUT, every=0.3, check=self.operator.check)
-
-    def until_pods(self, *expected: str) -> None:
-        self.until(f"pods {expected}", lambda: self.running() == sorted(expected))
-
-    def events(self, name: str = "job") -> list[str]:
-        found = self.cluster.get("events", self.where)["items"]
-        return [each["reason"] for each in found if each["involvedObject"]["name"] == name]
-
-
-@pytest.fixture
-def seen(cluster: Cluster, operator: OperatorProcess, namespace: str) -> Seen:
-    """The namespace of the test."""
-    return Seen(cluster, operator, namespace)
 
 
 def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
@@ -200,7 +113,7 @@ def test_failed_pods_are_replaced_until_the_limit_and_a_finished_job_expires(
     cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 1, "ttlSecondsAfterFinished": 3}))
     for failures in (1, 2):
         seen.until_pods(*ALL)
-        end(cluster, seen, "generation-0", {"phase": "Failed", "reason": "Broken", "message": "the disk is on fire"})
+        seen.report("generation-0", {"phase": "Failed", "reason": "Broken", "message": "the disk is on fire"})
         wanted = failures
         seen.until("the count", lambda: _failures(seen) >= wanted)  # noqa: B023 used at once
     seen.until("Failed", lambda: "Failed" in seen.events())
@@ -213,13 +126,6 @@ def _failures(seen: Seen) -> int:
         return int(seen.job()["status"]["restarts"]["failures"])
     except ClusterError:
         return 1000  # expired already
-
-
-def end(cluster: Cluster, seen: Seen, worker: str, status: dict[str, Any]) -> None:
-    """A pod's status as a kubelet would write it."""
-    patch = json.dumps({"status": status})
-    arguments = (seen.where, "--subresource=status", "--type=merge", f"--patch={patch}")
-    cluster.kubectl("patch", "pod", f"job-{worker}", *arguments)
 
 
 def test_an_operator_that_is_killed_and_comes_back_goes_on_where_it_was(

@@ -1,0 +1,284 @@
+"""The life of a job against a real API server: failures by rule, rolls, deletion, the pool, certificates, repairs.
+
+Pods run on fake nodes; the tests write the statuses that kubelets would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api import control_pb2 as pb
+
+from .cluster import Cluster
+from .job_fixture import ALL, LABEL, Seen, manifest
+from .kwok import TOLERATION
+from .operator_process import OperatorProcess
+from .scripted_coordinator import ScriptedCoordinator
+
+pytestmark = pytest.mark.slow
+
+POOL = "rlhf.dev/migration-pool=true"
+NODE_LOST_TIMEOUT = 240.0  # seconds: the pod garbage collector waits 40 and looks every 20
+CERTIFICATE_SECONDS = 60  # renewed after 40
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator, whose certificates live a minute."""
+    with OperatorProcess(cluster, f"--certificate-lifetime-seconds={CERTIFICATE_SECONDS}") as process:
+        yield process
+
+
+def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    """The status of a pod whose container ended for good."""
+    state = {"exitCode": code, "reason": reason, "message": message, "containerID": f"containerd://{code:064x}"}
+    container = {"name": "worker", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    return {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": state}}]}
+
+
+def waiting(reason: str, message: str) -> dict[str, Any]:
+    """The status of a pod whose container cannot start."""
+    container = {"name": "worker", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [container | {"state": state}]}
+
+
+def epochs(seen: Seen) -> dict[str, set[str]]:
+    """Group -> epochs that its pods carry."""
+    found: dict[str, set[str]] = {}
+    for each in seen.pods().values():
+        labels = each["metadata"]["labels"]
+        found.setdefault(labels["rlhf.dev/group"], set()).add(labels["rlhf.dev/epoch"])
+    return found
+
+
+def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    rules = [
+        {"name": "cuda", "action": "Restart", "scope": "Group", "onExitCodes": {"values": [3]}},
+        {"name": "fabric", "action": "Ignore", "scope": "Job", "onExitCodes": {"values": [4]}},
+        {"name": "license", "action": "FailJob", "groups": ["inference"], "onExitCodes": {"values": [5]}},
+    ]
+    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 1, "failurePolicy": {"rules": rules}}))
+    seen.until_pods(*ALL)
+    before = seen.uids()
+    seen.report("training-1", ended(3))
+    seen.until("ranks of epoch 1", lambda: epochs(seen).get("training") == {"1"} and seen.running() == sorted(ALL))
+    assert {name for name, uid in seen.uids().items() if uid != before[name]} == {"training-0", "training-1"}
+    assert seen.restarts() == (1, 0)
+    seen.report("generation-0", ended(4))
+    seen.until("everything of another epoch", lambda: not before.items() & seen.uids().items())
+    seen.until_pods(*ALL)
+    assert epochs(seen) == {"coordinator": {"1"}, "generation": {"1"}, "inference": {"1"}, "training": {"2"}}
+    assert seen.restarts() == (1, 1)
+    assert {"GroupRestart", "JobRestart", "FailureIgnored"} <= set(seen.events())
+    seen.report("inference-0", ended(5, message="no seat is left"))
+    seen.until("Failed", lambda: seen.condition("Failed").get("reason") == "FailurePolicy")
+    assert "job-inference-0: exit code 5: no seat is left (rule license" in seen.condition("Failed")["message"]
+
+
+def test_a_changed_template_is_rolled_without_a_restart_being_counted(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    cluster.apply(manifest(namespace, checkpoints={"path": "/checkpoints"}))
+    seen.until_pods(*ALL)
+    before = seen.uids()
+
+    def images(group: str) -> set[str]:
+        return {each["spec"]["containers"][0]["image"] for name, each in seen.pods().items() if name.startswith(group)}
+
+    template = {"spec": {"containers": [{"name": "worker", "image": "example.org/worker:2"}]}}
+    seen.patch(generation={"template": template})
+    seen.until("new generation pods", lambda: images("generation") == {"example.org/worker:2"})
+    seen.until_pods(*ALL)
+    unchanged = {name for name, uid in seen.uids().items() if uid == before[name]}
+    assert unchanged == {each for each in ALL if not each.startswith("generation")}
+    seen.patch(training={"template": template})
+    seen.until("new ranks", lambda: images("training") == {"example.org/worker:2"})
+    seen.until_pods(*ALL)
+    assert seen.uids()["coordinator"] != before["coordinator"], "it saved a checkpoint first"
+    assert seen.uids()["inference-0"] == before["inference-0"]
+    assert seen.restarts() == (0, 0)
+    assert "RollingUpdate" in seen.events()
+
+
+def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    checkpoints = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 5}
+    cluster.apply(manifest(namespace, checkpoints=checkpoints))
+    seen.until_pods(*ALL)
+    seen.until("the finalizer", lambda: seen.job()["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"])
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where)
+    assert "Checkpointing" in seen.events()
+    seen.until("no pods", lambda: not seen.pods())
+
+    # A coordinator whose node does not answer.
+    cluster.apply(manifest(namespace, checkpoints=checkpoints))
+    seen.until_pods(*ALL)
+    hang = '--patch={"metadata":{"finalizers":["example.org/hangs"]}}'
+    cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", hang)
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where)
+    assert "CheckpointMissed" in seen.events()
+    let_go = '--patch={"metadata":{"finalizers":null}}'
+    cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", let_go)
+
+    # No operator: by hand.
+    cluster.apply(manifest(namespace, "orphan", checkpoints=checkpoints))
+    seen.until("the finalizer", lambda: seen.job("orphan")["metadata"].get("finalizers"))
+    operator.stop()
+    try:
+        cluster.kubectl("delete", "rlhfjob", "orphan", seen.where, "--wait=false")
+        cluster.kubectl("patch", "rlhfjob", "orphan", seen.where, "--type=merge", let_go)
+        found = ("get", "rlhfjob", "orphan", seen.where, "--ignore-not-found", "--output=name")
+        assert cluster.kubectl(*found) == ""
+    finally:
+        operator.start()
+
+
+def test_neither_foreground_deletion_nor_that_of_the_namespace_hangs(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where, "--cascade=foreground")
+    assert seen.pods() == {}, "children go first"
+    cluster.apply(manifest(namespace, checkpoints={"path": "/checkpoints", "onDeletion": "Save"}))
+    seen.until_pods(*ALL)
+    cluster.kubectl("delete", "namespace", namespace, timeout=120)
+
+
+def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    before = seen.uids()
+    ours = ["service/job", "service/job-coordinator", "configmap/job-job", "networkpolicy/job"]
+    ours += ["secret/job-certificates"]
+    uid = "--output=jsonpath={.metadata.uid}"
+    old = {each: cluster.kubectl("get", each, seen.where, uid) for each in ours}
+    cluster.kubectl("delete", *ours, seen.where)
+
+    def back(name: str) -> bool:
+        found = cluster.kubectl("get", name, seen.where, uid, "--ignore-not-found")
+        return found not in ("", old[name])
+
+    for each in ours:
+        # The Secret is read once a minute while all is well; a pod that starts makes that ten seconds.
+        if each.startswith("secret"):
+            cluster.kubectl("delete", "pod/job-generation-1", seen.where)
+        seen.until(each, lambda each=each: back(each), 120)
+    seen.until_pods(*ALL)
+    assert {name for name, found in seen.uids().items() if found != before[name]} == {"generation-1"}
+    assert seen.restarts() == (0, 1)
+
+
+def test_an_evicted_pod_is_a_disruption(cluster: Cluster, seen: Seen, namespace: str, tmp_path: Path) -> None:
+    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 0}))
+    seen.until_pods(*ALL)
+    before = seen.uids()
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction"}
+    eviction["metadata"] = {"name": "job-generation-1", "namespace": namespace}  # type: ignore[assignment]
+    (tmp_path / "eviction.json").write_text(json.dumps(eviction))
+    path = f"/api/v1/namespaces/{namespace}/pods/job-generation-1/eviction"
+    cluster.kubectl("create", f"--raw={path}", f"--filename={tmp_path / 'eviction.json'}")
+    seen.until("another pod", lambda: seen.uids().get("generation-1", before["generation-1"]) != before["generation-1"])
+    seen.until_pods(*ALL)
+    assert seen.restarts() == (0, 1)
+    assert "EvictionByEvictionAPI" in seen.job()["status"]["restarts"]["lastReason"]
+    assert seen.condition("Failed")["status"] == "False"
+
+
+def test_the_words_of_kubelets_reach_the_user(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 5}))
+    seen.until_pods(*ALL)
+    seen.report("inference-0", waiting("ErrImagePull", "example.org/worker:nosuch: not found"))
+    wanted = "job-inference-0 cannot get the image (example.org/worker:nosuch: not found): correct the image"
+    seen.until("the words", lambda: wanted in seen.condition("Running")["message"])
+    seen.report("generation-1", ended(137, "OOMKilled"))
+    seen.until("the count", lambda: seen.restarts() == (1, 0))
+    reason = seen.job()["status"]["restarts"]["lastReason"]
+    assert "raise resources.limits.memory in its pod template" in reason
+
+
+def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    only = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "kwok-200"}, "tolerations": [TOLERATION]}}
+    node = cluster.add_kwok_nodes(1, gpus=0, first=200)[0]
+    job = manifest(namespace, runPolicy={"backoffLimit": 0}, inference={"replicas": 1, "template": only})
+    cluster.apply(job)
+    seen.until_pods(*ALL)
+    before = seen.uids()
+    cluster.kubectl("delete", "node", node)
+    told = "Unschedulable"
+    seen.until(told, lambda: seen.condition("Running").get("reason") == told, NODE_LOST_TIMEOUT)
+    assert "no node can take job-inference-0" in seen.condition("Running")["message"]
+    assert "DeletionByPodGC" in seen.job()["status"]["restarts"]["lastReason"]
+    cluster.add_kwok_nodes(1, gpus=0, first=200)
+    seen.until_pods(*ALL)
+    assert {name for name, uid in seen.uids().items() if uid != before[name]} == {"inference-0"}
+    assert seen.restarts() == (0, 1)
+
+
+def test_certificates_are_renewed_in_time_and_pods_go_on(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    before = seen.uids()
+
+    def data() -> dict[str, str]:
+        found: dict[str, str] = cluster.get("secret", "job-certificates", seen.where)["data"]
+        return found
+
+    first = data()
+    seen.until("a new certificate", lambda: data()["tls.crt"] != first["tls.crt"], CERTIFICATE_SECONDS + 60)
+    assert data()["ca.crt"] == first["ca.crt"], "the others trust it still"
+    assert seen.uids() == before
+    assert seen.restarts() == (0, 0)
+
+
+def test_the_pool_and_a_resize_as_the_coordinator_tells_them(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    workers = [each for each in ALL if each != "coordinator"]
+    selector = f"--selector={LABEL}=job,{POOL}"
+
+    def pooled() -> list[str]:
+        found = cluster.get("pods", seen.where, selector)["items"]
+        return sorted(each["metadata"]["name"] for each in found)
+
+    def series(name: str) -> float:
+        return operator.metric(name, namespace=namespace)
+
+    with ScriptedCoordinator(seen, tmp_path) as coordinator:
+        coordinator.says(*workers)
+        seen.until("Running", lambda: seen.condition("Running").get("status") == "True")
+        fusion = pb.FusionStatus(choice="the last 12 samples on 1 worker", threshold=12, released=["generation-1"])
+        coordinator.says(*workers, pool=["generation-0"], fusion=fusion)
+        seen.until("the label", lambda: pooled() == ["job-generation-0"])
+        assert re.search(r"^job\s.*\s1/2\s", cluster.kubectl("get", "rlhf", seen.where), re.MULTILINE)
+        assert seen.job()["status"]["plan"] == {"interStage": "the last 12 samples on 1 worker"}
+        assert (series("rlhf_pool_replicas"), series("rlhf_controlplane_streams")) == (1, 5)
+        assert "PoolFormed" in seen.events()
+        coordinator.says(*workers)
+        seen.until("no label", lambda: pooled() == [])
+
+        cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
+        seen.until("ScalingUp", lambda: seen.condition("Resizing").get("reason") == "ScalingUp")
+        seen.until("the coordinator to know", lambda: {"generation": 3} in coordinator.told)
+        coordinator.says(*workers, "generation-2")
+        seen.until("AtDesiredSize", lambda: seen.condition("Resizing").get("status") == "False")
+        seen.patch(generation={"replicas": 1}, inference={"replicas": 2})
+        seen.until("the coordinator to know", lambda: {"generation": 1, "inference": 2} in coordinator.told)
+        left = [each for each in workers if not each.startswith("generation")]
+        coordinator.says("generation-0", *left, "inference-1")
+        seen.until("AtDesiredSize", lambda: seen.condition("Resizing").get("status") == "False")
+        seen.until_pods("coordinator", "generation-0", *left, "inference-1")
+        assert seen.restarts() == (0, 0)
+        assert operator.metric("rlhf_pool_resize_duration_seconds_count") >= 2
