@@ -31,10 +31,11 @@ _STAGES: Final = (
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
     """`lines`: metrics of finished iterations, in order; `notices`: the latest events, newest last."""
+    # Without a ledger nothing is known of samples, which is not the same as none.
+    samples: list[RenderableType] = [_stages(status), _ledger(status)] if status.ledger else []
     parts: list[RenderableType] = [
         _headline(status),
-        _stages(status),
-        _ledger(status),
+        *samples,
         *_tail(status),
         _curves(lines),
         _workers(status),

@@ -112,6 +112,27 @@ def test_one_cause_of_many_pods_is_told_once() -> None:
     assert "ImagePullBackOff" in text
 
 
+def test_a_pod_no_scheduler_looks_at_says_so_after_a_while() -> None:
+    seen = load("running")
+    for pod in seen["pods"]:
+        pod["spec"], pod["status"] = {}, {"phase": "Pending"}
+    assert "no scheduler has looked at it" in text_of(seen)
+    seen["now"] = seen["pods"][0]["metadata"]["creationTimestamp"]
+    assert "no scheduler" not in text_of(seen)
+
+
+def test_a_container_that_crashes_says_how_and_where_to_look() -> None:
+    seen = load("running")
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "containerID": "containerd://abc"}}
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    pod = next(each for each in seen["pods"] if each["metadata"]["name"] == "tiny-generation-1")
+    pod["status"]["containerStatuses"] = [{"name": "worker", "restartCount": 4, "state": state, "lastState": ended}]
+    pod["status"]["conditions"] = []
+    text = text_of(seen)
+    assert "CrashLoopBackOff" in text
+    assert "raise resources.limits.memory in its pod template; `rlhf logs --previous`" in text
+
+
 def test_pods_in_trouble_come_first_when_there_are_many() -> None:
     seen = load("unschedulable")
     template = next(each for each in seen["pods"] if each["metadata"]["name"] == "stuck-coordinator")
@@ -198,6 +219,8 @@ def test_top_without_metrics_shows_the_status_and_the_pods() -> None:
     found, _ = facts_of(load("image"))
     text = drawn(render(live.from_status(found.job, found.pods), [], []))
     assert "ImagePullBackOff" in text
+    assert "as generation-0" in text
+    assert "0/0 samples" not in text
     failed, _ = facts_of(load("failed"))
     assert "BadPrompts" in drawn(render(live.from_status(failed.job, failed.pods), [], []))
 

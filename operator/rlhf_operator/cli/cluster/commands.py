@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def get(
-    jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)] = None,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", show_default=False)] = None,
     every: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
     selector: Annotated[str, typer.Option("-l", "--selector", metavar="LABELS", help="Only jobs with these.")] = "",
     form: Annotated[Form | None, typer.Option("-o", "--output", help="Another form of output.")] = None,
@@ -50,6 +50,8 @@ def get(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """List jobs: phase, progress, reward, speed."""
+    if jobs and (every or selector):
+        raise typer.BadParameter("names mean jobs of one namespace: leave out -A and -l, or the names")
     from rlhf_operator.cli.cluster import show
     from rlhf_operator.cli.cluster.session import Target, run
 

@@ -15,9 +15,8 @@ from rlhf_operator.cli.cluster.listing import phase
 from rlhf_operator.cli.cluster.sentence import sentence
 from rlhf_operator.cli.cluster.stored import Stored, age, moment, number, shortened
 from rlhf_operator.cli.cluster.timeline import Iteration
-from rlhf_operator.cli.cluster.workers import Worker, event_time, telling
+from rlhf_operator.cli.cluster.workers import Worker, event_time, reasons, telling
 from rlhf_operator.cli.console import duration
-from rlhf_operator.reconcile.words import IMAGE_REASONS
 
 Json = Mapping[str, Any]
 
@@ -140,27 +139,18 @@ def _groups(job: Stored, width: int | None) -> list[Text]:
 def _pods(pods: Sequence[Worker], now: datetime, width: int | None) -> list[Text]:
     order = sorted(pods, key=lambda each: each.well) if len(pods) > PODS_SHOWN else list(pods)
     rows: list[list[Cell]] = []
-    said: dict[str, str] = {}
+    why = reasons(order)
     for each in order[:PODS_SHOWN]:
-        # One cause mostly stops many pods: it is told once.
-        cause = _cause(each)
-        told = f"as {said[cause]}" if cause in said else shortened(each.told)
-        if each.told:
-            said.setdefault(cause, each.name)
         state = Text(each.state, style="green" if each.state in _GOOD else "red" if each.told else "yellow")
         name = f"{each.name} (pool)" if each.in_pool else each.name
-        rows.append([name, state, each.node, _some(each.restarts), age(each.pod.created, now), told])
+        rows.append(
+            [name, state, each.node, _some(each.restarts), age(each.pod.created, now), shortened(why[each.name])]
+        )
     lines = _table(["POD", "STATE", "NODE", "RESTARTS", "AGE", "WHY"], rows, width)
     if (more := order[PODS_SHOWN:]) and lines:
         well = sum(each.well for each in more)
         lines.append(Text(f"  and {len(more)} more, {well} of them well", style="dim"))
     return lines
-
-
-def _cause(worker: Worker) -> str:
-    if worker.pod.waiting in IMAGE_REASONS:
-        return "image"
-    return worker.told.replace(worker.pod.name, "")
 
 
 def _iterations(past: Sequence[Iteration], width: int | None) -> list[Text]:

@@ -12,8 +12,8 @@ from prometheus_client.samples import Sample
 from rlhf_api import control_pb2 as pb
 from rlhf_api.conditions import ConditionType
 from rlhf_api.names import METRICS_PREFIX, Group
-from rlhf_operator.cli.cluster.stored import Stored
-from rlhf_operator.cli.cluster.workers import Worker
+from rlhf_operator.cli.cluster.stored import Stored, shortened
+from rlhf_operator.cli.cluster.workers import Worker, reasons
 
 
 def from_metrics(page: str, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
@@ -32,7 +32,7 @@ def from_metrics(page: str, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus
     )
     rates = {each.labels["worker"]: each.value for each in series.get("worker_tokens_per_second", ())}
     states = {each.labels["worker"]: each.labels["state"] for each in series.get("worker_state", ()) if each.value}
-    told = {each.name: each.told for each in pods}
+    told = reasons([each for each in pods if each.pod.group != Group.COORDINATOR])
     for name, state in states.items():
         status.workers.add(
             worker=name, state=state, activity=told.get(name, ""), tokens_per_second=rates.get(name, 0.0)
@@ -48,10 +48,11 @@ def from_status(job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
         iteration=job.iteration,
         iterations=job.iterations,
     )
-    for each in pods:
-        if each.pod.group != Group.COORDINATOR:
-            status.workers.add(worker=each.name, state=each.state, activity=each.told)
-            status.restarts[each.name] = each.restarts
+    ours = [each for each in pods if each.pod.group != Group.COORDINATOR]
+    told = reasons(ours)
+    for each in ours:
+        status.workers.add(worker=each.name, state=each.state, activity=shortened(told[each.name], 120))
+        status.restarts[each.name] = each.restarts
     return _common(status, job, pods)
 
 

@@ -82,7 +82,10 @@ async def _once(session: Session, job: Stored, asked: Asked) -> int:
 
     found = await asyncio.gather(*(one(each) for each in pods))
     printer = _Printer(session, [each.name for each in pods], asked.raw)
-    printer.some(in_order([each for each in found if isinstance(each, list)]))
+    lines = in_order([each for each in found if isinstance(each, list)])
+    printer.some(lines)
+    if not lines:
+        session.note(f"no pod of {job.name} has written anything yet ({job.state})")
     problems = [(pod, each) for pod, each in zip(pods, found, strict=True) if isinstance(each, VerbError)]
     for pod, problem in problems:
         session.note(f"{pod.name}: no log: {problem}")
@@ -92,11 +95,15 @@ async def _once(session: Session, job: Stored, asked: Asked) -> int:
 async def _whole(session: Session, job: Stored, worker: Worker, asked: Asked) -> int:
     """One pod's log as it is read: it may be larger than memory."""
     printer = _Printer(session, [worker.name], asked.raw)
+    empty = True
     try:
         async for raw in session.api.log(job.namespace, worker.pod.name, _query(asked, asked.tail)):
             printer.one(split(worker.name, raw))
+            empty = False
     except (AbsentError, RefusedError, UnreachableError) as error:
         raise VerbError(f"{worker.name}: no log: {error}") from error
+    if empty:
+        session.note(f"{worker.name} has written nothing yet ({worker.state})")
     return 0
 
 

@@ -109,7 +109,7 @@ def _under_way(job: Stored, pods: Sequence[Worker]) -> str:
         first = stuck[0]
         return f"{told} {_capital(first.name)} is {first.state}: {_ended(shortened(first.told))}"
     if not stuck and job.phase in (RunningReason.STARTING, RunningReason.RECOVERING):
-        return f"{told} Nothing is in its way; `rlhf logs {job.name} -f` shows what its pods do."
+        return f"{told} No pod reports trouble; `rlhf logs {job.name} -f` shows what its pods do."
     return told
 
 

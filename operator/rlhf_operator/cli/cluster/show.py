@@ -78,22 +78,24 @@ async def _watch(session: Session, asked: Shown) -> int:
     seen: dict[tuple[str, str], str] = {}
     heading = True
     async for objects in changes:
-        for key, body in sorted(objects.items()):
+        wanted = [(key, body) for key, body in sorted(objects.items()) if _wanted(key[1], asked)]
+        # Made of all, so that columns stay where they are from change to change.
+        lines = _table(session, asked, [Stored(body) for _, body in wanted])
+        for number, (key, body) in enumerate(wanted):
             version = str(body["metadata"]["resourceVersion"])
-            if _wanted(key[1], asked) and seen.get(key) != version:
-                shown = _one(session, asked, body)
-                session.write(shown if heading or asked.form in ("json", "yaml", "name") else shown[1:])
-                session.out.file.flush()
+            if seen.get(key) != version:
+                named = f"{names.SINGULAR}.{names.GROUP}/{key[1]}"
+                rows = [*(lines[:1] if heading else []), lines[number + 1]]
+                session.write(_single(asked, body) or ([named] if asked.form == "name" else rows))
                 heading, seen[key] = False, version
     return 0
 
 
-def _one(session: Session, asked: Shown, body: Json) -> Sequence[Text | str]:
-    if asked.form in ("json", "yaml"):
-        return [("---\n" if asked.form == "yaml" else "") + document(body, asked.form).rstrip("\n")]
-    if asked.form == "name":
-        return [f"{names.SINGULAR}.{names.GROUP}/{body['metadata']['name']}"]
-    return _table(session, asked, [Stored(body)])
+def _single(asked: Shown, body: Json) -> list[str]:
+    """One object of a stream of them; nothing for a table."""
+    if asked.form not in ("json", "yaml"):
+        return []
+    return [("---\n" if asked.form == "yaml" else "") + document(body, asked.form).rstrip("\n")]
 
 
 def _table(session: Session, asked: Shown, jobs: Sequence[Stored]) -> list[Text]:

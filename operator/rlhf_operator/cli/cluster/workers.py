@@ -6,7 +6,7 @@ is not up: warnings of a start that succeeded are history.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api import names
@@ -23,6 +23,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "NetworkNotReady": "look at the node's network",
 }
 """Reason of a Warning on a pod -> what would help."""
+SCHEDULER_PATIENCE: Final = timedelta(seconds=30)
+"""A scheduler that runs has found a node, or said why not, long before."""
 _SYMPTOMS: Final = frozenset({"Unhealthy", "BackOff", "Failed"})
 """Warnings that say no more than the pod's own status."""
 _ROUTINE: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
@@ -62,12 +64,13 @@ def workers(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> li
 def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker:
     statuses = (body.get("status") or {}).get("containerStatuses") or []
     over = any("terminated" in (each.get("state") or {}) for each in statuses)
-    state, told = _state(pod, warning, now, over=over)
+    node = str((body.get("spec") or {}).get("nodeName") or "")
+    state, told = _state(pod, warning, now, over=over, placed=bool(node))
     labels = body["metadata"].get("labels") or {}
     return Worker(
         pod=pod,
         name=pod.group if pod.group == names.Group.COORDINATOR else names.worker_name(pod.group, pod.index),
-        node=str((body.get("spec") or {}).get("nodeName") or ""),
+        node=node,
         restarts=sum(int(each.get("restartCount") or 0) for each in statuses),
         in_pool=labels.get(names.LABEL_POOL) == "true",
         state=state,
@@ -76,8 +79,8 @@ def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker
     )
 
 
-def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool) -> tuple[str, str]:
-    """(one word, sentence); `over`: its container has ended and may be started again."""
+def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool, placed: bool) -> tuple[str, str]:
+    """(one word, sentence); `over`: its container ended and may be started again, `placed`: it has a node."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
         return "Leaving", _grace(pod, now)
@@ -101,6 +104,8 @@ def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool) -> tupl
         return "Ready", ""
     if warning is not None:
         return pod.waiting or _waits(pod), _warned(warning)
+    if pod.phase == "Pending" and not pod.waiting and not placed and now - (pod.created or now) > SCHEDULER_PATIENCE:
+        return "Pending", "no scheduler has looked at it; see that the cluster's scheduler runs"
     return pod.waiting or _waits(pod), f"before: {ended}" if ended else ""
 
 
@@ -127,6 +132,18 @@ def _warnings(events: Iterable[Json]) -> dict[str, Json]:
         about = event.get("regarding") or {}
         if event.get("type") == "Warning" and about.get("kind") == "Pod" and event.get("reason") not in _SYMPTOMS:
             found[str(about.get("uid"))] = event
+    return found
+
+
+def reasons(pods: Iterable[Worker]) -> dict[str, str]:
+    """Worker -> what it waits for; a cause that stops many is told once, and then by the name of the first."""
+    first: dict[str, str] = {}
+    found = {}
+    for each in pods:
+        cause = "image" if each.pod.waiting in IMAGE_REASONS else each.told.replace(each.pod.name, "")
+        found[each.name] = f"as {first[cause]}" if cause in first else each.told
+        if each.told:
+            first.setdefault(cause, each.name)
     return found
 
 
