@@ -1,4 +1,5 @@
-"""The one compute thread of a worker: it holds the roles, obeys commands in order, and steps the roles in turn.
+"""The one compute thread of a worker: it holds the roles, obeys commands in order, and steps them, decoding first: what
+a worker decodes is what others wait for, and scoring goes on when nothing is left of it.
 
 Rule: every method of every role is called from this thread and no other; other threads submit commands, read the frozen
 `Snapshot`, or ask for the samples back (`reset`). Must never touch gRPC. When the process dies here, everything it held
@@ -19,6 +20,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 from rlhf_workers.failures import failure_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.role import KvReceiver, Outbox, Role, WeightProvider, WorkError
@@ -236,6 +238,9 @@ class Compute:
 
     def _role_for(self, name: str, command: pb.Command) -> Role:
         able = [role for role in self._roles.values() if name in role.handles]
+        if name in ("measure", "park"):
+            wanted = command.measure.role or Group.TRAINING if name == "measure" else command.park.role
+            able = [role for role in able if role.name == wanted]
         if name == "load_weights" and len(able) > 1:
             able = [role for role in able if command.load_weights.model in role.versions()]
         if not able:
@@ -245,9 +250,12 @@ class Compute:
 
     def _step(self) -> bool:
         worked = False
-        for role in list(self._roles.values()):
+        for role in sorted(self._roles.values(), key=lambda role: role.name != Group.GENERATION):
             try:
-                worked = role.step(self._outbox) or worked
+                if not worked:
+                    worked = role.step(self._outbox)
+                elif hasattr(role, "report"):
+                    role.report(self._outbox)
             except Exception as error:
                 self._log(error, f"role {role.name} failed")
                 failure = failure_of(error, role.name)

@@ -1,9 +1,10 @@
 """What a worker can be: the seam between the agent (streams, threads, reconnecting) and the work (engines, scorers).
 
 Rule: the agent's one compute thread calls every method of every role, so a role needs no locks; a role never touches
-gRPC streams, it speaks through the Outbox. A worker may hold several roles (generation and inference) at once, and the
-agent calls their `step` in turn. When a session breaks, the agent calls `give_back`, drops what the Outbox still holds
-except the CommandDone of a running command, and registers anew; the coordinator sends again what it wants.
+gRPC streams, it speaks through the Outbox. A worker may hold several roles (generation and inference) at once; the
+agent steps generation first, and the others when it had nothing to do. When a session breaks, the agent calls
+`give_back`, drops what the Outbox still holds except the CommandDone of a running command, and registers anew; the
+coordinator sends again what it wants.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,8 @@ class Role(Protocol):
 
     def step(self, outbox: Outbox) -> bool:
         """One bounded piece of work (a decode step, a batch scored; well under a second). False when there is none."""
+
+    # A role may have `report(outbox)`: says what other threads finished, for a step in which another role worked.
 
     def give_back(self) -> list[pb.SampleProgress]:
         """Drops every unfinished sample and returns it with all its tokens: the session is a new one."""

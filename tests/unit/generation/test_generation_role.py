@@ -233,3 +233,32 @@ def test_build_refuses_what_the_engine_does_not_have(
     with pytest.raises(WorkError, match=words) as raised:
         build(job(policy("llama"), **generation), pb.Command(), torch.device("cpu"), None)
     assert raised.value.failure.field == field
+
+
+def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -> None:
+    outbox = Outbox()
+    role.handle(pb.Command(id=4, measure=pb.Measure(attempt=7, role="generation")), outbox)
+    assert not outbox.said
+    run(role, outbox)
+    (done,) = outbox.of("done")
+    assert (done.command_id, done.measure.attempt) == (4, 7)
+    costs = done.measure.generation
+    assert {cost.batch for cost in costs.decode} >= {1, 4}
+    assert costs.prefill
+    assert costs.kv_bytes_per_token == 256
+
+
+def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role: GenerationRole) -> None:
+    whole, outbox = Outbox(), Outbox()
+    role.handle(generate(2), whole)
+    run(role, whole)
+    park = pb.Command(id=8, park=pb.Park(role="generation"))
+    role.handle(park, outbox)
+    role.handle(generate(2, identifier=9), outbox)
+    role.step(outbox)
+    role.handle(park, outbox)
+    assert role.active() == 2
+    run(role, outbox)
+    assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]
+    texts = [{told.key.sample: told.text for told in box.of("finished")} for box in (whole, outbox)]
+    assert texts[0] == texts[1]

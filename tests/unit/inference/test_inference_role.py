@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
+from rlhf_workers.host_copy import HostCopy
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.reward_calls import RewardCalls
 from rlhf_workers.inference.reward_source import RewardError
@@ -19,6 +21,9 @@ from rlhf_workers.role import WorkError
 
 class Lengths:
     """A ModelScorer that scores a response by its length, and fails on token 13."""
+
+    model = None
+    frozen = True
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -122,6 +127,39 @@ def test_what_is_given_back_is_forgotten() -> None:
     assert role.give_back() == []
     assert role.active() == 0
     assert role.step(outbox) is False
+
+
+def test_measuring_times_models_and_calls_no_reward() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None, longest=40)
+    calls, scorer = RewardCalls(Texts()), Lengths()
+    calls.start()
+    role.add("reference", "reference", scorer)
+    role.add("reward", "reward", calls)
+    outbox = SessionOutbox("inference-0", lambda: None)
+    outbox.begin(5)
+    role.handle(pb.Command(id=5, measure=pb.Measure(attempt=3, role="inference")), outbox)
+    while role.step(outbox):
+        pass
+    (message,) = sent(outbox)
+    role.close()
+    assert (message.done.command_id, message.done.measure.attempt) == (5, 3)
+    (task,) = message.done.measure.scoring.tasks
+    assert task.task == "reference"
+    assert [(cost.batch, cost.tokens) for cost in task.costs] == [(1, 20), (2, 20), (1, 40), (1, 10)]
+    assert all(cost.seconds > 0 for cost in task.costs)
+    assert message.done.measure.scoring.wake_seconds < 0.1
+    assert role.active() == 0
+
+
+def test_parking_is_answered_and_scoring_wakes_the_models() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    model = torch.nn.Linear(2, 2)
+    role.add("reference", "reference", Lengths(), HostCopy(model, torch.device("cpu"), frozen=True))
+    outbox = SessionOutbox("inference-0", lambda: None)
+    outbox.begin(6)
+    role.handle(pb.Command(id=6, park=pb.Park(role="inference")), outbox)
+    assert [message.done.command_id for message in sent(outbox)] == [6]
+    assert len(run(role, score_sample(0, [1]))) == 1
 
 
 def test_a_task_the_worker_does_not_run_is_refused_as_a_whole() -> None:

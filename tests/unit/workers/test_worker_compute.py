@@ -20,7 +20,7 @@ from rlhf_workers.role import Outbox, WorkError
 class Counting:
     """A role that decodes one token of each sample a step, and fails when told to."""
 
-    handles = frozenset({"generate", "load_weights", "train"})
+    handles = frozenset({"generate", "load_weights", "train", "measure", "park"})
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
@@ -30,10 +30,13 @@ class Counting:
         self.training: int | None = None
         self.closed = False
         self.threads: set[int] = set()
+        self.asked: list[str] = []
+        self.arrivals = self
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         self.threads.add(threading.get_ident())
         kind = command.WhichOneof("command")
+        self.asked.append(str(kind))
         if kind == "train":
             self.training = command.id
             return
@@ -160,6 +163,59 @@ def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
     until(lambda: dict(bench.compute.snapshot.versions) == {"actor": 0, "critic": 4})
     bench.send(4, load_weights=pb.LoadWeights(model="reward", version=4))
     assert bench.done(4).failure.reason == "WrongRole"
+    bench.compute.close(5)
+
+
+def test_measuring_and_parking_go_to_the_role_they_name(bench: Bench) -> None:
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.send(2, become_inference=pb.BecomeInference(parked=True))
+    assert bench.done(2)
+    assert bench.compute.snapshot.roles == ("generation", "inference")
+    bench.send(3, measure=pb.Measure(role="inference"))
+    bench.send(4, park=pb.Park(role="inference"))
+    bench.send(5, measure=pb.Measure(role="generation"))
+    bench.send(6, measure=pb.Measure())
+    assert bench.done(6).failure.reason == "WrongRole"
+    assert bench.roles["inference"].asked == ["measure", "park"]
+    assert bench.roles["generation"].asked == ["measure"]
+    bench.compute.close(5)
+    assert bench.roles["inference"].closed
+
+
+def test_what_a_worker_decodes_comes_before_what_it_scores(bench: Bench) -> None:
+    bench.send(1, become_inference=pb.BecomeInference())
+    bench.send(2, become_generation=pb.BecomeGeneration())
+    bench.done(2)
+    generation, inference = bench.roles["generation"], bench.roles["inference"]
+    generation.held[0], inference.held[7] = 0, 0
+    bench.send(3, measure=pb.Measure(role="generation"))
+    scored = 0
+    until(lambda: generation.held[0] > 20)
+    assert inference.held[7] == scored
+    generation.held.clear()
+    until(lambda: inference.held[7] > scored + 20)
+    bench.compute.close(5)
+
+
+def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(bench: Bench) -> None:
+    with pytest.raises(WorkError, match="does not decode"):
+        bench.compute.receive(lambda role, _: role).result(5)
+    bench.send(1, become_generation=pb.BecomeGeneration())
+    bench.done(1)
+    role = bench.roles["generation"]
+    assert bench.compute.receive(lambda found, _: (found, threading.get_ident())).result(5) == (
+        role,
+        next(iter(role.threads)),
+    )
+    entered, go_on = threading.Event(), threading.Event()
+    bench.compute.receive(lambda *_: entered.set() or go_on.wait(5))
+    assert entered.wait(5)
+    waiting = bench.compute.receive(lambda *_: "too late")
+    held = bench.compute.reset()
+    with pytest.raises(WorkError, match="session with the coordinator broke"):
+        waiting.result(5)
+    go_on.set()
+    assert held.result(5) == []
     bench.compute.close(5)
 
 

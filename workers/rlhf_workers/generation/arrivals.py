@@ -59,6 +59,7 @@ class Arrivals:
         except ValueError as error:
             raise KvRefusedError(f"the offer is malformed: {error}") from error
         self._check_epoch(request.key)
+        self._engine.wake()
         if not moves.reserve():
             raise KvRefusedError(f"no slot is free: {self._engine.held} samples are held, others are on their way")
         self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())

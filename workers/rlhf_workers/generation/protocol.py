@@ -6,7 +6,7 @@ else is decoded, where, or in how many pieces. An engine must never lose a sampl
 `withdraw` returns it with every token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -128,6 +128,30 @@ class KvSlice:
     """Keys and values of each layer, [heads, stop - start, size], in host memory."""
 
 
+class Cost(NamedTuple):
+    """One pass over `batch` samples of `tokens` tokens each."""
+
+    batch: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """What decoding costs on an engine."""
+
+    decode: tuple[Cost, ...]
+    """A step; tokens are those in each sample's cache."""
+    prefill: tuple[Cost, ...]
+    """Tokens are those of each prompt."""
+    kv_bytes_per_token: int
+    kv_room_bytes: int
+    """For caches; 0: not limited by the device."""
+    max_batch_size: int
+    replays: bool
+    """A sample resumed from its tokens decodes them again."""
+
+
 class EngineError(Exception):
     """A request that an engine cannot take; `field` is the manifest path a user can change, if any."""
 
@@ -201,7 +225,10 @@ class Engine(Protocol):
         """Frees KV memory and the device's weights; samples must have been withdrawn."""
 
     def wake(self) -> None:
-        """Undoes sleep."""
+        """Undoes sleep, where it sleeps."""
+
+    def measure(self) -> Generator[None, None, EngineCosts]:
+        """Times made-up work, a bounded piece a step of the iterator; leaves the engine and its samples as they are."""
 
     @property
     def held(self) -> int:

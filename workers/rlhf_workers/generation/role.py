@@ -7,7 +7,7 @@ dies here, the coordinator goes on from the tokens it was told.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -56,7 +56,7 @@ class GenerationRole:
     """Implements `role.Role`."""
 
     name: str = "generation"
-    handles: frozenset[str] = frozenset({"generate", "withdraw", "load_weights", "migrate"})
+    handles: frozenset[str] = frozenset({"generate", "withdraw", "load_weights", "migrate", "measure", "park"})
 
     def __init__(
         self,
@@ -78,9 +78,10 @@ class GenerationRole:
         """What KvSink brings samples to."""
         self._progress_ns = clock_ns()
         self._iteration = 0
+        self._measuring: Iterator[pb.CommandDone | None] | None = None
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """See Role; every command but Migrate is answered before this returns."""
+        """See Role; every command but Migrate and Measure is answered before this returns."""
         done = pb.CommandDone(command_id=command.id)
         try:
             match command.WhichOneof("command"):
@@ -90,6 +91,12 @@ class GenerationRole:
                     done.withdraw.CopyFrom(self._withdraw(command.withdraw))
                 case "load_weights":
                     done.load.CopyFrom(self.load(command.load_weights, outbox))
+                case "park":
+                    if not self._engine.held:
+                        self._engine.sleep()
+                case "measure":
+                    self._measuring = self._measure(command)
+                    return
                 case "migrate":
                     self._migrations.begin(command.id, command.migrate, outbox)
                     return
@@ -102,6 +109,12 @@ class GenerationRole:
     def step(self, outbox: Outbox) -> bool:
         """See Role: what moves is moved on, one engine step, and the messages that are due."""
         moved = self._migrations.step()
+        if self._measuring is not None:
+            done = next(self._measuring)
+            if done is not None:
+                self._measuring = None
+                outbox.done(done)
+            return True
         if not self._engine.held:
             self._activity.flush(outbox)
             return moved
@@ -158,11 +171,26 @@ class GenerationRole:
 
     def _generate(self, command: pb.Generate) -> None:
         requests = [request_of(sample) for sample in command.samples]
+        self._engine.wake()
         self._engine.submit(requests)
         iteration = max((request.key.iteration for request in requests), default=self._iteration)
         if iteration != self._iteration:
             self._iteration = iteration
             self.arrivals.begin_iteration(iteration)
+
+    def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
+        """None while it goes on, then the answer."""
+        costs = yield from self._engine.measure()
+        message = pb.GenerationCosts(
+            kv_bytes_per_token=costs.kv_bytes_per_token,
+            kv_room_bytes=costs.kv_room_bytes,
+            max_batch_size=costs.max_batch_size,
+            replays=costs.replays,
+        )
+        for kind, points in (("decode", costs.decode), ("prefill", costs.prefill)):
+            getattr(message, kind).extend(pb.StepCost(**point._asdict()) for point in points)
+        result = pb.MeasureResult(attempt=command.measure.attempt, generation=message)
+        yield pb.CommandDone(command_id=command.id, measure=result)
 
     def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:
         keys = [engine_key(key) for key in command.keys]

@@ -11,7 +11,7 @@ What deterministic mode costs is in docs/determinism.md, measured by benchmarks/
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,7 +23,9 @@ from rlhf_workers.generation.engine_state import EngineLimits, EngineState
 from rlhf_workers.generation.forward import CausalForward
 from rlhf_workers.generation.kv_moves import TorchKvMoves
 from rlhf_workers.generation.lanes import BucketLanes, Lanes, OneLane, Pass, padded
+from rlhf_workers.generation.measuring import measure
 from rlhf_workers.generation.protocol import (
+    EngineCosts,
     EngineError,
     FinishReason,
     Request,
@@ -36,6 +38,7 @@ from rlhf_workers.generation.response_table import ResponseTable, Slots
 from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.stopping import StopRule
 from rlhf_workers.generation.tiles import Tiles
+from rlhf_workers.host_copy import HostCopy
 from rlhf_workers.models import replace_weights
 from rlhf_workers.role import WorkError
 
@@ -65,7 +68,10 @@ class TorchEngine:
         self.version = version
         self.parameters = parameters
         self.limits = limits
+        self.deterministic = deterministic
+        self.device: torch.device = model.device
         self._model = model
+        self._weights = HostCopy(model, model.device, frozen=False)
         self._forward = CausalForward(model, field)
         self._forward.verify()
         self._tiles = Tiles(self._forward) if deterministic else None
@@ -80,6 +86,11 @@ class TorchEngine:
         self.moves = TorchKvMoves(self._forward, limits, lambda: self._state, *rules, deterministic=deterministic)
 
     # ------------------------------------------------------------ protocol.Engine
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self._forward.vocabulary
 
     @property
     def held(self) -> int:
@@ -152,20 +163,25 @@ class TorchEngine:
         if self._state.held:
             raise EngineError("EngineBusy", f"{len(self._state.held)} samples must be withdrawn before sleep")
         self._state.lanes = self._empty_lanes()
-        self._model.to("cpu")
+        self._weights.park()
 
     def wake(self) -> None:
         """See Engine."""
-        self._model.to(self._forward.device)
+        self._weights.wake()
+
+    def measure(self) -> Generator[None, None, EngineCosts]:
+        """See Engine."""
+        self.wake()
+        return measure(self)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[EngineState]:
         """Inside, the engine holds no sample and knows no stop; afterwards it is as it was (for measuring)."""
         state, stop = self._state, self._stop
         self._state = self._empty_state()
         self._stop = StopRule(None, self._forward.vocabulary, (), ())
         try:
-            yield
+            yield self._state
         finally:
             self._state, self._stop = state, stop
 

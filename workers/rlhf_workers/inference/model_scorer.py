@@ -26,7 +26,11 @@ HEAD_TOLERANCE: Final = 2e-2
 
 
 class ModelScorer(Protocol):
-    """Scores a batch on the compute thread."""
+    """Scores a batch on the compute thread, its model awake."""
+
+    model: Any
+    frozen: bool
+    """Whether the model's weights stay those of its folder."""
 
     def score(self, samples: Sequence[Sample]) -> list[Scores]:
         """One array a sample, in order."""
@@ -56,9 +60,11 @@ def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
 class LogProbabilityScorer:
     """Log-probabilities of the response's tokens under a frozen model."""
 
+    frozen = True
+
     def __init__(self, model: Any, temperature: float, device: torch.device) -> None:
-        """`temperature` is the sampling distribution's; 0 counts as 1."""
-        self._model = model
+        """`temperature` is the sampling distribution's; 0 counts as 1. `device` is where it scores."""
+        self.model = model
         self._temperature = temperature
         self._device = device
         config = model.config.get_text_config()
@@ -71,7 +77,7 @@ class LogProbabilityScorer:
         """float32 [n] a sample: log p(response token | everything before it)."""
         ids = padded_ids(samples, self._device)
         check_ids(ids, self._vocabulary)
-        output = self._backbone(ids) if self._split else self._model(input_ids=ids, use_cache=False).logits
+        output = self._backbone(ids) if self._split else self.model(input_ids=ids, use_cache=False).logits
         return [self._sample(*row) for row in zip(ids, output, samples, strict=True)]
 
     def _sample(self, ids: torch.Tensor, output: torch.Tensor, sample: Sample) -> Scores:
@@ -89,17 +95,17 @@ class LogProbabilityScorer:
         return finite(torch.cat(parts), "log-probability", sample)
 
     def _backbone(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)
+        logits: torch.Tensor = self.model.get_output_embeddings()(hidden)
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     @torch.inference_mode()
     def _head_alone_agrees(self) -> bool:
         """Whether backbone, then head, is all the model does (some scale their logits in ways of their own)."""
-        ids = torch.arange(PAD, device=self._device)[None] % self._vocabulary
-        whole = self._model(input_ids=ids, use_cache=False).logits.float()
+        ids = torch.arange(PAD, device=getattr(self.model, "device", self._device))[None] % self._vocabulary
+        whole = self.model(input_ids=ids, use_cache=False).logits.float()
         split = self._logits(self._backbone(ids)).float()
         allowed = HEAD_TOLERANCE * (1 + float(whole.abs().max()))
         return split.shape == whole.shape and float((split - whole).abs().max()) <= allowed
@@ -107,6 +113,8 @@ class LogProbabilityScorer:
 
 class ValueScorer:
     """Critic values along the response."""
+
+    frozen = False
 
     def __init__(self, model: ValueModel, device: torch.device) -> None:
         self.model = model

@@ -20,9 +20,11 @@ from rlhf_workers.role import WorkError
 class RewardModelScorer:
     """float32 [1] a sample: the model's one output."""
 
+    frozen = True
+
     def __init__(self, model: Any, tokenizer: Any | None, device: torch.device) -> None:
         """`tokenizer` is the reward model's own when it differs from the policy's, else None."""
-        self._model = model
+        self.model = model
         self._tokenizer = tokenizer
         self._device = device
         self._vocabulary = int(model.config.get_text_config().vocab_size)
@@ -38,7 +40,7 @@ class RewardModelScorer:
             return [self._alone(sample) for sample in samples]
         ids = padded_ids(samples, self._device)
         check_ids(ids, self._vocabulary)
-        hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         last = torch.tensor([sample.length - 1 for sample in samples], device=self._device)
         outputs = self._head(hidden[torch.arange(len(samples), device=self._device), last])
         return [finite(row.reshape(1), "reward", sample) for row, sample in zip(outputs, samples, strict=True)]
@@ -46,7 +48,7 @@ class RewardModelScorer:
     def _alone(self, sample: Sample) -> Scores:
         ids = padded_ids([sample], self._device)[:, : sample.length]
         check_ids(ids, self._vocabulary)
-        return finite(self._model(input_ids=ids).logits.reshape(1), "reward", sample)
+        return finite(self.model(input_ids=ids).logits.reshape(1), "reward", sample)
 
     def _retokenised(self, sample: Sample) -> Sample:
         assert self._tokenizer is not None

@@ -8,7 +8,7 @@ survive: what a lost worker had not scored is scored again elsewhere.
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,9 @@ from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_workers.failures import failure_of
+from rlhf_workers.host_copy import HostCopy
 from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.measuring import measure
 from rlhf_workers.inference.model_scorer import ModelScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import Outcome, RewardCalls
 from rlhf_workers.inference.samples import Sample, Scores, sample_of
@@ -43,6 +45,8 @@ class _Task:
     name: str
     model: str
     scorer: Scorer
+    weights: HostCopy | None
+    """None: no model, or one that stays where it is."""
     waiting: deque[Sample] = field(default_factory=deque)
 
 
@@ -50,32 +54,46 @@ class InferenceRole:
     """Scores; see `role.Role`."""
 
     name = "inference"
-    handles = frozenset({"score", "load_weights"})
+    handles = frozenset({"score", "load_weights", "measure", "park"})
 
-    def __init__(self, batch_tokens: int, certificates: Path | None) -> None:
-        """`batch_tokens` 0 scores sample by sample (deterministic job)."""
+    def __init__(self, batch_tokens: int, certificates: Path | None, longest: int = 0) -> None:
+        """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
+        tokens."""
         self._tasks: dict[str, _Task] = {}
         self._batch_tokens = batch_tokens
         self._certificates = certificates
+        self._longest = longest
         self._versions: dict[str, int] = {}
+        self._measuring: Iterator[pb.CommandDone | None] | None = None
 
-    def add(self, name: str, model: str, scorer: Scorer) -> None:
+    def add(self, name: str, model: str, scorer: Scorer, weights: HostCopy | None = None) -> None:
         """A task to run; a trained model starts at version 0, the manifest's folder."""
-        self._tasks[name] = _Task(name, model, scorer)
+        self._tasks[name] = _Task(name, model, scorer, weights)
         if isinstance(scorer, ValueScorer):
             self._versions[model] = 0
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Queues the samples of a Score, or replaces a model's weights."""
-        if command.WhichOneof("command") == "load_weights":
-            result = self.load(command.load_weights, outbox)
-            outbox.done(pb.CommandDone(command_id=command.id, load=result))
-            return
+        """Queues the samples of a Score, replaces a model's weights, parks, or begins to measure."""
+        match command.WhichOneof("command"):
+            case "load_weights":
+                result = self.load(command.load_weights, outbox)
+                outbox.done(pb.CommandDone(command_id=command.id, load=result))
+            case "measure":
+                self._measuring = self._measure(command)
+            case "park":
+                if not self.active():
+                    self._park()
+                outbox.done(pb.CommandDone(command_id=command.id))
+            case _:
+                self._score_all(command, outbox)
+
+    def _score_all(self, command: pb.Command, outbox: Outbox) -> None:
         unknown = {task for sample in command.score.samples for task in sample.tasks} - self._tasks.keys()
         if unknown:
             known = ", ".join(self._tasks)
             message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {known}"
             raise WorkError("WrongRole", message, retryable=True)
+        self._wake()
         for sample in command.score.samples:
             self._take(sample, outbox)
         outbox.done(pb.CommandDone(command_id=command.id))
@@ -98,10 +116,13 @@ class InferenceRole:
 
     def step(self, outbox: Outbox) -> bool:
         """Reports rewards that came, and scores one batch of the task that has waited longest."""
-        worked = False
-        for task in self._tasks.values():
-            if isinstance(task.scorer, RewardCalls):
-                worked = self._report(task, task.scorer.collect(), outbox) or worked
+        worked = self.report(outbox)
+        if self._measuring is not None:
+            done = next(self._measuring)
+            if done is not None:
+                self._measuring = None
+                outbox.done(done)
+            return True
         waiting = [task for task in self._tasks.values() if task.waiting]
         if not waiting:
             return worked
@@ -115,6 +136,14 @@ class InferenceRole:
         outbox.span(span, start_ns, time.time_ns(), iteration, samples=str(len(batch)))
         outbox.count(sum(sample.length for sample in batch))
         return True
+
+    def report(self, outbox: Outbox) -> bool:
+        """Tells the rewards that came; computes nothing."""
+        worked = False
+        for task in self._tasks.values():
+            if isinstance(task.scorer, RewardCalls):
+                worked = self._report(task, task.scorer.collect(), outbox) or worked
+        return worked
 
     def give_back(self) -> list[pb.SampleProgress]:
         """Forgets what is not scored yet; there are no tokens to give back."""
@@ -140,6 +169,32 @@ class InferenceRole:
                 task.scorer.close()
 
     # ------------------------------------------------------------ parts
+
+    def _wake(self) -> float:
+        """Brings all models to the device; seconds."""
+        started = time.monotonic()
+        for task in self._tasks.values():
+            if task.weights is not None:
+                task.weights.wake()
+        return time.monotonic() - started
+
+    def _park(self) -> None:
+        for task in self._tasks.values():
+            if task.weights is not None:
+                task.weights.park()
+
+    def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
+        """None while it goes on, then the answer; models are parked again where they were."""
+        parked = any(task.weights is not None and task.weights.parked for task in self._tasks.values())
+        wake_seconds = self._wake()
+        scorers = {name: task.scorer for name, task in self._tasks.items() if not isinstance(task.scorer, RewardCalls)}
+        costs = yield from measure(scorers, self._longest, self._batch_tokens)
+        if parked and not self.active():
+            self._park()
+        result = pb.MeasureResult(
+            attempt=command.measure.attempt, scoring=pb.ScoringCosts(tasks=costs, wake_seconds=wake_seconds)
+        )
+        yield pb.CommandDone(command_id=command.id, measure=result)
 
     def _models(self) -> list[str]:
         return [task.model for task in self._tasks.values()]
@@ -204,10 +259,13 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
         message = f"asked for {', '.join(sorted(unknown))}; {job.spec.algorithm.name} has {', '.join(graph)}"
         raise WorkError("WrongRole", message)
     batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
-    role = InferenceRole(batch_tokens, certificates)
+    rollout = job.spec.rollout
+    role = InferenceRole(batch_tokens, certificates, rollout.max_prompt_tokens + rollout.max_response_tokens)
     try:
         for name in become.tasks:
-            role.add(name, graph[name].model, load_scorer(graph[name].model, job.spec, device))
+            scorer = load_scorer(graph[name].model, job.spec, device, parked=become.parked)
+            weights = None if isinstance(scorer, RewardCalls) else HostCopy(scorer.model, device, frozen=scorer.frozen)
+            role.add(name, graph[name].model, scorer, weights)
         for weights in become.weights:
             role.load(weights, None)
     except BaseException:

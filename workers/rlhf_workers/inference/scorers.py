@@ -20,14 +20,15 @@ from rlhf_workers.role import WorkError
 Scorer: TypeAlias = ModelScorer | RewardCalls
 
 
-def load_scorer(model: str, spec: RLHFJobSpec, device: torch.device) -> Scorer:
-    """The scorer of model role `reference`, `critic` or `reward`."""
+def load_scorer(model: str, spec: RLHFJobSpec, device: torch.device, *, parked: bool = False) -> Scorer:
+    """The scorer of model role `reference`, `critic` or `reward`; `parked` leaves its model in host memory."""
+    home = torch.device("cpu") if parked else device
     if model == "reference":
-        return _reference(spec, device)
+        return _reference(spec, device, home)
     if model == "critic":
-        return _critic(spec, device)
+        return _critic(spec, device, home)
     if model == "reward":
-        return _reward(spec, device)
+        return _reward(spec, device, home)
     raise WorkError("Internal", f"inference has no scorer for model role {model}")
 
 
@@ -42,30 +43,30 @@ def _attention(spec: RLHFJobSpec) -> models.Attention:
     return "eager" if spec.deterministic else "sdpa"
 
 
-def _reference(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+def _reference(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
     source, field = spec.models.actor, "spec.models.actor.path"
     if spec.models.reference is not None:
         source, field = spec.models.reference, "spec.models.reference.path"
     dtype, attention = scoring_dtype(spec, device), _attention(spec)
-    model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=device, attention=attention)
+    model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
     return LogProbabilityScorer(model, spec.rollout.temperature, device)
 
 
-def _critic(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+def _critic(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
     field = "spec.models.critic.path"
     if spec.models.critic is None:
         raise WorkError("ModelMissing", f"{field} is not set, but {spec.algorithm.name} scores values", field=field)
     dtype, attention = scoring_dtype(spec, device), _attention(spec)
     path = spec.models.critic.path
     return ValueScorer(
-        models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=device, attention=attention), device
+        models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=home, attention=attention), device
     )
 
 
-def _reward(spec: RLHFJobSpec, device: torch.device) -> Scorer:
+def _reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
     reward = spec.models.reward
     if reward.model is not None:
-        return _reward_model(spec, reward.model.path, device)
+        return _reward_model(spec, reward.model.path, device, home)
     calls = RewardCalls(_reward_source(spec))
     calls.start()
     return calls
@@ -82,10 +83,10 @@ def _reward_source(spec: RLHFJobSpec) -> RewardSource:
     return EndpointReward(reward.endpoint, reward.timeout_seconds)
 
 
-def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device) -> Scorer:
+def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device, home: torch.device) -> Scorer:
     field = "spec.models.reward.model.path"
     dtype, attention = scoring_dtype(spec, device), _attention(spec)
-    model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=device, attention=attention)
+    model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
     tokenizer = own_tokenizer(models.load_tokenizer(path, field), policy)
     return RewardModelScorer(model, tokenizer, device)

@@ -1,0 +1,147 @@
+"""What decoding costs here: decode steps over a grid of batch sizes and context lengths, and a few prefills.
+
+Runs whole engine steps on made-up samples while the engine's own are put aside, so the price is that of real work, host
+part included. Rule: nothing is left behind: no sample, no cache, no random number, no message. Time is bounded: the
+grid is visited from its corners inward and is cut off when the budget is spent, never before batch 1 and the largest
+batch were seen. A planner interpolates between the points.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from rlhf_workers.generation.engine_state import EngineLimits, EngineState
+from rlhf_workers.generation.kv_cache import PromptCache
+from rlhf_workers.generation.protocol import Cost, EngineCosts, KvShape, Request, SampleKey, TokenArray, VersionRun
+
+if TYPE_CHECKING:
+    from rlhf_workers.generation.torch_engine import TorchEngine
+
+BUDGET_SECONDS: Final = 0.8
+"""Compute time of all points."""
+STEPS: Final = 8
+"""Timed steps of a point, of which the shortest counts: whatever else the machine does can only add to it."""
+POINT_SECONDS: Final = 0.02
+"""A point whose steps take long is timed less often, but never less than twice."""
+POINT_BYTES: Final = 2**30
+"""KV memory of one point on a CPU at most; on a GPU the room for caches is the limit."""
+ROOM_SHARE: Final = 0.8
+"""Of the free device memory: what KV caches may fill; the rest is for what kernels need for a moment."""
+PREFILL_PROMPTS: Final = (1, 4)
+NO_LIMIT: Final = 2**30
+"""Response tokens of a made-up sample: it never finishes."""
+
+
+def measure(engine: "TorchEngine") -> Generator[None, None, EngineCosts]:
+    """One point of the grid a step of the iterator; its return value is the answer."""
+    room = kv_room(engine.device)
+    most = room if engine.device.type == "cuda" else POINT_BYTES
+    spent, decode, prefill = 0.0, [], []
+    for number, (batch, context) in enumerate(decode_grid(engine.limits)):
+        if number >= 2 and spent > 0.75 * BUDGET_SECONDS:
+            break
+        if number and batch * context * engine.moves.bytes_per_token > most:
+            continue
+        started = time.perf_counter()
+        decode.append(Cost(batch, context, _decode_seconds(engine, batch, context)))
+        spent += time.perf_counter() - started
+        yield
+    for number, (prompts, tokens) in enumerate(_prefill_grid(engine)):
+        if number and spent > BUDGET_SECONDS:
+            break
+        started = time.perf_counter()
+        prefill.append(Cost(prompts, tokens, _prefill_seconds(engine, prompts, tokens)))
+        spent += time.perf_counter() - started
+        yield
+    per_token = engine.moves.bytes_per_token
+    limit = engine.limits.max_batch_size
+    return EngineCosts(tuple(decode), tuple(prefill), per_token, room, limit, engine.deterministic)
+
+
+def decode_grid(limits: EngineLimits) -> list[tuple[int, int]]:
+    """(batch, context): every power of two and the largest batch at half the longest sequence, then at a quarter and at
+    full length; the ends of each row first."""
+    largest = limits.max_batch_size
+    batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+    order = [batches[0], batches[-1], *batches[-2:0:-1]]
+    order = list(dict.fromkeys(order))
+    longest = limits.max_prompt_tokens + limits.max_response_tokens
+    contexts = [max(longest * part // 4 - STEPS - 1, 1) for part in (2, 1, 4)]
+    return list(dict.fromkeys((batch, context) for context in contexts for batch in order))
+
+
+def kv_room(device: torch.device) -> int:
+    """Bytes for KV caches, 0 where host memory is the only limit."""
+    if device.type != "cuda":
+        return 0
+    free = torch.cuda.mem_get_info(device)[0]
+    held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(ROOM_SHARE * (free + held_back))
+
+
+def _decode_seconds(engine: "TorchEngine", batch: int, context: int) -> float:
+    with engine.aside() as state:
+        _fill(engine, state, batch, context)
+        engine.step()  # proves batch shapes, warms kernels up
+        times = []
+        while len(times) < 2 or (len(times) < STEPS and sum(times) < POINT_SECONDS):
+            started = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _fill(engine: "TorchEngine", state: EngineState, batch: int, context: int) -> None:
+    """`batch` samples with `context` tokens in their caches."""
+    known = np.zeros(max(context + 1 - engine.limits.max_prompt_tokens, 0), np.int32)
+    prompt = np.zeros(context + 1 - len(known), np.int32)
+    slots = np.array([state.table.add(_request(number, prompt, known), context) for number in range(batch)])
+    cache = _empty_cache(engine.moves.shapes, context, engine.device)
+    state.lanes.place(slots, state.table.position[slots], cache, np.zeros(batch, np.int64))
+
+
+def _empty_cache(shapes: Sequence[KvShape], tokens: int, device: torch.device) -> PromptCache:
+    cache = PromptCache()
+    for layer, shape in enumerate(shapes):
+        sizes = (shape.key_size, shape.value_size)
+        keys, values = (torch.zeros(1, shape.heads, tokens, size, dtype=shape.dtype, device=device) for size in sizes)
+        cache.states[layer] = keys, values
+    return cache
+
+
+def _prefill_grid(engine: "TorchEngine") -> list[tuple[int, int]]:
+    """(prompts, tokens) the engine would prefill: prompts alone where known tokens are replayed, else whole samples."""
+    limits = engine.limits
+    longest = limits.max_prompt_tokens - 1
+    if not engine.deterministic:
+        longest += limits.max_response_tokens - 1
+    prompts = [count for count in PREFILL_PROMPTS if count <= limits.max_batch_size]
+    grid = [(count, max(longest * part // 4, 1)) for count in prompts for part in (4, 1)]
+    return list(dict.fromkeys(grid)) if longest else []
+
+
+def _prefill_seconds(engine: "TorchEngine", prompts: int, tokens: int) -> float:
+    times = []
+    for _ in range(2):
+        with engine.aside() as state:
+            state.queue.extend(_prompt(engine, number, tokens) for number in range(prompts))
+            started = time.perf_counter()
+            report = engine.step()
+            times.append(min(report.prefill_ns / 1e9, time.perf_counter() - started))
+    return min(times)
+
+
+def _prompt(engine: "TorchEngine", number: int, tokens: int) -> Request:
+    """A made-up sample of which so many tokens are prefilled; no two are alike."""
+    prompt = np.zeros(min(tokens + 1, engine.limits.max_prompt_tokens), np.int32)
+    prompt[0] = number % engine.vocabulary
+    known = np.zeros(tokens + 1 - len(prompt), np.int32)
+    return _request(number, prompt, known)
+
+
+def _request(number: int, prompt: TokenArray, known: TokenArray) -> Request:
+    versions = (VersionRun(0, len(known)),) if len(known) else ()
+    return Request(SampleKey(0, number, 0), prompt, 0, NO_LIMIT, known, np.zeros(len(known), np.float32), versions)
