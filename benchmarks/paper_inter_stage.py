@@ -4,7 +4,8 @@ No GPU is used. Costs are a roofline (`rlhf_planner.inter_stage.assumed`, where 
 lengths are log-normal with P99 = SKEW x median at the output limit, cut there. Reference has the actor's size, reward
 the critic's; a worker is one node of 8 GPUs. The plan is chosen on lengths of earlier iterations and judged on others.
 Serial is: all samples generated, then all nodes score. `--json` prints one object as the last line; `--picture FILE`
-draws time against R_t (SVG or PNG by its name).
+draws time against R_t, `--timeline FILE` one iteration of eight nodes before and after (SVG or PNG by the name), and
+nothing is measured then.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 from rlhf_planner.inter_stage.assumed import HOPPER, Model, assumed_costs
 from rlhf_planner.inter_stage.choose import choose
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.draw import Curve, draw_curves
+from rlhf_planner.inter_stage.draw import Curve, draw_curves, draw_forecasts
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import simulate
@@ -137,11 +138,35 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     print(path)
 
 
+def timeline(path: Path) -> None:
+    """One iteration of 128 samples on 8 nodes, 65B actor and 33B critic, scoring at a tenth of the peak."""
+    generator = np.random.default_rng(3)
+    case, size, nodes = Case("65B", "33B", 1024, EFFICIENCY[2]), 128, 8
+    costs, layout = case.costs(), Layout(nodes, 0, prompts(generator)[:size])
+    response = lengths(generator, case.limit, size)
+    model = LengthModel.prior(case.limit).with_batch((128, int(n)) for n in lengths(generator, case.limit, 4 * BATCH))
+    choice = choose(model, layout, costs)
+    off = simulate(response, layout, costs, spans=True)
+    pictures = [(f"Serial: {off.seconds:.2f} s, idle {off.idle_share:.0%}", off)]
+    for how, threshold, pool in (("Auto", choice.threshold, choice.pool), ("Fixed", size // 5, nodes // 4)):
+        on = simulate(response, layout, costs, threshold, pool, model=model, spans=True)
+        title = (
+            f"{how}: R_t {threshold}, m {pool}, {on.moved} samples moved: {on.seconds:.2f} s, idle {on.idle_share:.0%}"
+        )
+        pictures.append((title, on))
+    path.write_bytes(draw_forecasts(pictures, [f"worker {index}" for index in range(nodes)], path.suffix.lstrip(".")))
+    print(path, choice.reason)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw one iteration before and after, and stop")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw time against R_t there")
     args = parser.parse_args()
+    if args.timeline is not None:
+        timeline(args.timeline)
+        return
     cases = [Case(actor, critic, limit) for actor, critic in PAIRS for limit in LIMITS]
     cases += [Case("65B", "33B", limit, share) for share in EFFICIENCY[1:] for limit in LIMITS]
     rows = []

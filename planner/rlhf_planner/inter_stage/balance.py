@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.place import Move, Unfinished
@@ -24,23 +26,28 @@ MOST_MOVES: Final = 8
 class _Load:
     """What one worker still has to do. It finishes after about alpha * steps + beta * (rows' steps in total)."""
 
-    def __init__(self, name: str, samples: Sequence[Unfinished], costs: StageCosts, lengths: LengthModel) -> None:
+    def __init__(self, name: str, samples: Sequence[Unfinished], left: Sequence[float], costs: StageCosts) -> None:
         self.name, self._rows = name, costs.max_batch_size
-        self.left = {s.sample: lengths.remaining(s.tokens, s.prompt_tokens) for s in samples}
-        self.samples = {s.sample: s for s in samples}
+        self.samples = {sample.sample: (sample, tokens) for sample, tokens in zip(samples, left, strict=True)}
         context = sum(s.prompt_tokens + s.tokens for s in samples) / max(1, len(samples))
         batch = min(self._rows, max(2, len(samples)))
         one = costs.decode_seconds(1, context)
         self._beta = max(0.0, costs.decode_seconds(batch, context) - one) / max(1, batch - 1)
         self._alpha = max(0.0, one - self._beta)
+        self.count()
 
-    def finish(self, without: int | None = None, more: float = 0.0) -> float:
-        """Seconds, with one sample less, or another one of `more` tokens."""
-        left = [tokens for sample, tokens in self.left.items() if sample != without]
-        left += [more] if more else []
-        total = sum(left)
-        steps = max(max(left, default=0.0), total / self._rows)
-        return self._alpha * steps + self._beta * total
+    def count(self) -> None:
+        """After `samples` changed."""
+        left = sorted((tokens for _, tokens in self.samples.values()), reverse=True)
+        self._total, self._two_longest = sum(left), (*left[:2], 0.0, 0.0)[:2]
+        self.longest_prompt = max((sample.prompt_tokens for sample, _ in self.samples.values()), default=0)
+
+    def finish(self, less: float = 0.0, more: float = 0.0) -> float:
+        """Seconds, with a sample of `less` tokens taken away, or another one of `more` tokens."""
+        first, second = self._two_longest
+        longest = max(more, second if less == first else first)
+        total = self._total - less + more
+        return self._alpha * max(longest, total / self._rows) + self._beta * total
 
 
 def balance(
@@ -54,7 +61,12 @@ def balance(
 
     `held` names every live generation worker, idle ones too.
     """
-    loads = [_Load(name, held[name], costs, lengths) for name in sorted(held) if name not in resting]
+    everything = [sample for name in sorted(held) for sample in held[name]]
+    tokens = np.array([sample.tokens for sample in everything], dtype=np.int64)
+    prompts = np.array([sample.prompt_tokens for sample in everything], dtype=np.int64)
+    left = iter(lengths.remaining_each(tokens, prompts).tolist())
+    loads = [_Load(name, held[name], [next(left) for _ in held[name]], costs) for name in sorted(held)]
+    loads = [load for load in loads if load.name not in resting]
     moves: list[Move] = []
     moved: set[int] = set()
     while len(loads) > 1 and len(moves) < MOST_MOVES:
@@ -65,8 +77,9 @@ def balance(
             break
         moves.append(best)
         moved.add(best.sample)
-        destination.left[best.sample] = source.left.pop(best.sample)
         destination.samples[best.sample] = source.samples.pop(best.sample)
+        source.count()
+        destination.count()
     return tuple(moves)
 
 
@@ -76,12 +89,11 @@ def _best(
     """The move between the two that gains most, when that is enough."""
     before = source.finish()
     answer, most = None, LEAST_GAIN * before
-    for sample, left in sorted(source.left.items()):
-        one = source.samples[sample]
+    for sample, (one, left) in sorted(source.samples.items()):
         if sample in moved or not _fits(destination, one, costs, limit):
             continue
-        after = max(source.finish(without=sample), destination.finish(more=left))
-        kv, cost = _cost(one, len(destination.left) + 1, costs, transfer)
+        after = max(source.finish(less=left), destination.finish(more=left))
+        kv, cost = _cost(one, len(destination.samples) + 1, costs, transfer)
         if before - after - cost > most:
             most = before - after - cost
             answer = Move(sample, source.name, destination.name, kv)
@@ -89,8 +101,8 @@ def _best(
 
 
 def _fits(destination: _Load, sample: Unfinished, costs: StageCosts, limit: int) -> bool:
-    longest = max([sample.prompt_tokens, *(other.prompt_tokens for other in destination.samples.values())]) + limit
-    return len(destination.left) < min(costs.max_batch_size, costs.kv_rows(longest))
+    longest = max(sample.prompt_tokens, destination.longest_prompt) + limit
+    return len(destination.samples) < min(costs.max_batch_size, costs.kv_rows(longest))
 
 
 def _cost(sample: Unfinished, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:

@@ -86,7 +86,7 @@ def _workers(chart: Axes, forecast: Forecast, workers: Sequence[str], most: int)
     for move in forecast.transits[:_MOVES_DRAWN]:
         chart.annotate(
             "", (max(move.end, move.start), move.destination), (move.start, move.source),
-            arrowprops={"arrowstyle": "->", "color": "black", "linewidth": 0.7},
+            arrowprops={"arrowstyle": "->", "color": "#cb181d", "linewidth": 0.9},
         )  # fmt: skip
     if forecast.threshold_seconds is not None:
         chart.axvline(forecast.threshold_seconds, color="black", linewidth=0.8, linestyle=":")

@@ -43,7 +43,7 @@ def spans_of(generation: Generation, told: Outcome, costs: StageCosts) -> tuple[
         answer += [Span(worker, "prefill", start, end, 0) for start, end in stalls if end > start]
         answer += [Span(worker, "decode", a, b, n) for a, b, n in _between(_stretches(stays[worker]), stalls)]
         free = told.released[worker]
-        if free is not None and costs.wake_seconds > 0:
+        if free is not None and costs.wake_seconds > 0 and told.scored.busy.get(worker):
             answer.append(Span(worker, "wake", free - costs.wake_seconds, free, 0))
     answer += [Span(worker, "score", start, end, samples) for worker, start, end, samples in told.scored.passes]
     return tuple(answer)
