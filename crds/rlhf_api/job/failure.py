@@ -1,10 +1,13 @@
 """`spec.runPolicy.failurePolicy`: what the end of a pod means, by exit code and by pod condition."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from rlhf_api.job.base import ApiModel
+
+START_UP: Final = ("ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled", "Ready")
+"""Conditions that every pod goes through when it starts; they say nothing about an end."""
 
 
 class ExitCodes(ApiModel):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from rlhf_api.job.failure import START_UP
 from rlhf_api.names import ExitCode
 from rlhf_api.rules.rule import Rule, Values
 
@@ -39,6 +40,10 @@ def _asks_for_restart(rule: Member) -> bool:
     return codes is not None and codes["operator"] == "In" and int(ExitCode.RESTART) in codes["values"]
 
 
+def _names_start_up(rule: Member) -> bool:
+    return any(each["type"] in START_UP for each in rule.get("onPodConditions") or [])
+
+
 def of_failure_policy() -> Iterator[Rule]:
     """Every rule about failure rules."""
     yield _each(
@@ -57,6 +62,13 @@ def of_failure_policy() -> Iterator[Rule]:
         lambda rule: not _asks_for_restart(rule),
         f"names exit code {int(ExitCode.RESTART)}, by which a process asks to be restarted and which is no failure: "
         "remove it",
+    )
+    start_up = ", ".join(f'"{each}"' for each in START_UP)
+    yield _each(
+        f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
+        lambda rule: not _names_start_up(rule),
+        f"names a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one that is "
+        "set on pods that are broken",
     )
     yield Rule(
         field=_FIELD,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from rlhf_api import names
+from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
 
 Json = Mapping[str, Any]
@@ -68,7 +69,7 @@ class Pod:
     pooled: bool = False
     """It carries the label of the migration pool."""
     conditions: frozenset[tuple[str, str]] = frozenset()
-    """(type, status) of its conditions."""
+    """(type, status) of its conditions, but for those that every pod goes through when it starts."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or Evicted, NodeLost, ...: not the job's fault."""
 
@@ -127,9 +128,13 @@ def pod_of(body: Json) -> Pod | None:
         end=_end(meta, status, container),
         template=str((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or ""),
         pooled=labels.get(names.LABEL_POOL) == "true",
-        conditions=_interned(frozenset((each, str(found.get("status"))) for each, found in conditions.items())),
+        conditions=_interned(_telling(conditions)),
         disruption=_disruption(status, conditions),
     )
+
+
+def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
+    return frozenset((each, str(found.get("status"))) for each, found in conditions.items() if each not in START_UP)
 
 
 @lru_cache(maxsize=1024)
