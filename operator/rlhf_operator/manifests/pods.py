@@ -32,6 +32,7 @@ POD_SECURITY: Final = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 an emptyDir of the pod
 CONTAINER_SECURITY: Final = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -130,7 +131,7 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "certificates", "mountPath": CERTIFICATES_PATH, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 an emptyDir of the pod
+            TMP,
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 an emptyDir of the pod
         ],
     }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api.names import GROUP
-from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY
+from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, TMP
 
 Json = dict[str, Any]
 
@@ -72,9 +72,19 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
     for container in (*merged["spec"]["containers"], *merged["spec"].get("initContainers", [])):
         context = _merge(CONTAINER_SECURITY, container.get("securityContext") or {})
         container["securityContext"] = {**context, "capabilities": {"drop": ["ALL"]}}
+        _give_tmp(container)
     # Ours first: `kubectl logs` and `kubectl exec` take the first container.
     merged["spec"]["containers"].sort(key=lambda container: container["name"] != CONTAINER)
     return merged
+
+
+def _give_tmp(container: Json) -> None:
+    """A root file system that we make read-only leaves a container of the template without a place for its files."""
+    mounts = container.get("volumeMounts") or []
+    if container["securityContext"]["readOnlyRootFilesystem"] and TMP["mountPath"] not in {
+        each.get("mountPath") for each in mounts
+    }:
+        container["volumeMounts"] = [*mounts, dict(TMP)]
 
 
 def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:

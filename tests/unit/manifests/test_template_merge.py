@@ -256,3 +256,17 @@ def test_the_coordinators_template_adds_to_what_it_has_of_the_training_template(
     assert made["metadata"]["labels"]["team"] == "a"
     with pytest.raises(TemplateError, match=r"spec\.coordinator\.template\.spec\.hostNetwork"):
         pods(job_with(spec(hostNetwork=True), "coordinator"))
+
+
+def test_every_container_has_a_tmp_it_can_write_to() -> None:
+    mine = {"name": "mine", "mountPath": "/tmp"}
+    containers = [
+        {"name": "bare"},
+        {"name": "own", "volumeMounts": [mine]},
+        {"name": "root", "securityContext": {"readOnlyRootFilesystem": False}},
+    ]
+    pod = generation(spec(initContainers=containers, volumes=[{"name": "mine", "emptyDir": {}}]))
+    bare, own, root = pod["spec"]["initContainers"]
+    assert bare["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
+    assert own["volumeMounts"] == [mine]
+    assert "volumeMounts" not in root
