@@ -73,6 +73,7 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
         context = _merge(CONTAINER_SECURITY, container.get("securityContext") or {})
         container["securityContext"] = {**context, "capabilities": {"drop": ["ALL"]}}
         _give_tmp(container)
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     # Ours first: `kubectl logs` and `kubectl exec` take the first container.
     merged["spec"]["containers"].sort(key=lambda container: container["name"] != CONTAINER)
     return merged

@@ -20,6 +20,8 @@ CONTAINER_ID_SHOWN: Final = 16
 """Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
 PATIENCE: Final = timedelta(seconds=10)
 """Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
+INIT_FAILED: Final = "Init:Error"
+"""Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
 MESSAGE_KEPT: Final = 600
 """Characters of a message that are kept: the last lines of a log, or the words of a scheduler."""
 
@@ -108,7 +110,7 @@ def pod_of(body: Json) -> Pod | None:
         return None
     conditions = {each["type"]: each for each in status.get("conditions") or []}
     container = _our_container(status)
-    waiting = (container.get("state") or {}).get("waiting") or {}
+    waiting = _init_trouble(status) or (container.get("state") or {}).get("waiting") or {}
     return Pod(
         name=meta["name"],
         uid=meta.get("uid", ""),
@@ -153,6 +155,20 @@ def _our_container(status: Json) -> Json:
         if each.get("name") == CONTAINER:
             return dict(each)
     return {}
+
+
+def _init_trouble(status: Json) -> Json | None:
+    """Why an init container of the template keeps ours from starting, as the `waiting` state of ours; else None."""
+    for each in status.get("initContainerStatuses") or []:
+        name, state = each.get("name"), each.get("state") or {}
+        waiting = state.get("waiting") or {}
+        ended = (each.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
+        if ended.get("exitCode") and not each.get("ready"):
+            last = (str(ended.get("message") or "").strip().splitlines() or [str(ended.get("reason") or "")])[-1]
+            return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {ended['exitCode']}: {last}"}
+        if waiting.get("message"):
+            return {"reason": waiting.get("reason"), "message": f"init container {name}: {waiting['message']}"}
+    return None
 
 
 def _unschedulable(condition: Json) -> str:

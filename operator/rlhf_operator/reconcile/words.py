@@ -10,12 +10,14 @@ from typing import Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile.pod import End, Pod
+from rlhf_operator.reconcile.pod import INIT_FAILED, End, Pod
 
 IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+CONFIG_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", INIT_FAILED}
+)
 SHOWN: Final = 3
 """Pods that are named; of more, the number is said."""
 _KILLED: Final = 137

@@ -199,6 +199,21 @@ def test_a_missing_image_is_told_with_its_name() -> None:
     assert world.condition("Running")["message"].startswith(f"job-training-1 cannot get the image ({words})")
 
 
+def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() -> None:
+    world = World()
+    world.settle()
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback\nOSError: no space left\n"}}
+    # Between two attempts it runs again, and the sentence stays.
+    for state in ({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"running": {}}):
+        world.wait_with("coordinator", "PodInitializing", "")
+        status = {"name": "assets", "ready": False, "state": state, "lastState": ended}
+        world.pods["job-coordinator"]["status"]["initContainerStatuses"] = [status]
+        world.later(11)
+        world.settle()
+        told = "job-coordinator cannot be started (Init:Error: assets ended with exit code 1: OSError: no space left)"
+        assert world.condition("Running")["message"].startswith(told)
+
+
 def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
     world = World()
     world.settle()
