@@ -127,10 +127,15 @@ class _Following:
     session: Session
     job: Stored
     asked: Asked
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Container id, or pod UID before there is one -> who reads it."""
+    bodies: list[Json] | None = None
+    """Pods as they were seen last; None before the first look."""
+    readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Pod UID -> who reads the container it has now."""
+    begun: set[str] = field(default_factory=set)
+    """Containers that were, or are, read."""
     printer: "_Printer" = field(init=False)
-    left_out: int = 0
+    told: bool = False
+    """That there are more pods than are followed."""
 
     def __post_init__(self) -> None:
         self.printer = _Printer(self.session, [], self.asked.raw)
@@ -139,21 +144,22 @@ class _Following:
         """Until the job has finished and nothing is left to read."""
         watching = asyncio.create_task(self._watch())
         try:
-            finished = False
-            while not finished or not self._quiet():
-                if watching.done():
-                    watching.result()
+            over = False
+            while not over or not all(task.done() for task in self.readers.values()):
                 await asyncio.sleep(AGAIN_SECONDS)
-                finished = await self._finished()
+                for task in [watching, *self.readers.values()]:
+                    if task.done():
+                        task.result()  # what nobody foresaw, and rights that lack
+                if self.bodies is not None:
+                    # Asked before the pods are looked at, so that the last words of all are begun to be read.
+                    over = await self._finished()
+                    self._attach(self.bodies, first=not self.begun)
         finally:
-            tasks = [watching, *self.tasks.values()]
+            tasks = [watching, *self.readers.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return 0
-
-    def _quiet(self) -> bool:
-        return all(task.done() for task in self.tasks.values())
 
     async def _finished(self) -> bool:
         try:
@@ -165,31 +171,31 @@ class _Following:
         return Stored(body).finished or body["metadata"]["uid"] != self.job.body["metadata"]["uid"]
 
     async def _watch(self) -> None:
-        first = True
         where = selector(self.job, self.asked)
         stream = follow(self.session.api, "pods", self.job.namespace, self.session.note, labelSelector=where)
         async for bodies in stream:
-            if first and not bodies:
-                self.session.note(f"{_no_pods(self.job, self.asked)}; waiting for them")
-            self._attach([body for _, body in sorted(bodies.items())], first=first)
-            first = False
+            if self.bodies is None and not any(map(_container, bodies.values())):
+                told = f"no pod of {self.job.name} has begun ({self.job.state})" if bodies else ""
+                self.session.note(f"{told or _no_pods(self.job, self.asked)}; waiting")
+            self.bodies = [body for _, body in sorted(bodies.items())]
 
     def _attach(self, bodies: list[Json], *, first: bool) -> None:
+        """Begins to read containers that are new; one of a pod whose last one is still being read has to wait."""
         pods = {each.pod.uid: each for each in workers(bodies, [], now())}
         self.printer.known(each.name for each in pods.values())
         tail = self.asked.tail if self.asked.tail is not None else TAIL if len(pods) > 1 else None
         for body in bodies:
-            container = _container(body)
-            worker = pods.get(body["metadata"]["uid"])
-            if worker is None or not container or container in self.tasks:
+            uid, container = str(body["metadata"]["uid"]), _container(body)
+            before = self.readers.get(uid)
+            if uid not in pods or not container or container in self.begun or (before and not before.done()):
                 continue
-            reading = sum(not task.done() for task in self.tasks.values())
-            if reading >= FOLLOWED:
-                if not self.left_out:
+            if sum(not task.done() for task in self.readers.values()) >= FOLLOWED:
+                if not self.told:
                     self.session.note(f"only {FOLLOWED} pods are followed: choose with --group and --index")
-                self.left_out += 1
-                continue
-            self.tasks[container] = asyncio.create_task(self._read(worker, tail if first else None))
+                self.told = True
+                return
+            self.begun.add(container)
+            self.readers[uid] = asyncio.create_task(self._read(pods[uid], tail if first else None))
 
     async def _read(self, worker: Worker, tail: int | None) -> None:
         """One container from `tail` lines before its end, or its first line, to its last; over broken streams."""
