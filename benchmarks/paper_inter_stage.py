@@ -39,6 +39,7 @@ SKEW = 8.0
 P99 = 2.3263  # standard deviations of a normal distribution to its 99th percentile
 JUDGED = 8  # iterations that a plan is judged on
 EFFICIENCY = (0.5, 0.25, 0.1, 0.05)  # of the peak in scoring: the first is the default, the others how much it matters
+POOLS, SHARES = (2, 4, 8, 16), (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)  # of the sweep with a fixed pool
 PAPER = {"generationAndInferenceSpeedup": [1.2, 1.6], "bestThresholdShare": 0.2}
 
 
@@ -112,6 +113,30 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
+def sweep(case: Case) -> dict[str, Any]:
+    """Time against serial for pools of a fixed size, by threshold: {m: {share of the batch: ratio}}."""
+    generator = np.random.default_rng(0)
+    costs, layout = case.costs(), Layout(GPUS // NODE, 0, prompts(generator))
+    model = LengthModel.prior(case.limit).with_batch((160, int(n)) for n in lengths(generator, case.limit, 4 * BATCH))
+    judged = [lengths(generator, case.limit, BATCH) for _ in range(JUDGED // 2)]
+    serial = statistics.mean(simulate(response, layout, costs).seconds for response in judged)
+    answer: dict[str, Any] = {"actor": case.actor, "critic": case.critic, "limit": case.limit}
+    for pool in POOLS:
+        times = {
+            share: [simulate(own, layout, costs, round(share * BATCH), pool, model=model).seconds for own in judged]
+            for share in SHARES
+        }
+        answer[f"m{pool}"] = {share: statistics.mean(seconds) / serial for share, seconds in times.items()}
+    return answer | {"scoringEfficiency": case.efficiency}
+
+
+def swept(row: dict[str, Any]) -> str:
+    best = {pool: min(row[f"m{pool}"].items(), key=lambda item: item[1]) for pool in POOLS}
+    words = ", ".join(f"m {pool}: {share:.0%} ({ratio:.3f} of serial)" for pool, (share, ratio) in best.items())
+    case = f"{row['actor']}/{row['critic']} limit {row['limit']}, scoring at {row['scoringEfficiency']:.0%} of peak"
+    return f"{case}: best threshold of a fixed pool, {words}"
+
+
 def line(row: dict[str, Any]) -> str:
     near = row["withinOnePercent"]
     plateau = f"{near[0]:.0%} to {near[1]:.0%}" if near else "no threshold"
@@ -178,10 +203,17 @@ def main() -> None:
         f"at {EFFICIENCY[0]:.0%} of the peak in scoring: {min(speedups):.2f}x to {max(speedups):.2f}x; the paper "
         f"reports {PAPER['generationAndInferenceSpeedup']} with the best threshold near 20%"
     )
+    sweeps = [sweep(case) for case in (Case("13B", "33B", 512), Case("33B", "65B", 512), Case("65B", "33B", 512, 0.05))]
+    for row in sweeps:
+        print(swept(row))
     if args.picture is not None:
         picture(rows, args.picture)
     if args.json:
-        print(json.dumps({"gpus": GPUS, "batch": BATCH, "skew": SKEW, "paper": PAPER, "cases": rows}))
+        print(
+            json.dumps(
+                {"gpus": GPUS, "batch": BATCH, "skew": SKEW, "paper": PAPER, "cases": rows, "fixedPools": sweeps}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drai
     order = np.argsort(steps, kind="stable")
     ends = steps[order].astype(np.float64)
     rows = np.arange(len(ends), 0, -1)
-    taken = np.diff(ends, prepend=0.0)
+    taken = ends.copy()
+    taken[1:] -= ends[:-1]
     own = context[order]
     beyond = own[::-1]
     keys = (np.maximum.accumulate(beyond) if costs.padded else beyond.cumsum() / rows[::-1])[::-1]
