@@ -223,6 +223,27 @@ def test_rights_that_lack_are_named(cluster: Cluster, rlhf: Rlhf, job: str) -> N
     assert "user alice may not patch rlhfjobs.rlhf.dev" in err
     assert "ClusterRole edit" in err
 
+    labels = {"rlhf.dev/job-name": job, "rlhf.dev/group": "generation", "rlhf.dev/index": "77"}
+    meta = {"name": "by-hand", "namespace": NAMESPACE, "labels": labels}
+    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    role["rules"] = [rule, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    cluster.apply([{"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, role])
+    running = {
+        "name": "worker",
+        "image": "none",
+        "imageID": "",
+        "ready": True,
+        "restartCount": 0,
+        "containerID": "c://1",
+    }
+    patch = f"--patch={json.dumps({'status': {'containerStatuses': [running]}})}"
+    cluster.kubectl("patch", "pod", "by-hand", f"-n={NAMESPACE}", "--subresource=status", "--type=merge", patch)
+    wait_until("the right to list pods", lambda: "pods/log" in rlhf("logs", job, *arguments)[2], TIMEOUT)
+    for more in ((), ("--follow",)):
+        code, _, err = rlhf("logs", job, *arguments, *more, "--index=77")
+        assert code == 1
+        assert f"user alice may not get pods/log in namespace {NAMESPACE}" in err
+
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Cluster]:
