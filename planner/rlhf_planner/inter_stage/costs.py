@@ -79,18 +79,28 @@ class DecodeLines:
 
     @classmethod
     def fitted(cls, times: Iterable[StepTime]) -> DecodeLines:
-        """A line for every measured batch size. Raises ValueError without times, or for an impossible one."""
+        """A line for every measured batch size; one that was measured at a single context takes its slope from others.
+
+        Raises ValueError without times, or for an impossible one.
+        """
         rows = _checked(times)
         if not rows:
             raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
         batches = sorted({row.batch for row in rows})
-        base, slope = [], []
-        for batch in batches:
-            own = [row for row in rows if row.batch == batch]
-            a, b = _non_negative(np.array([[1.0, row.tokens] for row in own]), np.array([row.seconds for row in own]))
-            base.append(a)
-            slope.append(b)
-        return cls(tuple(batches), tuple(base), tuple(slope))
+        points = [[(row.tokens, row.seconds) for row in rows if row.batch == batch] for batch in batches]
+        lines = {
+            batch: _non_negative(np.array([[1.0, tokens] for tokens, _ in own]), np.array([time for _, time in own]))
+            for batch, own in zip(batches, points, strict=True)
+            if len({tokens for tokens, _ in own}) > 1
+        }
+        slope = (
+            np.interp(batches, list(lines), [rise for _, rise in lines.values()]) if lines else np.zeros(len(batches))
+        )
+        base = [
+            max(0.0, float(np.mean([time - rise * tokens for tokens, time in own])))
+            for rise, own in zip(slope.tolist(), points, strict=True)
+        ]
+        return cls(tuple(batches), tuple(base), tuple(slope.tolist()))
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
         """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""

@@ -26,6 +26,17 @@ def test_measured_times_come_out_again() -> None:
     assert costs.score_seconds(2, 100) == pytest.approx(0.4)
 
 
+def test_a_batch_seen_at_one_context_only_grows_with_context_as_its_neighbours_do() -> None:
+    def seconds(batch: int, context: int) -> float:
+        return 0.01 + 0.001 * batch + 1e-5 * batch * context
+
+    seen = [(1, 64), (1, 256), (8, 256), (16, 64), (16, 256)]
+    costs = StageCosts.measured(decode=[StepTime(b, c, seconds(b, c)) for b, c in seen], max_batch_size=16)
+    assert costs.decode_seconds(8, 1024) == pytest.approx(seconds(8, 1024), rel=0.01)
+    alone = StageCosts.measured(decode=[StepTime(1, 256, 1.0)], max_batch_size=4)
+    assert alone.decode_seconds(4, 1024) == 1.0
+
+
 def test_noise_never_makes_a_negative_time() -> None:
     falling = Work.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
     assert min(falling.setup, falling.per_sample, falling.per_token) >= 0
