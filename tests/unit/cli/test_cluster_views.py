@@ -79,6 +79,14 @@ def test_a_manifest_that_cannot_be_run_says_why() -> None:
     )
 
 
+def test_a_job_in_a_queue_says_what_the_queue_says() -> None:
+    seen = load("running")
+    conditions = seen["job"]["status"]["conditions"]
+    conditions[1] |= {"status": "False", "reason": "WaitingForQuota", "message": "queue team has 2 of 8 GPUs free"}
+    conditions[2] |= {"status": "False", "reason": "Queued", "message": "waits for admission"}
+    assert first_sentence(seen) == "Queued: waits for admission. Queue team has 2 of 8 GPUs free."
+
+
 def test_a_complete_job_names_its_model() -> None:
     seen = load("running")
     status = seen["job"]["status"]
@@ -213,6 +221,20 @@ def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
     assert "/16 samples" in text
     assert "reward" in text
     assert "busy" not in text
+
+
+def test_top_shows_where_the_long_tail_is() -> None:
+    seen = load("running")
+    found, _ = facts_of(seen)
+    page = [
+        *seen["metrics"],
+        'rlhf_fusion_threshold{job="tiny"} 6',
+        'rlhf_fusion_pool{job="tiny",worker="generation-1"} 1',
+    ]
+    page.append('rlhf_fusion_released{job="tiny",worker="generation-0"} 1')
+    text = drawn(render(live.from_metrics("\n".join(page) + "\n", found.job, found.pods), [], []))
+    assert "pool 1/2, 1 workers score" in text
+    assert "generation-1 (pool)" in text
 
 
 def test_top_without_metrics_shows_the_status_and_the_pods() -> None:

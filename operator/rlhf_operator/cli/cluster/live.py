@@ -4,7 +4,7 @@ Rule: the coordinator's metrics page, read through the API server, where the use
 operator refreshes every ten seconds and which knows no single worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -37,6 +37,7 @@ def from_metrics(page: str, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus
         status.workers.add(
             worker=name, state=state, activity=told.get(name, ""), tokens_per_second=rates.get(name, 0.0)
         )
+    _fusion(status, series, job)
     return _common(status, job, pods)
 
 
@@ -57,13 +58,24 @@ def from_status(job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
 
 
 def _common(status: pb.JobStatus, job: Stored, pods: Sequence[Worker]) -> pb.JobStatus:
-    status.pool.extend(each.name for each in pods if each.in_pool)
+    status.pool.extend(each.name for each in pods if each.in_pool and each.name not in status.pool)
     status.last_checkpoint = str((job.status.get("lastCheckpoint") or {}).get("path") or "")
     status.seconds_left = job.seconds_left
     if job.holds(ConditionType.FAILED):
         failed = job.condition(ConditionType.FAILED)
         status.failure.CopyFrom(pb.Failure(reason=str(failed.get("reason")), message=str(failed.get("message"))))
     return status
+
+
+def _fusion(status: pb.JobStatus, series: Mapping[str, Sequence[Sample]], job: Stored) -> None:
+    """Who keeps the long tail; what is only planned is not in the metrics."""
+    pool = [each.labels["worker"] for each in series.get("fusion_pool", ()) if each.value]
+    if not pool:
+        return
+    status.pool.extend(pool)
+    status.fusion.threshold = int(_first(series.get("fusion_threshold", ()), 0))
+    status.fusion.released.extend(each.labels["worker"] for each in series.get("fusion_released", ()) if each.value)
+    status.replicas["generation"] = int((job.spec.get("generation") or {}).get("replicas", 1))
 
 
 def _series(page: str) -> dict[str, list[Sample]]:

@@ -104,6 +104,9 @@ def _under_way(job: Stored, pods: Sequence[Worker]) -> str:
         about = f" About {duration(job.seconds_left)} left." if job.seconds_left else ""
         return f"Running {_ended(message)}{about}"
     told = f"{job.phase}: {_ended(shortened(message, SENTENCE_MAX))}"
+    queue = job.condition(ConditionType.ADMITTED)
+    if queue.get("status") == "False" and str(queue.get("message")) not in message:
+        return f"{told} {_capital(_ended(shortened(str(queue.get('message')), SENTENCE_MAX)))}"
     stuck = [each for each in pods if not each.well and each.told and each.state not in _PASSING]
     if stuck and not any(each.pod.name in message for each in stuck):
         first = stuck[0]
