@@ -23,7 +23,7 @@ from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueError, Values
 from rlhf_api.structure import job_schema, with_defaults, without_nulls
 
-__all__ = ["ManifestError", "Problem", "changes", "check", "dump", "load", "parse", "resolve"]
+__all__ = ["ManifestError", "Problem", "changes", "check", "dump", "load", "parse", "resolve", "stored"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`owner/name` on a model hub; a folder of that name beside the manifest wins."""
@@ -47,6 +47,17 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
         document = read(text)
     except ManifestError as error:
         raise ManifestError(error.problems, source) from error
+    return _checked(document, source)
+
+
+def stored(data: dict[str, Any]) -> RLHFJob:
+    """The checked job of an object as the API server stores it: `parse` of what is read already, at a tenth of its
+    cost. Raises ManifestError.
+    """
+    return _checked(Document(data), "")
+
+
+def _checked(document: Document, source: str) -> RLHFJob:
     document.data = without_nulls(document.data)
     problems = _strangers(document)
     if problems:

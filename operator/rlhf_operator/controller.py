@@ -8,7 +8,7 @@ turn may die at any line: the next one sees what was done and goes on from there
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,7 @@ from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.reconcile import Deletion, Observed, Plan, PoolLabel, reconcile
+from rlhf_operator.reconcile import Deletion, Observed, Plan, Pod, PoolLabel, reconcile
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reward_functions import given
 
@@ -102,7 +102,7 @@ class Controller:
         uid, now = str(job["metadata"]["uid"]), self._clock()
         pods, taken = self._index.pods(key, uid)
         expire = None
-        if _at_work(job):
+        if _at_work(job, pods):
             starting = not pods or any(each.phase == "Pending" for each in pods.values())
             held = await self._certificates.current(key, uid, now, starting=starting)
             expire = held.due if held else None
@@ -243,16 +243,16 @@ class Controller:
         self._index.put_pod(key, answer)
 
 
-def _at_work(job: Json) -> bool:
+def _at_work(job: Json, pods: Mapping[str, Pod]) -> bool:
     """Neither finished nor suspended to the end."""
     status = job.get("status") or {}
     done = {
         each["type"]
         for each in status.get("conditions") or []
-        if each["status"] == "True" and each["type"] in ("Complete", "Failed", "Suspended")
+        if each["status"] == "True" and each["type"] in ("Complete", "Failed")
     }
-    resting = "Suspended" in done and (job.get("spec") or {}).get("suspend")
-    return not (done - {"Suspended"}) and not resting
+    resting = (job.get("spec") or {}).get("suspend") and not pods
+    return not done and not resting
 
 
 async def _all(requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True) -> None:

@@ -36,7 +36,7 @@ class Index:
     """Jobs, pods and other objects by job key."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, tuple[int, bytes]] = {}
+        self._jobs: dict[str, tuple[int, str, bytes]] = {}
         self._pods: dict[str, dict[str, tuple[str, Pod]]] = {}
         self._others: dict[str, dict[tuple[str, str], tuple[int, str, str]]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -47,14 +47,14 @@ class Index:
 
     def version(self, key: str) -> int:
         """resourceVersion of the job as it is known; 0 when it is not."""
-        return self._jobs.get(key, (0, b""))[0]
+        return self._jobs.get(key, (0, "", b""))[0]
 
     def job(self, key: str) -> Json | None:
         """The stored RLHFJob."""
         known = self._jobs.get(key)
         if known is None:
             return None
-        body: Json = json.loads(known[1])
+        body: Json = json.loads(known[2])
         return body
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
@@ -65,14 +65,14 @@ class Index:
         # Bytes are a sixth of the size of the same thing as Python objects.
         meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "annotations")}
         kept = {**body, "metadata": meta}
-        self._jobs[key] = version, json.dumps(kept, separators=(",", ":")).encode()
+        self._jobs[key] = version, str(meta["uid"]), json.dumps(kept, separators=(",", ":")).encode()
         return True
 
     def drop_job(self, body: Mapping[str, Any]) -> None:
         """The job is gone; its objects follow one by one."""
         self._bury(str(body["metadata"]["uid"]))
-        known = self.job(key_of(body))
-        if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
+        known = self._jobs.get(key_of(body))
+        if known is not None and known[1] == body["metadata"]["uid"]:
             del self._jobs[key_of(body)]
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, Pod], frozenset[str]]:
@@ -135,9 +135,8 @@ class Index:
         """uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
         found = {}
         if kind == names.KIND:
-            for key, (version, content) in self._jobs.items():
-                meta = json.loads(content)["metadata"]
-                found[str(meta["uid"])] = key, str(meta["name"]), version
+            for key, (version, uid, _) in self._jobs.items():
+                found[uid] = key, key.partition("/")[2], version
         elif kind == "Pod":
             for key, pods in self._pods.items():
                 found |= {pod.uid: (key, pod.name, pod.version) for _, pod in pods.values()}

@@ -12,12 +12,11 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rlhf_api.conditions import ConditionType
+from rlhf_operator.job_metrics import CONDITION, PODS, POOL, RESTARTS, STREAMS, THRESHOLD, WANTED, JobSeries, Values
 from rlhf_operator.reconcile import Observed, Plan
 from rlhf_operator.reconcile.pod import time_of
 from rlhf_operator.workqueue import Snapshot
 
-Values = dict[tuple[str, ...], float]
-"""Labels -> value."""
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 _RESIZED: Final = ("generation", "inference")
@@ -50,39 +49,13 @@ class OperatorMetrics:
             "rlhf_operator_watch_last_event_timestamp_seconds", "When the last event came.", ["resource"], registry=made
         )
         self.leader = Gauge("rlhf_operator_leader", "1 while this process reconciles.", registry=made)
-        self.condition = Gauge(
-            "rlhf_job_condition",
-            "1 for the status that each condition has.",
-            ["namespace", "name", "condition", "status"],
-            registry=made,
-        )
-        self.pods = Gauge(
-            "rlhf_job_group_pods", "Pods by group and phase.", ["namespace", "name", "group", "phase"], registry=made
-        )
-        self.restarts = Gauge(
-            "rlhf_job_restarts_total",
-            "Ends that were counted, as in status.restarts.",
-            ["namespace", "name", "reason"],
-            registry=made,
-        )
-        self.pool = Gauge("rlhf_pool_replicas", "Workers in the migration pool.", ["namespace", "name"], registry=made)
-        self.pool_threshold = Gauge(
-            "rlhf_pool_threshold", "Unfinished samples at which the tail moves.", ["namespace", "name"], registry=made
-        )
-        self.wanted = Gauge(
-            "rlhf_pool_desired_replicas", "Workers wanted, by group.", ["namespace", "name", "group"], registry=made
-        )
+        self.jobs = JobSeries()
+        made.register(self.jobs)
         self.resized = Histogram(
             "rlhf_pool_resize_duration_seconds",
             "From a change of size until all workers have joined or left.",
             registry=made,
             buckets=_LONG_SECONDS,
-        )
-        self.streams = Gauge(
-            "rlhf_controlplane_streams",
-            "Workers that hold a session with their job's coordinator.",
-            ["namespace", "name"],
-            registry=made,
         )
         self.ready_after = Histogram(
             "rlhf_job_created_to_ready_seconds",
@@ -92,7 +65,6 @@ class OperatorMetrics:
         )
         self.build = Gauge("rlhf_build_info", "Always 1; the label is the version.", ["version"], registry=made)
         self.build.labels(version("rlhf-operator")).set(1)
-        self._series: dict[str, dict[Gauge, Values]] = {}
 
     def answered(self, verb: str, resource: str, code: int) -> None:
         """The API server answered."""
@@ -109,20 +81,13 @@ class OperatorMetrics:
         place = (str(meta["namespace"]), str(meta["name"]))
         before = job.get("status") or {}
         status = plan.status or before
-        conditions: Values = {
-            (*place, str(each["type"]), str(each["status"])): 1.0 for each in status.get("conditions") or []
-        }
+        conditions: Values = {(str(each["type"]), str(each["status"])): 1.0 for each in status.get("conditions") or []}
         tally = Tally((pod.group, pod.phase if pod.phase in _PHASES else "Unknown") for pod in observed.pods.values())
-        pods: Values = {(*place, group, phase): float(count) for (group, phase), count in tally.items()}
         counted = status.get("restarts") or {}
-        restarts: Values = {(*place, each[:-1]): float(counted.get(each) or 0) for each in ("failures", "disruptions")}
-        series: dict[Gauge, Values] = {
-            self.condition: conditions,
-            self.pods: pods,
-            self.restarts: restarts,
-            **_sizes(self, place, observed, status),
-        }
-        self._show("/".join(place), series)
+        restarts: Values = {(each[:-1],): float(counted.get(each) or 0) for each in ("failures", "disruptions")}
+        pods: Values = {labels: float(count) for labels, count in sorted(tally.items())}
+        series: dict[str, Values] = {CONDITION: conditions, PODS: pods, RESTARTS: restarts}
+        self.jobs.show("/".join(place), series | _sizes(observed, status))
         if plan.status is not None and (seconds := _resized(before, plan.status)) is not None:
             self.resized.observe(seconds)
         if plan.status is not None and _runs(plan.status) and not _ran(before):
@@ -134,34 +99,18 @@ class OperatorMetrics:
 
     def forget(self, key: str) -> None:
         """The job is gone, and its series with it."""
-        self._show(key, {})
-
-    def _show(self, key: str, series: dict[Gauge, Values]) -> None:
-        before = self._series.pop(key, {})
-        for gauge, values in before.items():
-            for labels in values.keys() - series.get(gauge, {}).keys():
-                gauge.remove(*labels)
-        for gauge, values in series.items():
-            for labels, value in values.items():
-                if before.get(gauge, {}).get(labels) != value:
-                    gauge.labels(*labels).set(value)
-        if series:
-            self._series[key] = series
+        self.jobs.forget(key)
 
 
-def _sizes(
-    metrics: OperatorMetrics, place: tuple[str, str], observed: Observed, status: Mapping[str, Any]
-) -> dict[Gauge, Values]:
+def _sizes(observed: Observed, status: Mapping[str, Any]) -> dict[str, Values]:
     groups = status.get("groups") or []
-    found: dict[Gauge, Values] = {
-        metrics.wanted: {
-            (*place, str(each["name"])): float(each["desired"]) for each in groups if each["name"] in _RESIZED
-        }
+    found: dict[str, Values] = {
+        WANTED: {(str(each["name"]),): float(each["desired"]) for each in groups if each["name"] in _RESIZED}
     }
-    if observed.reading is not None:
-        found[metrics.pool] = {place: float(len(observed.reading.pool))}
-        found[metrics.pool_threshold] = {place: float(observed.reading.threshold)}
-        found[metrics.streams] = {place: float(observed.reading.streams)}
+    if (reading := observed.reading) is not None:
+        found[POOL] = {(): float(len(reading.pool))}
+        found[THRESHOLD] = {(): float(reading.threshold)}
+        found[STREAMS] = {(): float(reading.streams)}
     return found
 
 

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 RESYNC_SECONDS: Final = 300.0
 """Between two comparisons."""
+FULL_EVERY: Final = 12
+"""Comparisons after which every job gets a turn. A job whose objects are remembered as they are needs none: what time
+alone changes, its last turn has planned. An hour, in case that is wrong; five thousand turns take ten seconds."""
 ECHO_SECONDS: Final = 20.0
 """A watch that lives has delivered a change by then."""
 
@@ -30,6 +33,7 @@ class Resync:
     def __init__(self, cluster: Cluster, index: Index, queue: WorkQueue, namespaces: Sequence[str]) -> None:
         self._cluster, self._index, self._queue = cluster, index, queue
         self._places: list[str | None] = list(namespaces) or [None]
+        self._rounds = 0
         self.silent_rounds = 0
         """Comparisons in a row that found a change no watch had delivered."""
 
@@ -43,7 +47,7 @@ class Resync:
                 log.warning("the backstop could not list: %s", error)
 
     async def compare(self) -> None:
-        """One comparison; whatever was missed is put right, and every job gets a turn."""
+        """One comparison; whatever was missed is put right, and its job gets a turn."""
         late = 0
         for kind in WATCHED:
             before = self._index.known(kind)
@@ -58,8 +62,10 @@ class Resync:
                     self._queue.add(key)
             late += await self._missed(kind, listed)
         self.silent_rounds = self.silent_rounds + 1 if late else 0
-        for key in self._index.jobs():
-            self._queue.add(key)
+        self._rounds += 1
+        if self._rounds % FULL_EVERY == 0:
+            for key in self._index.jobs():
+                self._queue.add(key)
 
     async def _missed(self, kind: str, listed: dict[str, dict[str, str]]) -> int:
         """Objects whose newest version had not come by the watch, even after a while."""

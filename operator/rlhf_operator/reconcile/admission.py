@@ -54,7 +54,7 @@ def admit(body: Mapping[str, Any]) -> Admission:
 @lru_cache(maxsize=REMEMBERED)
 def _admit(text: str) -> Admission:
     try:
-        job = manifest.resolve(manifest.parse(text, ""), _PODS_ROOT)
+        job = manifest.resolve(manifest.stored(json.loads(text)), _PODS_ROOT)
     except ManifestError as error:
         return Admission(None, _told(error.problems), _reason(error.problems))
     except ValidationError as error:

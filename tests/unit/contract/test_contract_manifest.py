@@ -1,5 +1,6 @@
 """Valid manifests are taken as kubectl would take them, survive a round trip, and resolve into explicit jobs."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from manifest_cases import EXAMPLES, changed
 
 from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
-from rlhf_api.manifest import ManifestError, changes, check, dump, parse, resolve
+from rlhf_api.manifest import ManifestError, changes, check, dump, parse, resolve, stored
 from rlhf_api.structure import job_schema, with_defaults
 
 EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
@@ -20,6 +21,14 @@ def test_examples_validate_in_forty_lines(path: Path) -> None:
     (job,) = [parse(each) for each in text.split("---\n") if "kind: RLHFJob" in each]
     assert check(job) == []
     assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("example", ["ppo", "grpo"])
+def test_an_object_as_the_api_server_stores_it_is_the_job_of_its_text(example: str) -> None:
+    text = changed(example, {"spec.checkpoints": None}, [])
+    assert stored(json.loads(json.dumps(read(text).data))) == parse(text)
+    with pytest.raises(ManifestError, match=r"spec\.iterations"):
+        stored(read(changed(example, {"spec.iterations": "many"}, [])).data)
 
 
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
