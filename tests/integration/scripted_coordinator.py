@@ -18,7 +18,7 @@ from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from rlhf_api.names import Env
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds until a test gives up waiting for a message; loading torch takes several on a busy machine."""
 
 

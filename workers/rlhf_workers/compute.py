@@ -270,7 +270,7 @@ class Compute:
     def _observe(self) -> None:
         versions = {model: version for role in self._roles.values() for model, version in role.versions().items()}
         active = sum(role.active() for role in self._roles.values())
-        self.snapshot = Snapshot(tuple(self._roles), versions, self._group_epoch, active)
+        self.snapshot = Snapshot(tuple(sorted(self._roles)), versions, self._group_epoch, active)
 
     @staticmethod
     def _log(error: Exception, what: str) -> None:

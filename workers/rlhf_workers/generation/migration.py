@@ -161,6 +161,8 @@ class Migrations:
         if not transfer.taken or transfer.backlog >= BACKLOG:
             return False
         if move.fed == move.target and not move.paused:
+            if transfer.backlog:
+                return False  # it is decoded on until what was given is sent
             left = cached - move.fed
             if left <= LAST_TOKENS or move.rounds >= ROUNDS:
                 moves.pause(move.key, True)
