@@ -163,6 +163,26 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     print(path)
 
 
+def planning() -> list[dict[str, Any]]:
+    """CPU seconds of a simulation and of a choice, the better of two, by workers and samples; 65B/33B, limit 1,024."""
+    generator, model, rows = np.random.default_rng(0), LengthModel.prior(1024), []
+    costs = replace(Case("65B", "33B", 1024).costs(), max_batch_size=64)
+    for workers, samples in ((8, 512), (256, 512), (256, 100_000)):
+        layout = Layout(workers, 0, tuple(generator.integers(64, 257, samples).tolist()))
+        response = lengths(generator, 1024, samples)
+        simulating, choosing = [], []
+        for _ in range(2):
+            began = time.process_time()
+            simulate(response, layout, costs)
+            between = time.process_time()
+            choose(model, layout, costs)
+            simulating.append(between - began)
+            choosing.append(time.process_time() - between)
+        rows.append({"workers": workers, "samples": samples})
+        rows[-1] |= {"simulateSeconds": min(simulating), "chooseSeconds": min(choosing)}
+    return rows
+
+
 def timeline(path: Path) -> None:
     """One iteration of 128 samples on 8 nodes, 65B actor and 33B critic, scoring at a tenth of the peak."""
     generator = np.random.default_rng(3)
@@ -206,12 +226,26 @@ def main() -> None:
     sweeps = [sweep(case) for case in (Case("13B", "33B", 512), Case("33B", "65B", 512), Case("65B", "33B", 512, 0.05))]
     for row in sweeps:
         print(swept(row))
+    costs_of_planning = planning()
+    for row in costs_of_planning:
+        print(
+            f"planning, {row['workers']} workers, {row['samples']} samples: simulation {row['simulateSeconds']:.3f} s, "
+            f"choice {row['chooseSeconds']:.2f} s of one core"
+        )
     if args.picture is not None:
         picture(rows, args.picture)
     if args.json:
         print(
             json.dumps(
-                {"gpus": GPUS, "batch": BATCH, "skew": SKEW, "paper": PAPER, "cases": rows, "fixedPools": sweeps}
+                {
+                    "gpus": GPUS,
+                    "batch": BATCH,
+                    "skew": SKEW,
+                    "paper": PAPER,
+                    "cases": rows,
+                    "fixedPools": sweeps,
+                    "planning": costs_of_planning,
+                }
             )
         )
 

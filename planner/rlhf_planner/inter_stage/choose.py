@@ -26,7 +26,7 @@ from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
 LEAST_GAIN: Final = 0.01
 """Share of the time without fusion that a plan must win: less is noise."""
-MOST_DRAWS: Final = 16
+MOST_DRAWS: Final = 8
 """Batches that are drawn; of a large batch fewer, its own samples average."""
 SAMPLES_DRAWN: Final = 2048
 """Samples of all draws together, about; at least one batch."""
