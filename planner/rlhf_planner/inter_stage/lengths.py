@@ -34,6 +34,8 @@ CORRELATION: Final = 0.1
 """Rank correlation of prompt and response below which prompt lengths are taken to tell nothing."""
 DRIFT_LEVEL: Final = 1.63
 """Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not chance."""
+LEAST_DRIFT: Final = 0.15
+"""Distance below which nothing is forgotten: samples of one prompt are alike, so chance alone moves a batch further."""
 PRIOR_SAMPLES: Final = 256
 PRIOR_MEDIAN: Final = 1 / 8
 """Of the limit. Before anything is known: log-normal, one response in a hundred reaches the limit."""
@@ -64,7 +66,7 @@ class LengthModel:
     drift: float = 0.0
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
     drifted: bool = False
-    """The distance is more than chance; the window began anew with the newest batch."""
+    """The distance is large, and more than chance; the window began anew with the newest batch."""
 
     @classmethod
     def prior(cls, max_tokens: int) -> LengthModel:
@@ -248,7 +250,7 @@ def _drift(window: tuple[Batch, ...], new: Batch) -> tuple[float, bool]:
     points = np.concatenate([old, own])
     shares = [np.searchsorted(values, points, side="right") / len(values) for values in (old, own)]
     distance = float(np.abs(shares[0] - shares[1]).max())
-    return distance, distance > DRIFT_LEVEL * math.sqrt(1 / len(old) + 1 / len(own))
+    return distance, distance > max(LEAST_DRIFT, DRIFT_LEVEL * math.sqrt(1 / len(old) + 1 / len(own)))
 
 
 def _trimmed(window: tuple[Batch, ...]) -> tuple[Batch, ...]:

@@ -69,6 +69,15 @@ def test_drift_is_noticed_and_the_window_begins_anew() -> None:
     assert model.remaining(0, 5) > 120
 
 
+def test_samples_of_one_prompt_are_alike_and_that_is_no_drift() -> None:
+    generator = np.random.default_rng(1)
+    model = LengthModel(1000)
+    for _ in range(WINDOW):
+        means = np.repeat(generator.exponential(50, 64), 8)
+        model = model.with_batch((5, int(value)) for value in 1 + generator.normal(means, means / 10).clip(0))
+        assert not model.drifted
+
+
 def test_before_the_first_iteration_lengths_are_long_tailed() -> None:
     drawn = LengthModel.prior(1024).draw(np.random.default_rng(0), [10] * 10_000)
     assert np.median(drawn) == pytest.approx(128, rel=0.05)
