@@ -40,6 +40,8 @@ class Kills:
     longest_calm_seconds: float = 6.0
     iterations_between: int = 0
     """Iterations trained before each kill since the one before, so that it meets a job at work; 0: also recovery."""
+    at_event: str = ""
+    """Kind of event in events.jsonl at which to kill, without further calm: its next one since the kill before."""
 
 
 @dataclass
@@ -134,6 +136,11 @@ def _trained(run_dir: Path) -> int:
     return recorded.read_text().count("\n") if recorded.is_file() else 0
 
 
+def _told(run_dir: Path, kind: str) -> int:
+    events = run_dir / "events.jsonl"
+    return events.read_text().count(f'"kind": "{kind}"') if kind and events.is_file() else 0
+
+
 def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
     rng = random.Random(kills.seed)
@@ -144,7 +151,10 @@ def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, start
         trained = _trained(run_dir) + kills.iterations_between
         while runner.poll() is None and _trained(run_dir) < trained:
             time.sleep(0.05)
-        time.sleep(calm)
+        told = _told(run_dir, kills.at_event)
+        while runner.poll() is None and kills.at_event and _told(run_dir, kills.at_event) == told:
+            time.sleep(0.002)
+        time.sleep(0.0 if kills.at_event else calm)
         while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:
             pid = processes(runner.pid).get(victim)
             if pid is not None:

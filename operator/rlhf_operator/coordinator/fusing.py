@@ -18,7 +18,7 @@ from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator import release
 from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.fleet import Pending, Work
-from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION, Moved
+from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.sample import ITEM_BYTES
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
@@ -120,7 +120,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 def begin(run: Run) -> None:
     """An iteration begins (or the costs have come): what is its tail to do?"""
     state, settings = run.world.fusion, run.plan.spec.fusion.inter_stage
-    state.choice, state.moved, state.busy, state.pool, state.moved_at = NO_FUSION, Moved(), {}, (), {}
+    state.begin_iteration()
     if not release.possible(run.plan, run.world) or run.world.ledger.all_generated:
         return
     if settings.mode == "Fixed":

@@ -68,6 +68,11 @@ class FusionState:
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
 
+    def begin_iteration(self) -> None:
+        """Nothing is chosen, nothing was moved."""
+        self.choice, self.moved, self.pool, self.released = NO_FUSION, Moved(), (), ()
+        self.moved_at, self.busy = {}, {}
+
 
 def fusion_state(spec: RLHFJobSpec) -> FusionState:
     """Before anything is measured or learned."""

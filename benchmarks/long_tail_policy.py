@@ -1,0 +1,74 @@
+"""A policy whose own end-of-sequence decisions make a long tail, and models of any size to score with.
+
+The policy is a real Llama folder. Attention and MLP are computed in full, but their output projections are zero, so
+that the logits depend on the last token alone and are exactly the log-probabilities of a Markov chain: from the
+prompt's last token to a short or a long path, on each of which the chance to end is constant.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tests import models
+
+PROMPT = "go="
+SHORT, LONG = "abcdefghij", "0123456789"
+"""Tokens of the two paths; a path is never left but by the end."""
+LONG_SHARE = 1 / 15
+"""Of responses that take the long path."""
+SHORT_TOKENS, LONG_TOKENS = 28.0, 280.0
+"""Mean lengths of the two."""
+NEVER = -40.0
+"""Logit of a token that does not follow."""
+HIDDEN = 64
+"""Must be at least the vocabulary: every token has a direction of its own."""
+
+
+def transitions(token_ids: dict[str, int], eos: int, size: int) -> torch.Tensor:
+    """[next, last] log-probabilities."""
+    table = torch.full((size, size), NEVER)
+    for path, mean in ((SHORT, SHORT_TOKENS), (LONG, LONG_TOKENS)):
+        follows = [token_ids[character] for character in path]
+        for last in follows:
+            table[eos, last] = math.log(1 / mean)
+            table[follows, last] = math.log((1 - 1 / mean) / len(follows))
+    start = token_ids[PROMPT[-1]]
+    table[[token_ids[c] for c in SHORT], start] = math.log((1 - LONG_SHARE) / len(SHORT))
+    table[[token_ids[c] for c in LONG], start] = math.log(LONG_SHARE / len(LONG))
+    return table
+
+
+def write_policy(folder: Path, layers: int = 4) -> Path:
+    """Writes it with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = models.build_tokenizer()
+    config = models.build_config(
+        hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_hidden_layers=layers, max_position_embeddings=1024
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+        size = model.config.vocab_size
+        model.model.embed_tokens.weight.copy_(torch.eye(size, HIDDEN))
+        ids = {character: tokenizer.convert_tokens_to_ids(character) for character in models.CHARACTERS}
+        # A normalized direction of its own has length sqrt(HIDDEN).
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[:, :size] = transitions(ids, tokenizer.eos_token_id, size) / math.sqrt(HIDDEN)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_scorer(folder: Path, **sizes: Any) -> Path:
+    """A model of these sizes with the policy's vocabulary."""
+    hidden = int(sizes["hidden_size"])
+    return models.write_policy(
+        folder, "llama", intermediate_size=4 * hidden, head_dim=hidden // 4, max_position_embeddings=1024, **sizes
+    )
