@@ -78,6 +78,8 @@ def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0)
         return trial.off("fusion is off")
     if layout.generation_workers == 1:
         return trial.off("one generation worker has nobody to leave its tail to")
+    if not layout.overlap:
+        return trial.off("nothing is scored before the whole batch is generated")
     if layout.mode == "Fixed":
         return _fixed(trial, off)
     _search(trial)

@@ -113,6 +113,9 @@ def test_modes_other_than_auto_do_as_they_say() -> None:
     assert (fixed.threshold, fixed.pool) == (5, 2)
     assert not choose(model, replace(layout, mode="Fixed", threshold=5, pool=4), costs).fused
     assert not choose(model, Layout(1, 0, (5,) * 32), costs).fused
+    waiting = choose(model, replace(layout, overlap=False), costs)
+    assert not waiting.fused
+    assert "before the whole batch is generated" in waiting.reason
     with pytest.raises(ValueError, match="threshold and pool must be given"):
         Layout(4, 0, (5,), mode="Fixed")
 
