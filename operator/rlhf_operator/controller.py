@@ -108,7 +108,8 @@ class Controller:
             expire = held.due if held else None
             coordinator = next((each for each in pods.values() if each.group == Group.COORDINATOR), None)
             if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
-                self._coordinators.refresh(key, coordinator.address, held.certificates)
+                sign = coordinator.uid, coordinator.ready, coordinator.end
+                self._coordinators.refresh(key, coordinator.address, held.certificates, sign)
         else:
             self._coordinators.forget(key)
         reading, unreachable = self._coordinators.latest(key)

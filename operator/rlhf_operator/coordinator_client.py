@@ -24,6 +24,8 @@ TIMEOUT_SECONDS: Final = 3.0
 """A coordinator answers in milliseconds; its loop never blocks for seconds."""
 READ_EVERY_SECONDS: Final = 9.0
 """Between two readings of a job; a little less than between two writes of progress."""
+LONGEST_PAUSE_SECONDS: Final = 72.0
+"""Between two attempts at a coordinator that never answers, each of which holds a place among AT_ONCE for seconds."""
 AT_ONCE: Final = 64
 """Readings in flight."""
 WORKING: Final = frozenset({"Ready", "Busy"})
@@ -38,12 +40,15 @@ class _Known:
     channel: grpc.aio.Channel
     reading: Reading | None = None
     problem: str = ""
+    failures: int = 0
+    """Attempts in a row without an answer."""
+    sign: object = None
     asked: float = float("-inf")
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class Coordinators:
-    """Latest readings by job key; `on_change(key)` is called when there is a new one."""
+    """Latest readings by job key; `on_change(key)` is called when there is a new one, or a new reason for none."""
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
         self._on_change = on_change
@@ -57,15 +62,20 @@ class Coordinators:
         known = self._known.get(key)
         return (None, "") if known is None else (known.reading, known.problem)
 
-    def refresh(self, key: str, address: str, certificates: Certificates) -> None:
-        """Begins a reading unless one is in flight or recent."""
+    def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
+        """Begins a reading unless one is in flight or recent; ever less often while there is no answer.
+
+        `sign` is what is seen of the coordinator's pod: when it is another than before, asking is worth it again.
+        """
         known = self._known.get(key)
         if known is None or known.address != address or known.certificates != certificates:
             before = known.reading if known else None
             self.forget(key)
             known = self._known[key] = _Known(address, certificates, self._channel(address, certificates), before)
+        if known.sign != sign:
+            known.sign, known.failures = sign, 0
         now = asyncio.get_running_loop().time()
-        if known.task is None and now - known.asked >= READ_EVERY_SECONDS:
+        if known.task is None and now - known.asked >= pause(known.failures):
             known.asked = now
             known.task = asyncio.create_task(self._read(key, known))
 
@@ -100,18 +110,28 @@ class Coordinators:
                     await stub.Resize(resize, timeout=TIMEOUT_SECONDS)
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
+            before = known.problem
             known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
+            known.failures += 1
+            news = known.problem != before or resize is not None
         else:
-            known.reading, known.problem = reading_of(answer, datetime.now(UTC)), ""
+            known.reading, known.problem, known.failures = reading_of(answer, datetime.now(UTC)), "", 0
+            news = True
         finally:
             known.task = None
-        self._on_change(key)
+        if news:
+            self._on_change(key)
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
         options = [*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
         host = f"[{address}]" if ":" in address else address
         return grpc.aio.secure_channel(f"{host}:{self._port}", credentials, options=options)
+
+
+def pause(failures: int) -> float:
+    """Seconds between two attempts after so many in a row without an answer."""
+    return min(READ_EVERY_SECONDS * 2.0 ** min(failures, 16), LONGEST_PAUSE_SECONDS)
 
 
 def reading_of(status: pb.JobStatus, now: datetime) -> Reading:

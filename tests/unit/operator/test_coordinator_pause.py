@@ -1,0 +1,52 @@
+"""A coordinator that cannot be reached costs little, and is met again when its pod shows a sign of life."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from rlhf_operator import coordinator_client
+from rlhf_operator.certificates import Certificates, new_authority
+from rlhf_operator.coordinator_client import Coordinators, pause
+
+
+@pytest.fixture(scope="module")
+def certificates() -> Certificates:
+    now = datetime.now(UTC)
+    return new_authority("job", now).issue([], now)
+
+
+def test_attempts_without_an_answer_come_ever_less_often_and_never_stop() -> None:
+    pauses = [pause(failures) for failures in range(1000)]
+    assert pauses[0] == coordinator_client.READ_EVERY_SECONDS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == coordinator_client.LONGEST_PAUSE_SECONDS
+
+
+async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.0)
+    told: list[str] = []
+    attempts: list[object] = []
+    coordinators = Coordinators(told.append, port=1)  # nobody listens there
+    stub = coordinator_client.CoordinatorStub
+    monkeypatch.setattr(coordinator_client, "CoordinatorStub", lambda channel: attempts.append(0) or stub(channel))
+
+    async def ask(sign: str) -> None:
+        coordinators.refresh("team/job", "127.0.0.1", certificates, sign)
+        async with asyncio.timeout(60):
+            while (known := coordinators._known["team/job"]).task is not None:
+                await asyncio.wait([known.task])
+
+    for _ in range(3):
+        await ask("starting")
+    assert coordinators.latest("team/job") == (None, "its status could not be read (unavailable)")
+    assert (told, len(attempts)) == (["team/job"], 3)
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 9.0)
+    coordinators._known["team/job"].asked -= 10
+    await ask("starting")
+    assert len(attempts) == 3
+    await ask("ready")
+    assert len(attempts) == 4
+    await coordinators.close()
