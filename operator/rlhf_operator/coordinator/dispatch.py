@@ -73,25 +73,34 @@ def _score(plan: Plan, world: World, now: float, released: Sequence[Worker]) -> 
         for worker in (*world.fleet.of(Group.INFERENCE), *released)
         if weights.current(plan, world, worker, Group.INFERENCE)
     ]
-    per_sample = max(1, len(plan.tasks))
-    load = {worker.name: ledger.scoring_on(worker.name) for worker in workers}
-    limit = _most_in_flight(plan, world, len(workers)) * per_sample
     given: dict[str, dict[int, list[str]]] = {}
-    for index in _while_room(ledger.unscored(), load, limit):
-        sample = ledger.samples[index]
-        if now < sample.not_before:
-            continue
-        for worker, tasks in _places(plan, sample, load).items():
-            given.setdefault(worker, {})[index] = tasks
-            load[worker] += len(tasks)
+    for tasks, limit in _kinds(plan, world, len(workers)):
+        load = {worker.name: ledger.scoring_on(worker.name, tasks) for worker in workers}
+        for index in _while_room(ledger.unscored(), load, limit * len(tasks)):
+            sample = ledger.samples[index]
+            if now < sample.not_before:
+                continue
+            for worker, chosen in _places(sample, tasks, load).items():
+                given.setdefault(worker, {}).setdefault(index, []).extend(chosen)
+                load[worker] += len(chosen)
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
 
 
-def _most_in_flight(plan: Plan, world: World, workers: int) -> int:
-    """Samples a worker may be scoring. Where workers are released one after another, each takes a share of what is left
-    alone: what comes late finds work, and the last samples are spread evenly (guided self-scheduling)."""
+def _kinds(plan: Plan, world: World, workers: int) -> list[tuple[tuple[str, ...], int]]:
+    """Tasks that are handed out together, and of how many samples a worker may have them. Where workers are released
+    one after another, rewards by calls are apart from models: they want many in flight, models the last ones spread."""
+    names = tuple(task.name for task in plan.tasks)
     if not release.doubles(plan, world):
-        return SCORES_IN_FLIGHT
+        return [(names, SCORES_IN_FLIGHT)]
+    by_call = plan.spec.models.reward.model is None
+    calls = tuple(task.name for task in plan.tasks if by_call and task.model == "reward")
+    models = tuple(name for name in names if name not in calls)
+    return [kind for kind in ((models, _share(world, workers)), (calls, SCORES_IN_FLIGHT)) if kind[0]]
+
+
+def _share(world: World, workers: int) -> int:
+    """Samples a worker may have: each takes a share of what is left, so what comes late finds work, and the last ones
+    are spread evenly (guided self-scheduling)."""
     scored = world.ledger.count(SampleState.SCORED)
     everybody = max(workers, len(world.fleet.of(Group.GENERATION)) + len(world.fleet.of(Group.INFERENCE)))
     share = -(-(len(world.ledger.samples) - scored) // (SHARES * everybody))
@@ -105,10 +114,10 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
         yield index
 
 
-def _places(plan: Plan, sample: Sample, load: dict[str, int]) -> dict[str, list[str]]:
+def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int]) -> dict[str, list[str]]:
     """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones."""
     places: dict[str, list[str]] = {}
-    for task in (task.name for task in plan.tasks if task.name in sample.open_tasks):
+    for task in (task for task in tasks if task in sample.open_tasks):
         others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)
         places.setdefault(min(others, key=lambda worker: (load[worker], worker)), []).append(task)
     return places

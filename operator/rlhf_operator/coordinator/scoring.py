@@ -53,9 +53,10 @@ class Scoring:
         """Samples with open tasks, in the order they finished."""
         return self._unscored.keys()
 
-    def scoring_on(self, worker: str) -> int:
-        """Tasks this worker does."""
-        return len(self._scoring.get(worker, ()))
+    def scoring_on(self, worker: str, tasks: Collection[str] | None = None) -> int:
+        """Tasks this worker does: all, or those of these names."""
+        doing = self._scoring.get(worker, ())
+        return len(doing) if tasks is None else sum(task in tasks for _, task in doing)
 
     # ---------------------------------------------------------------- changing
 

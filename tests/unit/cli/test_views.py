@@ -47,6 +47,21 @@ def shown(status: pb.JobStatus, notices: list[str]) -> str:
     return capture.get()
 
 
+def test_the_live_view_says_where_the_tail_is() -> None:
+    status = pb.JobStatus()
+    status.CopyFrom(STATUS)
+    status.replicas["generation"] = 4
+    status.fusion.CopyFrom(pb.FusionStatus(threshold=12, pool=1, predicted_seconds=2.0, predicted_off_seconds=2.6))
+    assert "tail gathers at 12 left on 1/4 workers, predicted 1.30x" in shown(status, [])
+    status.pool.append("generation-0")
+    status.fusion.released.extend(f"generation-{index}" for index in (1, 2, 3))
+    status.fusion.migrated = 9
+    text = shown(status, [])
+    assert "tail 32 left, pool 1/4, 3 workers score, 9 samples moved" in text
+    assert "generation-0 (pool)" in text
+    assert "tail" not in shown(STATUS, [])
+
+
 def test_the_live_view_says_what_the_job_does_and_waits_for() -> None:
     text = shown(STATUS, ["12:00:00 inference-0: ended with exit code 1"])
     for expected in (

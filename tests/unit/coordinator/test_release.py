@@ -131,6 +131,17 @@ def test_without_fusion_generation_workers_score_when_all_is_generated_and_nobod
         assert late == expected
 
 
+def test_rewards_by_calls_fly_together_and_models_leave_work_for_those_who_come_late(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, inference=1)
+    world = doubled(plan, threshold=0)
+    for index in range(7):
+        finish(world, index, "generation-0")
+    given = [item for item in iteration.decide(plan, world, NOW) if isinstance(item, d.Score)]
+    assert {item.worker for item in given} == {"inference-0"}
+    tasks = [task for item in given for _, names in item.samples for task in names]
+    assert (tasks.count("reward"), tasks.count("values"), tasks.count("reference")) == (7, 4, 4)
+
+
 def test_a_threshold_that_the_pool_has_no_room_for_waits(tmp_path: Path) -> None:
     plan = plan_with(tmp_path)
     world = doubled(plan, threshold=8)
