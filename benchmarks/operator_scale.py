@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -56,6 +57,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Prints each scenario's figures when it is done."""
     given = arguments()
+    # As Ctrl-C: the cluster and the operator end with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(given.scale, given.concurrency, given.idle_seconds, tuple(given.operator))
     results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}
     print("settings", results["settings"])

@@ -57,6 +57,8 @@ class Rig:
         self._arguments = operator
         self.concurrency = concurrency
         self._audit = audit
+        self._requests: Counter[str] = Counter()
+        self._read = 0
 
     async def __aenter__(self) -> Self:
         arguments = {}
@@ -152,15 +154,18 @@ class Rig:
 
     def requests(self) -> Counter[str]:
         """`verb resource` -> requests of the operator that the API server has answered; needs `audit`."""
-        found: Counter[str] = Counter()
         with self._log.open() as lines:
+            lines.seek(self._read)
             for line in lines:
+                if not line.endswith("\n"):
+                    break  # still being written
+                self._read += len(line.encode())
                 entry = json.loads(line)
                 what = entry.get("objectRef") or {}
                 sub = f"/{what['subresource']}" if "subresource" in what else ""
                 if entry["stage"] == "ResponseComplete" or entry["verb"] == "watch":
-                    found[f"{entry['verb']} {what.get('resource', entry['requestURI'])}{sub}"] += 1
-        return found
+                    self._requests[f"{entry['verb']} {what.get('resource', entry['requestURI'])}{sub}"] += 1
+        return self._requests.copy()
 
     async def raw_limit(self, jobs: int, pods: int) -> Json:
         """Rates of a bare client for the objects of `jobs` jobs of `pods` pods, by POST and by server-side apply.

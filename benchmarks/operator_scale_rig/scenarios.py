@@ -220,7 +220,7 @@ async def one_killed(settings: Settings) -> Json:
                 made, running = await _replaced(rig, name, failed=how == "failed")
                 times[how].append(made)
                 times[f"{how}_running"].append(running)
-    found: Json = {"pods": pods, "kills": KILLS * 2}
+    found: Json = {"pods": pods, "replaced": sum(len(times[how]) for how in ("deleted", "failed"))}
     for how, seconds in times.items():
         found |= {f"{how}_median_seconds": statistics.median(seconds), f"{how}_worst_seconds": max(seconds)}
     return found
