@@ -92,7 +92,9 @@ class RestartingReason(StrEnum):
 
     NONE = "NotRestarting"
     ROLLING = "RollingUpdate"
-    """A pod template changed; groups get it one after the other."""
+    """A pod template or a setting changed; groups get it one after the other."""
+    KEPT = "SettingsKept"
+    """Settings changed that the coordinator reads when it starts, and without checkpoints it must not restart."""
     GROUP = "GroupRestart"
     """spec.runPolicy.failurePolicy restarts a whole group."""
     JOB = "JobRestart"

@@ -105,6 +105,11 @@ def test_a_changed_template_is_rolled_without_a_restart_being_counted(
     seen.until_pods(*ALL)
     assert seen.uids()["coordinator"] != before["coordinator"], "it saved a checkpoint first"
     assert seen.uids()["inference-0"] == before["inference-0"]
+    old = seen.uids()
+    seen.patch(iterations=200)
+    seen.until("another coordinator", lambda: seen.uids().get("coordinator", old["coordinator"]) != old["coordinator"])
+    seen.until_pods(*ALL)
+    assert {name for name, uid in seen.uids().items() if uid != old[name]} == {"coordinator"}
     assert seen.restarts() == (0, 0)
     assert "RollingUpdate" in seen.events()
 

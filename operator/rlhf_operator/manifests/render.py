@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
@@ -21,6 +21,18 @@ from rlhf_operator.manifests.pods import coordinator_pod, worker_pod
 from rlhf_operator.manifests.template import merge_pod
 
 Json = dict[str, Any]
+
+
+_LIVE: Final[Mapping[str, Any]] = {
+    "iterations": True,
+    "fusion": True,
+    "generation": {"max_batch_size", "engine_args", "speculation"},
+    "inference": {"overlap", "batch_tokens"},
+    "training": {"schedule", "activation_checkpointing"},
+    "checkpoints": {"every", "keep"},
+    "run_policy": {"worker_timeout_seconds", "start_timeout_seconds", "active_deadline_seconds"},
+}
+"""Fields that may change in a live job and are read by its processes when they start; sizes are told while they run."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +119,17 @@ def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
 
 
 def template_mark(job: RLHFJob, group: Group) -> str:
-    """Fingerprint of the user's part of a group's pods; the coordinator also restarts with the ranks, for a checkpoint.
+    """Fingerprint of what the user says about a group's pods; the coordinator restarts with ranks, for a checkpoint.
 
-    Of the template alone: neither another size nor another version of the operator makes pods outdated.
+    Of templates, and for the coordinator of the settings that it reads when it starts: neither another size nor another
+    version of the operator makes pods outdated. What has its default is left out, so a new field changes nothing.
     """
-    templates: list[Any] = [_said(getattr(job.spec, group).template)]
+    said: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:
-        templates.append(_said(job.spec.training.template))
-    return hashlib.sha256(json.dumps(templates, sort_keys=True).encode()).hexdigest()[:16]
+        said.append(_said(job.spec.training.template))
+        settings = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(_LIVE))
+        said.append(_said(settings))
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _said(value: Any) -> Any:

@@ -4,8 +4,9 @@ Rule: pure and level-triggered. A pod carries the epoch of its group and the fin
 from; one that differs from what is wanted goes, and is made again as wanted when its name is free. A restart by the
 failure policy takes all pods of the group at once. A changed template is rolled so that the job goes on: generation and
 inference one pod at a time (samples move to others), and no further while the last one is not up; training as a whole,
-after the coordinator, which saves a checkpoint when it is asked to end. Without spec.checkpoints its journal would be
-lost with it, so then the ranks alone are replaced and train the journaled batches again.
+after the coordinator, which saves a checkpoint when it is asked to end. The coordinator is also replaced when settings
+change that it reads when it starts. Without spec.checkpoints its journal would be lost with it, so then it stays, and
+says so, and ranks train the journaled batches again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,10 @@ SETTLED: Final = timedelta(seconds=5)
 """A reading taken this long after a pod was made no longer counts the one before it."""
 ONE_BY_ONE: Final = (Group.GENERATION, Group.INFERENCE)
 NONE_TOLD: Final = "no pod is being replaced on purpose"
+KEPT_TOLD: Final = (
+    "the coordinator goes on with the settings it started with: without spec.checkpoints it would begin anew. "
+    "Suspend the job and resume it if it shall"
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,19 @@ class Wanted:
 
     epochs: Mapping[Group, int]
     marks: Mapping[Group, str]
-    """Fingerprints of templates; empty: those of pods are not compared."""
+    """Fingerprints of templates and settings; empty: those of pods are not compared."""
+    keeps_coordinator: bool = False
+    """It is not replaced for a change: the journal lies in its pod."""
 
     def old(self, pod: Pod) -> bool:
         """Its group is restarted, and it is one of those before."""
         return pod.epoch < self.epochs.get(Group(pod.group), 0)
 
     def outdated(self, pod: Pod) -> bool:
+        """Its template is another one by now, and it is to be replaced."""
+        return self.differs(pod) and not (self.keeps_coordinator and pod.group == Group.COORDINATOR)
+
+    def differs(self, pod: Pod) -> bool:
         """Its template is another one by now."""
         mark = self.marks.get(Group(pod.group), "")
         return bool(mark and pod.template) and pod.template != mark
@@ -53,9 +64,7 @@ def wanted(
     restarted = set(scopes)
     epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
     marks = {group: template_mark(job, group) for group in sizes if rolls}
-    if job.spec.checkpoints is None:
-        marks.pop(Group.COORDINATOR, None)
-    return Wanted(epochs, marks)
+    return Wanted(epochs, marks, keeps_coordinator=job.spec.checkpoints is None)
 
 
 def leaving(
@@ -115,7 +124,11 @@ def restarting(
     up = all(each["ready"] >= each["desired"] for each in groups)
     if began and (any(wanted.old(pod) for pod in listed) or not up):
         return  # it goes on, for the reason it began with
-    conditions.set(kind, False, RestartingReason.NONE, NONE_TOLD)
+    kept = any(pod.group == Group.COORDINATOR and pod.active and wanted.differs(pod) for pod in listed)
+    if kept:
+        conditions.set(kind, False, RestartingReason.KEPT, KEPT_TOLD)
+    else:
+        conditions.set(kind, False, RestartingReason.NONE, NONE_TOLD)
 
 
 def _rolling(wanted: Wanted, groups: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> str:
@@ -125,6 +138,9 @@ def _rolling(wanted: Wanted, groups: Sequence[Mapping[str, Any]], pods: Sequence
         ours = [pod for pod in pods if pod.group == each["name"]]
         left = [pod for pod in ours if wanted.outdated(pod)]
         if not left:
+            continue
+        if each["name"] == Group.COORDINATOR:
+            told.append("the coordinator has settings or templates from before: it saves a checkpoint and starts again")
             continue
         new = [pod.name for pod in ours if not wanted.outdated(pod) and not (pod.active and pod.ready)]
         waits = f", and {new[0]} has to be up before the next" if new and each["name"] in ONE_BY_ONE else ""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from tests.unit.operator.world import World
 
 CHECKPOINTS = {"path": "/checkpoints"}
@@ -114,6 +115,49 @@ def test_without_checkpoints_the_coordinator_keeps_the_journal() -> None:
     world.settle()
     assert leaving(world) == []
     assert world.condition("Restarting")["status"] == "False"
+
+
+def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() -> None:
+    world = World(checkpoints=CHECKPOINTS).begin()
+    world.job["spec"]["iterations"] = 200
+    world.settle()
+    assert leaving(world) == ["job-coordinator"]
+    restarting = world.condition("Restarting")
+    assert (restarting["status"], restarting["reason"]) == ("True", "RollingUpdate")
+    assert restarting["message"].startswith("the coordinator has settings or templates from before")
+    come_up(world)
+    world.settle()
+    assert leaving(world) == []
+    assert world.condition("Restarting")["status"] == "False"
+    assert uncounted(world)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"runPolicy": {"backoffLimit": 9, "ttlSecondsAfterFinished": 60}},
+        {"checkpoints": CHECKPOINTS | {"onDeletion": "Save"}},
+        {"iterations": 100},
+        {"inference": {"replicas": 2, "overlap": "On"}},
+    ],
+)
+def test_what_the_operator_alone_reads_and_what_is_the_default_restart_nothing(change: dict[str, Any]) -> None:
+    world = World(checkpoints=CHECKPOINTS, runPolicy={"backoffLimit": 2}).begin()
+    del world.job["spec"]["iterations"]
+    for field, value in change.items():
+        world.job["spec"][field] = value
+    world.settle()
+    assert leaving(world) == []
+
+
+def test_without_checkpoints_a_changed_setting_waits_and_the_job_says_so() -> None:
+    world = World(checkpoints=None).begin()
+    world.job["spec"]["iterations"] = 200
+    world.settle()
+    assert leaving(world) == []
+    restarting = world.condition("Restarting")
+    assert (restarting["status"], restarting["reason"]) == ("False", "SettingsKept")
+    assert world.events[-1] == "SettingsKept"
 
 
 def test_neither_another_size_nor_another_operator_makes_pods_outdated() -> None:
