@@ -1,0 +1,225 @@
+"""The whole product on a real node: Helm installs the operator's image, and kubectl apply of the quickstart trains it.
+
+The rule: the manifest is that of the examples, and what it is adapted by is in `adapted` alone: this machine's Python
+in the worker pods instead of an image with torch, small requests, and few iterations that can be repeated bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from . import environment, images
+from .chart import CHART, HOME, RELEASE
+from .cluster import Cluster, ClusterError
+from .processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "quickstart-cluster.yaml"
+PREPARE = ROOT / "examples" / "quickstart" / "prepare.py"
+DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
+NAMESPACE = "team-rl"
+ITERATIONS = int(os.environ.get("RLHF_QUICKSTART_ITERATIONS", "40"))  # the example's 120 take a minute longer
+PATIENCE = 600.0  # seconds for any step: a job of six processes on two cores, beside other work
+PLACE = f"--namespace={NAMESPACE}"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@pytest.fixture(scope="module")
+def cluster(node_cluster: Cluster) -> Iterator[Cluster]:
+    """The release on a real node, from the image of images/operator.Dockerfile."""
+    node = node_cluster.nodes["n1"]
+    node.import_image(images.mounted(Path(environment.PYTHON).parent))
+    node.import_image(images.operator())
+    for name in (HOME, NAMESPACE):
+        node_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    values: dict[str, Any] = {"image": {"registry": "localhost"}}
+    for name, image in (("operator", images.OPERATOR), ("worker", images.MOUNTED)):
+        repository, _, tag = image.removeprefix("localhost/").partition(":")
+        values["image"][name] = {"repository": repository, "tag": tag}
+    # Another test of the shared cluster may have applied it already.
+    values["crds"] = {"enabled": not node_cluster.kubectl("get", DEFINITION, "--ignore-not-found", "--output=name")}
+    given = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
+    node_cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *given)
+    try:
+        yield node_cluster
+    finally:
+        node_cluster.helm("uninstall", RELEASE, f"--namespace={HOME}")
+        node_cluster.kubectl("delete", "namespace", HOME, "--wait=false")
+
+
+def adapted(shared: Path) -> dict[str, dict[str, Any]]:
+    """Kind -> object of the example, in the namespace of the test; `shared` is its volume."""
+    found = {each["kind"]: copy.deepcopy(each) for each in yaml.safe_load_all(EXAMPLE.read_text())}
+    for each in found.values():
+        each["metadata"]["namespace"] = NAMESPACE
+    spec = found["RLHFJob"]["spec"] = json.loads(json.dumps(found["RLHFJob"]["spec"]))  # no part of it is shared
+    spec |= {"iterations": ITERATIONS, "deterministic": True}
+    volumes, mounts = environment.pod_spec(environment.folders())
+    for group in ("generation", "inference", "training"):
+        template = spec[group]["template"]["spec"]
+        template["volumes"] += volumes
+        container = template["containers"][0]
+        container["volumeMounts"] += mounts
+        container["resources"] = {"requests": {"cpu": "50m", "memory": "256Mi"}}
+    assets = spec["coordinator"]["template"]["spec"]["initContainers"][0]
+    assets |= {"image": images.MOUNTED, "command": ["python", str(PREPARE), *assets["command"][2:]]}
+    assets["volumeMounts"] += mounts
+    claim = found["PersistentVolumeClaim"]
+    found["PersistentVolume"] = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"{NAMESPACE}-quickstart"},
+        "spec": {
+            "accessModes": claim["spec"]["accessModes"],
+            "capacity": claim["spec"]["resources"]["requests"],
+            "claimRef": {"namespace": NAMESPACE, "name": claim["metadata"]["name"]},
+            "hostPath": {"path": str(shared), "type": "Directory"},
+        },
+    }
+    return found
+
+
+def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of a job; empty when it is not there yet."""
+    conditions = job.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def wait_for(cluster: Cluster, kind: str, status: str = "True", says: str = "") -> dict[str, Any]:
+    """Waits for a condition of the quickstart; answers the job."""
+    seen: dict[str, Any] = {}
+
+    def holds() -> bool:
+        seen.update(cluster.get("rlhfjob", "quickstart", PLACE))
+        failed = condition(seen, "Failed")
+        assert failed.get("status") != "True", failed["message"]
+        found = condition(seen, kind)
+        return found.get("status") == status and says in found["message"]
+
+    try:
+        wait_until(f"{kind}={status} {says}", holds, PATIENCE, every=1)
+    except TimeoutError as error:
+        raise ClusterError(f"{error}\n{cluster.kubectl('describe', 'rlhfjob', 'quickstart', PLACE)}") from error
+    return seen
+
+
+def rewards(metrics: Path) -> list[float]:
+    """Mean reward of each iteration; one that was trained again after a loss counts as it was the last time."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return list({line["iteration"]: float(line["reward"]) for line in lines}.values())
+
+
+def actor(checkpoints: Path) -> dict[str, bytes]:
+    """File name -> bytes of the last actor's weights."""
+    found = {path.name: path.read_bytes() for path in (checkpoints / f"iteration-{ITERATIONS:06d}" / "actor").iterdir()}
+    assert any(name.endswith(".safetensors") for name in found)
+    return found
+
+
+def on_this_machine(job: dict[str, Any], reward: str, shared: Path, folder: Path) -> Path:
+    """`rlhf run` of the same job with the same files; answers its run folder."""
+    spec = copy.deepcopy(job["spec"])
+    for group in ("generation", "inference", "training", "coordinator"):
+        del spec[group]["template"]
+    for model in ("actor", "critic"):
+        spec["models"][model]["path"] = spec["models"][model]["path"].replace("/quickstart", str(shared), 1)
+    spec["prompts"]["path"] = spec["prompts"]["path"].replace("/quickstart", str(shared), 1)
+    spec["models"]["reward"] = {"function": {"file": "reward.py"}}
+    spec["checkpoints"]["path"] = "checkpoints"
+    folder.mkdir()
+    (folder / "reward.py").write_text(reward)
+    manifest = folder / "job.yaml"
+    manifest.write_text(yaml.safe_dump({**job, "metadata": {"name": "quickstart"}, "spec": spec}))
+    run = folder / "run"
+    command = [f"{Path(sys.executable).parent}/rlhf", "run", str(manifest), f"--run-dir={run}", "--plain"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return run
+
+
+def operators_pod(cluster: Cluster) -> dict[str, Any]:
+    """The ready pod of the release that holds the Lease."""
+    cluster.kubectl("rollout", "status", f"deployment/{RELEASE}", f"--namespace={HOME}", f"--timeout={PATIENCE:.0f}s")
+    found: dict[str, Any] = {}
+
+    def leads() -> bool:
+        pods = cluster.get("pods", f"--namespace={HOME}")["items"]
+        lease = cluster.kubectl(
+            "get", "lease", "rlhf-operator", f"--namespace={HOME}", "--output=name", "--ignore-not-found"
+        )
+        holder = ""
+        if lease:
+            holder = cluster.get("lease", "rlhf-operator", f"--namespace={HOME}")["spec"].get("holderIdentity") or ""
+        found.update(next((each for each in pods if holder.startswith(each["metadata"]["name"] + "_")), {}))
+        return bool(found)
+
+    wait_until("a pod of the release to hold the Lease", leads, PATIENCE, every=1)
+    return found
+
+
+def test_the_operators_pod_runs_from_the_image_with_nothing_of_this_machine(cluster: Cluster) -> None:
+    pod = operators_pod(cluster)
+    program = "import importlib.util as u, os, rlhf_operator as o; print(o.__file__, u.find_spec('torch'), os.getuid())"
+    where = f"--namespace={HOME}"
+    told = cluster.kubectl("exec", pod["metadata"]["name"], where, "--", "python", "-c", program).split()
+    assert told[0].startswith("/opt/rlhf/lib/")
+    assert told[1:] == ["None", "10001"]
+    with pytest.raises(ClusterError, match="Read-only file system"):
+        cluster.kubectl("exec", pod["metadata"]["name"], where, "--", "python", "-c", "open('/opt/rlhf/x', 'w')")
+
+
+@pytest.mark.timeout(3000)
+def test_the_quickstart_trains_in_pods_as_on_one_machine_whatever_happens_to_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    objects = adapted(shared)
+    cluster.apply(environment.volumes(environment.folders(), NAMESPACE))
+    reward = objects.pop("ConfigMap")
+    cluster.apply(objects.values())
+    wait_for(cluster, "Running", "False", "kubectl create configmap quickstart-reward")
+    cluster.apply(reward)
+    job = wait_for(cluster, "Running")
+    assert job["status"]["restarts"] == {"failures": 0, "disruptions": 0, "accounted": []}
+    pods = {each["metadata"]["name"]: each for each in cluster.get("pods", PLACE)["items"]}
+    coordinator = pods["quickstart-coordinator"]["spec"]["containers"][0]
+    assert coordinator["image"] == images.OPERATOR
+    reading = {
+        name for name, pod in pods.items() if "rlhf.dev/reward-content" in pod["metadata"].get("annotations", {})
+    }
+    assert reading == {"quickstart-generation-0", "quickstart-generation-1", "quickstart-inference-0"}
+
+    leader = operators_pod(cluster)["metadata"]["name"]
+    cluster.kubectl("scale", "rlhfjob/quickstart", "--replicas=3", PLACE)
+    cluster.kubectl("delete", "pod/quickstart-generation-0", "--wait=false", PLACE)
+    cluster.kubectl("delete", f"pod/{leader}", "--grace-period=0", "--force", f"--namespace={HOME}")
+    cluster.kubectl("delete", "pod/quickstart-coordinator", "--grace-period=1", PLACE)
+    job = wait_for(cluster, "Complete")
+    print(cluster.kubectl("get", "rlhf", PLACE), cluster.kubectl("describe", "rlhf", "quickstart", PLACE), sep="\n")
+    assert job["status"]["progress"]["summary"] == f"{ITERATIONS}/{ITERATIONS}"
+    assert job["status"]["restarts"]["failures"] == 0, job["status"]["restarts"]
+
+    run = on_this_machine(objects["RLHFJob"], reward["data"]["reward.py"], shared, tmp_path / "local")
+    learnt = rewards(shared / "checkpoints" / "run" / "metrics.jsonl")
+    assert learnt == rewards(run / "metrics.jsonl")
+    assert sum(learnt[-5:]) / 5 > learnt[0] + 0.2
+    assert actor(shared / "checkpoints") == actor(tmp_path / "local" / "checkpoints")
+
+    cluster.kubectl("delete", "rlhfjob", "quickstart", PLACE)
+    kinds = "pods,services,secrets,networkpolicies"
+    wait_until("all of the job to be gone", lambda: not cluster.get(kinds, PLACE)["items"], PATIENCE, every=1)
+    assert operators_pod(cluster)["status"]["containerStatuses"][0]["restartCount"] == 0
