@@ -1,0 +1,30 @@
+"""Published instances at the bound, with a peak no higher than the published one.
+
+Budgets are counted in tries and solver effort, and the clock stands still: the same answer on a busy machine. The other
+instances take longer (1 and 9 a minute) and are left to `benchmarks/fused_schedules.py`.
+"""
+
+import pytest
+
+from rlhf_planner.schedule.check import check_schedule
+from rlhf_planner.schedule.published import PUBLISHED
+from rlhf_planner.schedule.solve import Options, solve
+from rlhf_planner.schedule.tables import steps_by_device
+
+BUDGETS = {0: 10, 2: 1, 3: 15, 5: 2, 6: 10, 8: 60}
+"""Instance -> nominal seconds; a search ends early when the peak is at its floor."""
+AT_FLOOR = (2, 5, 8)
+"""Instances whose peak is proven to be the least at this makespan."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", BUDGETS)
+def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
+    row = PUBLISHED[number]
+    instance = row.instance()
+    found = solve(instance, Options(BUDGETS[number]), lambda: 0.0)
+    checked = check_schedule(instance, steps_by_device(found.timeline))
+    assert checked.makespan == row.bound
+    assert max(checked.peaks) <= row.peak + 1e-9
+    assert found.peak_at_bound == (number in AT_FLOOR)
