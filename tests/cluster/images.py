@@ -120,7 +120,8 @@ def _sources() -> list[Path]:
     """What the Dockerfiles copy."""
     folders = [ROOT / name for name in ("crds", "planner", "operator", "workers")]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return [ROOT / ".dockerignore", ROOT / "pyproject.toml", ROOT / "uv.lock", *sorted(found)]
+    names = (".dockerignore", "pyproject.toml", "uv.lock", "examples/quickstart/prepare.py")
+    return [*(ROOT / name for name in names), *sorted(found)]
 
 
 def _uv() -> Path:
