@@ -12,13 +12,11 @@ import itertools
 import json
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import grpc
 from tests.simulated_rank import RECONNECT_SECONDS, Collective, Pace, SimulatedRank
-from tests.simulated_results import response, response_length, score
+from tests.simulated_samples import SimulatedSamples
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
@@ -26,20 +24,10 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
 
 
-@dataclass
-class _Decoding:
-    message: pb.GenerateSample
-    length: int
-    position: int
-    reported: int
-
-
-class SimulatedWorker(SimulatedRank):
+class SimulatedWorker(SimulatedSamples, SimulatedRank):
     """One worker; `run` lives through any number of processes (incarnations) and sessions."""
 
     _incarnations = itertools.count(1)
-    _peers: ClassVar[dict[str, "SimulatedWorker"]] = {}
-    """By coordinator and address: where KV caches are pushed to."""
 
     def __init__(
         self,
@@ -68,18 +56,21 @@ class SimulatedWorker(SimulatedRank):
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.address = f"simulated:{self.name}"
         self._peers[f"{coordinator}/{self.address}"] = self
-        self.decoded: dict[tuple[int, int], list[int]] = {}
-        """(iteration, sample) -> positions at which it came here, in order."""
-        self.scored: list[tuple[int, int, str]] = []
-        """(iteration, sample, task) of every score it told."""
+        self.decoded, self.scored = {}, []
         self._kill = asyncio.Event()
         self._drop = asyncio.Event()
+        self._gone = False
         self._fresh_process()
 
     # ---------------------------------------------------------------- faults
 
     def kill(self) -> None:
         """The process dies (kill -9) and a new one is started."""
+        self._kill.set()
+
+    def leave(self) -> None:
+        """The process ends for good."""
+        self._gone = True
         self._kill.set()
 
     def drop_session(self) -> None:
@@ -95,17 +86,11 @@ class SimulatedWorker(SimulatedRank):
         self.weights = ""
         self.group_epoch = 0
         self.last_train: pb.TrainResult | None = None
-        self._decoding: dict[tuple[int, int], _Decoding] = {}
-        self._scores: list[tuple[pb.ScoreSample, str]] = []
-        self._to_score: list[tuple[pb.ScoreSample, str]] = []
-        self._scored_until = 0.0
-        self._tries: dict[tuple[int, int, str], int] = {}
         self._running = 0
         self._answer: pb.CommandDone | None = None
-        self._outbox: list[pb.WorkerMessage] = []
+        self._hold_nothing()
         self._tasks: set[asyncio.Task[None]] = set()
         self._moving: set[asyncio.Task[None]] = set()
-        self._tokens = 0
 
     async def run(self) -> int:
         """Until told to exit with another code than 75; returns that code."""
@@ -120,7 +105,7 @@ class SimulatedWorker(SimulatedRank):
             await asyncio.gather(life, return_exceptions=True)
             for task in self._tasks:
                 task.cancel()
-            if code != 75:
+            if code != 75 or self._gone:
                 return code
             self._fresh_process()
             await asyncio.sleep(RECONNECT_SECONDS)
@@ -222,56 +207,6 @@ class SimulatedWorker(SimulatedRank):
                     await call.write(pb.WorkerMessage(batch=pb.Batch(messages=messages)))
                 await asyncio.sleep(self.pace.tick_seconds)
 
-    def _progress(self, item: _Decoding, start: int) -> pb.SampleProgress:
-        message = item.message
-        tokens, log_probabilities = response(message.random_key, start, item.position)
-        count = item.position - start
-        return pb.SampleProgress(
-            key=message.key,
-            offset=start,
-            tokens=pb.Array(dtype="int32", shape=[count], data=tokens),
-            log_probabilities=pb.Array(dtype="float32", shape=[count], data=log_probabilities),
-            versions=[pb.VersionSpan(version=self.versions["actor"], tokens=count)],
-        )
-
-    def _decode(self, *, report: bool) -> None:
-        for key, item in list(self._decoding.items()):
-            before = item.position
-            item.position = min(item.length, item.position + self.pace.tokens_per_tick)
-            self._tokens += item.position - before
-            if item.position == item.length:
-                whole = self._progress(item, 0)
-                finished = pb.FinishedSample(
-                    key=item.message.key,
-                    tokens=whole.tokens,
-                    log_probabilities=whole.log_probabilities,
-                    versions=whole.versions,
-                    finish_reason="stop",
-                    text=f"response of {item.length}",
-                )
-                self._outbox.append(pb.WorkerMessage(finished=finished))
-                del self._decoding[key]
-            elif report:
-                self._outbox.append(pb.WorkerMessage(progress=self._progress(item, item.reported)))
-                item.reported = item.position
-
-    def _score(self) -> None:
-        for sample, task in self._scores:
-            self._outbox.append(pb.WorkerMessage(scored=self._scored(sample, task)))
-        self._scores.clear()
-
-    def _scored(self, sample: pb.ScoreSample, task: str) -> pb.ScoredSample:
-        tries = (sample.key.iteration, sample.key.sample, task)
-        self._tries[tries] = self._tries.get(tries, 0) + 1
-        if self.pace.fail_score is not None:
-            instead = self.pace.fail_score(sample, task, self._tries[tries] - 1)
-            if instead is not None:
-                return instead
-        self.scored.append((sample.key.iteration, sample.key.sample, task))
-        data = score(task, sample.response.data)
-        result = pb.Array(dtype="float32", shape=[len(data) // 4], data=data)
-        return pb.ScoredSample(key=sample.key, task=task, result=result)
-
     # ---------------------------------------------------------------- commands
 
     def _obey(self, command: pb.Command, stub: CoordinatorStub) -> None:
@@ -285,26 +220,6 @@ class SimulatedWorker(SimulatedRank):
         done = pb.CommandDone(command_id=command.id)
         getattr(self, f"_on_{kind}")(getattr(command, kind), done)
         self._outbox.append(pb.WorkerMessage(done=done))
-
-    def _on_generate(self, order: pb.Generate, done: pb.CommandDone) -> None:
-        for sample in order.samples:
-            length = response_length(sample.random_key, sample.max_response_tokens)
-            known = len(sample.tokens.data) // 4
-            self._take(_Decoding(sample, length, known, known))
-
-    def _on_withdraw(self, order: pb.Withdraw, done: pb.CommandDone) -> None:
-        for key in order.keys:
-            item = self._held(key)
-            if item is not None:
-                done.withdraw.samples.append(self._progress(item, 0))
-                del self._decoding[key.iteration, key.sample]
-
-    def _on_score(self, order: pb.Score, done: pb.CommandDone) -> None:
-        pairs = [(sample, task) for sample in order.samples for task in sample.tasks]
-        if self.pace.score_seconds:
-            self._to_score += pairs
-        else:
-            self._scores += pairs
 
     def _on_load_weights(self, order: pb.LoadWeights, done: pb.CommandDone) -> None:
         assert order.sources
@@ -326,43 +241,6 @@ class SimulatedWorker(SimulatedRank):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _take(self, item: _Decoding) -> None:
-        place = (item.message.key.iteration, item.message.key.sample)
-        self._decoding[place] = item
-        self.decoded.setdefault(place, []).append(item.position)
-
-    def _held(self, key: pb.SampleKey) -> _Decoding | None:
-        item = self._decoding.get((key.iteration, key.sample))
-        return item if item is not None and item.message.key == key else None
-
-    async def _migrate(self, command_id: int, order: pb.Migrate) -> None:
-        await asyncio.sleep(self.pace.transfer_seconds)
-        done = pb.CommandDone(command_id=command_id)
-        for sample in order.samples:
-            told = done.migrate.samples.add(key=sample.key, seconds=self.pace.transfer_seconds)
-            item, destination = self._held(sample.key), self._peers.get(f"{self.coordinator}/{order.destination}")
-            fault = self.pace.fail_migrate(self.name, sample) if self.pace.fail_migrate is not None else None
-            if item is None or destination is None or "generation" not in destination.roles or fault == "refused":
-                told.why = "finished" if item is None else "refused"
-                continue
-            message = pb.GenerateSample()
-            message.CopyFrom(item.message)
-            message.key.epoch = sample.new_epoch
-            moved = _Decoding(message, item.length, item.position, item.position)
-            destination._take(moved)
-            if fault != "unheard":
-                del self._decoding[sample.key.iteration, sample.key.sample]
-                told.moved, told.bytes = True, 100 * item.position
-                told.progress.CopyFrom(destination._progress(moved, 0))
-        self._outbox.append(pb.WorkerMessage(done=done))
-
-    def _score_slowly(self, now: float) -> None:
-        """One score after the other, each `score_seconds` long, as long as there are any."""
-        while self._to_score and now >= self._scored_until:
-            sample, task = self._to_score.pop(0)
-            self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + self.pace.score_seconds
-            self._outbox.append(pb.WorkerMessage(scored=self._scored(sample, task)))
 
     def _become(self, role: str, loads: list[pb.LoadWeights]) -> None:
         assert all(load.sources for load in loads)

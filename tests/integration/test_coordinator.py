@@ -256,6 +256,9 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     assert 'rlhf_phase{job="simulated",phase="Training"}' in text
     assert 'rlhf_iteration_metric{job="simulated",name="reward"}' in text
     assert 'rlhf_phase_seconds_total{job="simulated",phase="Generating"}' in text
+    assert 'rlhf_unfinished_samples{job="simulated"}' in text
+    assert 'rlhf_fusion_threshold{job="simulated"} 0.0' in text
+    assert 'rlhf_migrated_samples_total{by="kv",job="simulated"} 0.0' in text
     await coordinated.outcome()
     await workers.end()
 

@@ -12,6 +12,9 @@ from tests.coordinated import Coordinated, expected_weights, make_job
 from tests.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_api.names import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -174,3 +177,18 @@ async def test_whoever_dies_while_samples_move_the_weights_are_the_same(
     await workers.end()
     assert hits
     assert workers["training-0"].weights == expected_weights(coordinated.job), hits
+
+
+async def test_scoring_moves_to_generation_workers_when_the_inference_workers_leave(
+    jobs: list[Coordinated], tmp_path: Path
+) -> None:
+    coordinated, workers = begin(jobs, tmp_path, {"mode": "Off"}, iterations=4, inference={"replicas": 1})
+    await coordinated.until("Generating", 1, SECONDS)
+    async with aio_channel(coordinated.address, None) as channel:
+        await CoordinatorStub(channel).Resize(pb.ResizeRequest(replicas={"inference": 0}))
+    (leaving,) = [worker for worker in workers.workers if worker.group is Group.INFERENCE]
+    leaving.leave()
+    assert (await coordinated.outcome(SECONDS)).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert {worker.name for worker in workers.workers if worker.scored} > {"inference-0"}

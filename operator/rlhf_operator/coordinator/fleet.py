@@ -213,8 +213,9 @@ class Fleet:
         for name, count in replicas.items():
             if name not in (Group.GENERATION, Group.INFERENCE) or name not in self.sizes:
                 raise ValueError(f"group {name!r} cannot be resized: give generation or inference, if the job has it")
-            if not 1 <= count <= MAX_WORKERS:
-                raise ValueError(f"{name} = {count}: must be 1 to {MAX_WORKERS}")
+            least = 0 if name == Group.INFERENCE else 1  # generation workers can score too
+            if not least <= count <= MAX_WORKERS:
+                raise ValueError(f"{name} = {count}: must be {least} to {MAX_WORKERS}")
             sizes[Group(name)] = count
         if sizes == self.sizes:
             return False

@@ -48,6 +48,13 @@ def test_one_that_never_came_is_forgotten_at_once(fleet: Fleet) -> None:
     assert generation(fleet) == ["generation-0"]
 
 
+def test_inference_may_be_left_to_generation_workers(fleet: Fleet) -> None:
+    assert fleet.resize({"inference": 0}, 1.0)
+    assert fleet.of(Group.INFERENCE) == []
+    assert fleet.resize({"inference": 2}, 2.0)
+    assert len(fleet.of(Group.INFERENCE)) == 2
+
+
 def test_a_worker_that_is_wanted_again_starts_anew_and_others_keep_what_they_are(fleet: Fleet) -> None:
     register(fleet, 0, 1, 0.0)
     register(fleet, 1, 2, 0.0)
@@ -61,7 +68,7 @@ def test_a_worker_that_is_wanted_again_starts_anew_and_others_keep_what_they_are
     assert isinstance(register(fleet, 1, 3, 7.0, "y"), Joined)
 
 
-@pytest.mark.parametrize("replicas", [{"training": 4}, {"generation": 0}, {"inference": 5000}, {"coordinator": 1}])
+@pytest.mark.parametrize("replicas", [{"training": 4}, {"generation": 0}, {"inference": 5000}, {"inference": -1}, {"coordinator": 1}])
 def test_what_cannot_be_is_refused_by_name(fleet: Fleet, replicas: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(replicas))):
         fleet.resize(replicas, 1.0)
