@@ -64,7 +64,7 @@ class RunPolicy(ApiModel):
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts after failures before the job fails; disruptions and what failurePolicy ignores do not count."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """What the end of a pod means."""
+    """What the end of a pod means; of pods alone, `rlhf run` does not read it."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2147483647)] | None = None
     """Time the job may run."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2147483647)] | None = None
