@@ -100,5 +100,8 @@ def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) 
         context = tmp_path / "again"
         renewed.write(context)
         assert presented(port, context) == after, "what cannot be read leaves the last one in place"
+        another = new_authority("job", now).issue([], now)
+        another.write(tmp_path)
+        assert presented(port, tmp_path) == ssl.PEM_cert_to_DER_cert(another.certificate.decode())
     finally:
         server.stop(None)
