@@ -63,6 +63,8 @@ class PlannedReason(StrEnum):
     """A rule that the API server could not check is broken; the message names field, value and remedy."""
     UNAVAILABLE = "NotAvailableInThisVersion"
     """The manifest asks for a mode that this version cannot do (`rlhf_api.availability`)."""
+    NOT_SERVED = "NotAvailableInThisCluster"
+    """spec.scheduling.gang.mode names what this cluster does not serve, or this operator may not use."""
     DOES_NOT_FIT = "DoesNotFit"
     """The planner's memory estimate exceeds the devices."""
 

@@ -10,6 +10,7 @@ from rlhf_api.job.groups import Coordinator, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
+from rlhf_api.job.scheduling import OURS, ManagedBy, Scheduling
 from rlhf_api.job.status import RLHFJobStatus
 
 
@@ -46,6 +47,10 @@ class RLHFJobSpec(ApiModel):
     """Where and when to save; unset keeps the journal only."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     """Restarts, deadlines, deletion."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    """Gangs, queues, priority."""
+    managed_by: ManagedBy = OURS
+    """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
 
 
 class RLHFJob(ApiModel):

@@ -56,6 +56,18 @@ def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
     )
 
 
+def _only_with(name: str, mode: str) -> Rule:
+    """A field of the gang that one scheduler alone reads."""
+    field, chosen = f"spec.scheduling.gang.{name}", "spec.scheduling.gang.mode"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"!has(self.scheduling.gang.{name}) || self.scheduling.gang.mode == '{mode}'",
+        holds=lambda values: not values.has(field) or values[chosen] == mode,
+        message=f"is read only with {chosen}: {mode}: set that, or remove it",
+    )
+
+
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -186,6 +198,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *unions(RLHFJobSpec, "spec"),
     *_of_algorithms(),
     *_STATEMENTS,
+    _only_with("queue", "Volcano"),
+    _only_with("timeoutSeconds", "Coscheduling"),
     *of_failure_policy(),
 )
 """Every rule that crosses fields."""
@@ -211,8 +225,11 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.training.optimizer",
     "spec.training.precision",
     "spec.checkpoints.path",
+    "spec.scheduling.gang.mode",
+    "spec.managedBy",
 )
-"""Fields that decide what the weights become or where state lies. Replica counts, iterations, suspend, fusion,
-templates, checkpoint frequency and the run policy may change in a live job."""
+"""Fields that decide what the weights become, where state lies, or who places and reconciles what already runs.
+Replica counts, iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live
+job."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"

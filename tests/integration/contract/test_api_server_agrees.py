@@ -49,6 +49,8 @@ CHANGES: dict[str, list[Any]] = {
     "spec.generation.parallelism.tensor": [1, 2, 3],
     "spec.inference.replicas": [0, 1],
     "spec.suspend": [True, False, "true"],
+    "spec.scheduling.gang": [{"mode": "Volcano", "queue": "q"}, {"queue": "q"}, {"timeoutSeconds": 5}, {"mode": False}],
+    "spec.managedBy": ["rlhf.dev/operator", "kueue.x-k8s.io/multikueue", "x"],
     "spec.seed": [0, 2**53 - 1, 2**53, -1],
     "metadata.name": ["a", "a" * 47, "a" * 48, "A", "-a", "a-", "7a", "a.b"],
 }
@@ -155,6 +157,9 @@ def test_stored_object_shows_every_default(jobs: client.CustomObjectsApi) -> Non
         ({"spec.rollout.stop": ["END"]}, []),
         ({"spec.iterations": 200, "spec.suspend": True, "spec.checkpoints.every": 5}, []),
         ({"spec.generation.replicas": 8, "spec.inference.replicas": 1, "spec.runPolicy.backoffLimit": 1}, []),
+        ({"spec.scheduling.priorityClassName": "high"}, []),
+        ({"spec.scheduling.gang.mode": "Off"}, []),
+        ({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, []),
         ({"spec.generation.template": {"metadata": {"labels": {"a": "b"}}}}, []),
     ],
 )

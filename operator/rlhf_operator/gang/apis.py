@@ -1,0 +1,73 @@
+"""The APIs of schedulers and queues that the operator can speak, as data.
+
+Rule: a kind such as PodGroup is served by several groups, so here a kind is named with its apiVersion in front. The
+version that a cluster serves is discovered, never assumed: the native API has other objects in every version.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+NATIVE, KUEUE, VOLCANO, COSCHEDULING = "Native", "Kueue", "Volcano", "Coscheduling"
+MODES: Final = (NATIVE, KUEUE, VOLCANO, COSCHEDULING)
+
+APIS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    # Newest first; what the objects look like is in `native`. v1alpha3 is served beside v1beta1 and is left out.
+    NATIVE: (
+        ("scheduling.k8s.io/v1beta1", ("Workload", "PodGroup")),
+        ("scheduling.k8s.io/v1alpha2", ("Workload", "PodGroup")),
+        ("scheduling.k8s.io/v1alpha1", ("Workload",)),
+    ),
+    KUEUE: (("kueue.x-k8s.io/v1beta2", ("Workload",)), ("kueue.x-k8s.io/v1beta1", ("Workload",))),
+    VOLCANO: (("scheduling.volcano.sh/v1beta1", ("PodGroup",)),),
+    COSCHEDULING: (("scheduling.x-k8s.io/v1alpha1", ("PodGroup",)),),
+}
+"""Backend -> (apiVersion, kinds of ours in it), the version that is preferred first."""
+_PLURALS: Final = {"Workload": "workloads", "PodGroup": "podgroups", "ResourceFlavor": "resourceflavors"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What this cluster serves of the above, and which of it this operator may use."""
+
+    apis: frozenset[str] = field(default_factory=frozenset)
+    """apiVersions, each with all of its kinds."""
+    off: frozenset[str] = field(default_factory=frozenset)
+    """Backends that whoever runs the operator has switched off."""
+
+    def version(self, mode: str) -> str | None:
+        """The apiVersion to speak with a backend; None when there is none."""
+        found = (version for version, _ in APIS[mode] if version in self.apis)
+        return None if mode in self.off else next(found, None)
+
+    def usable(self) -> dict[str, str]:
+        """Backend -> apiVersion, of those that can be used."""
+        return {mode: version for mode in MODES if (version := self.version(mode)) is not None}
+
+    def watched(self) -> dict[str, tuple[str, str, str]]:
+        """Kind -> (group, version, plural) of every kind of ours in the versions that are spoken."""
+        spoken = self.usable().values()
+        found = (
+            (version, kind) for each in APIS.values() for version, kinds in each if version in spoken for kind in kinds
+        )
+        return {
+            f"{version}/{kind}": (*version.split("/", 1), _PLURALS[kind])  # type: ignore[misc]
+            for version, kind in found
+        }
+
+
+def kind_of(manifest: Mapping[str, Any]) -> str:
+    """What the kind is called here: `PodGroup` alone is ambiguous, `scheduling.k8s.io/v1alpha2/PodGroup` is not."""
+    named = f"{manifest.get('apiVersion', '')}/{manifest['kind']}"
+    return named if named in RESOURCES else str(manifest["kind"])
+
+
+RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
+    f"{version}/{kind}": (f"/apis/{version}", _PLURALS[kind])
+    for mode, versions in APIS.items()
+    for version, kinds in versions
+    for kind in (*kinds, *(("ResourceFlavor",) if mode == KUEUE else ()))
+}
+"""Kind -> where the API serves it."""
+CLUSTER_WIDE: Final = frozenset(kind for kind in RESOURCES if kind.endswith("/ResourceFlavor"))
+"""Kinds without a namespace."""

@@ -1,0 +1,41 @@
+"""The gang of the coscheduling plugin (scheduler-plugins): a PodGroup of scheduling.x-k8s.io, named by a pod's label.
+
+Rule: pure. The plugin lives in a scheduler that whoever runs the cluster names; a pod template's schedulerName wins
+over the name that the project's own manifests use. Source: its API types, scheduling/v1alpha1.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_operator.gang.apis import COSCHEDULING
+from rlhf_operator.gang.backend import labelled, with_scheduler
+from rlhf_operator.gang.members import min_count, min_resources, scheduler
+from rlhf_operator.manifests import identity
+
+Json = dict[str, Any]
+
+SCHEDULER: Final = "scheduler-plugins-scheduler"
+GROUP_LABEL: Final = "scheduling.x-k8s.io/pod-group"
+
+
+@dataclass(frozen=True)
+class Coscheduling:
+    """scheduling.x-k8s.io in one version."""
+
+    version: str
+    """apiVersion."""
+    mode: str = COSCHEDULING
+    fixed: bool = False
+
+    def objects(self, job: RLHFJob) -> list[Json]:
+        """The PodGroup."""
+        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job)}
+        if job.spec.scheduling.gang.timeout_seconds is not None:
+            spec["scheduleTimeoutSeconds"] = job.spec.scheduling.gang.timeout_seconds
+        meta = identity.metadata(job, job.name, identity.labels(job))
+        return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
+
+    def join(self, job: RLHFJob, pod: Json) -> Json:
+        """The pod carries its group's name and goes to the scheduler that has the plugin."""
+        return with_scheduler(labelled(pod, {GROUP_LABEL: job.name}), scheduler(job, SCHEDULER))

@@ -1,0 +1,111 @@
+"""The queue of Kueue: a Workload of our own with a pod set for each group; no pod before it is admitted.
+
+Rule: pure. The pod sets hold what Kueue counts and places by, so that another image or another environment is no reason
+to queue again. What it decided (`kueue_workload`) comes back as node selectors and tolerations of the pods.
+Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_api.names import GROUP, LABEL_GROUP, Group
+from rlhf_operator.gang.apis import KUEUE
+from rlhf_operator.gang.backend import labelled, with_scheduler
+from rlhf_operator.gang.kueue_workload import Decision
+from rlhf_operator.gang.members import counts, scheduler
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.render import Images, pod
+
+Json = dict[str, Any]
+
+CLAIMS: Final = f"{GROUP}/claims"
+"""Annotation of a Workload: fingerprint of what one pod of each group asks for."""
+PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
+_PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resourceClaims")
+
+
+@dataclass(frozen=True)
+class Kueue:
+    """kueue.x-k8s.io in one version."""
+
+    version: str
+    """apiVersion."""
+    mode: str = KUEUE
+    fixed: bool = False
+    decision: Decision | None = None
+    """Where admitted pods go; None before there is an admission."""
+
+    def objects(self, job: RLHFJob) -> list[Json]:
+        """The Workload."""
+        meta = identity.metadata(job, workload_name(job), identity.labels(job))
+        meta["annotations"] = {CLAIMS: claims(job)}
+        spec = {"queueName": queue_of(job), "podSets": pod_sets(job)}
+        return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]
+
+    def join(self, job: RLHFJob, pod: Json) -> Json:
+        """The pod where its pod set was admitted to; the template's own selectors win, as Kueue chose by them."""
+        group = str(pod["metadata"]["labels"][LABEL_GROUP])
+        placed = self.decision.placement(group) if self.decision else None
+        joined = with_scheduler(labelled(pod, {PODSET_LABEL: group}), scheduler(job, None))
+        if placed is None:
+            return joined
+        spec = joined["spec"]
+        more: Json = {}
+        if selector := {**placed.node_selector, **(spec.get("nodeSelector") or {})}:
+            more["nodeSelector"] = selector
+        known = list(spec.get("tolerations") or [])
+        if tolerations := [*known, *(dict(each) for each in placed.tolerations if dict(each) not in known)]:
+            more["tolerations"] = tolerations
+        merged = {**joined, "spec": {**spec, **more}}
+        meta = merged["metadata"]
+        # Ours win: an admission check may add labels, not take our pods away from us.
+        return labelled(
+            merged, {**placed.labels, **meta["labels"]}, {**placed.annotations, **meta.get("annotations", {})}
+        )
+
+
+def queue_of(job: RLHFJob) -> str | None:
+    """The LocalQueue that the job's label names."""
+    name = (job.metadata.get("labels") or {}).get(QUEUE_LABEL)
+    return str(name) if name else None
+
+
+def workload_name(job: RLHFJob) -> str:
+    """`rlhfjob-<job>`; Kueue's own integrations name theirs alike, by kind and job."""
+    return f"rlhfjob-{job.name}"
+
+
+def pod_sets(job: RLHFJob) -> list[Json]:
+    """One for each group: its size, and what one of its pods asks for."""
+    return [
+        {"name": group.value, "count": count, "template": _template(job, group)} for group, count in counts(job).items()
+    ]
+
+
+def claims(job: RLHFJob) -> str:
+    """Fingerprint of what the pods ask for, the number of pods aside."""
+    asked: Mapping[str, Json] = {group.value: _template(job, group) for group in Group if group in counts(job)}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _template(job: RLHFJob, group: Group) -> Json:
+    """A pod as far as quota and placement are concerned."""
+    made = pod(job, group, 0, Images())
+    spec = made["spec"]
+    kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
+    for kind in ("initContainers", "containers"):
+        if spec.get(kind):
+            # An image is required, and says nothing here.
+            kept[kind] = [
+                {"name": each["name"], "image": "unused"}
+                | ({"resources": each["resources"]} if each.get("resources") else {})
+                for each in spec[kind]
+            ]
+    if name := job.spec.scheduling.priority_class_name:
+        kept["priorityClassName"] = name
+    return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}

@@ -1,0 +1,45 @@
+"""The gang of Volcano: a PodGroup of scheduling.volcano.sh, named by an annotation of every pod.
+
+Rule: pure. minResources is what Volcano looks at before it lets the group into its queue, so it is that of the minimum
+and no more. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_operator.gang.apis import VOLCANO
+from rlhf_operator.gang.backend import labelled, with_scheduler
+from rlhf_operator.gang.members import min_count, min_resources, scheduler
+from rlhf_operator.manifests import identity
+
+Json = dict[str, Any]
+
+SCHEDULER: Final = "volcano"
+GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
+"""Names the PodGroup of a pod; Volcano's constant KubeGroupNameAnnotationKey."""
+
+
+@dataclass(frozen=True)
+class Volcano:
+    """scheduling.volcano.sh in one version."""
+
+    version: str
+    """apiVersion."""
+    mode: str = VOLCANO
+    fixed: bool = False
+
+    def objects(self, job: RLHFJob) -> list[Json]:
+        """The PodGroup."""
+        scheduling = job.spec.scheduling
+        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job)}
+        if scheduling.gang.queue:
+            spec["queue"] = scheduling.gang.queue
+        if scheduling.priority_class_name:
+            spec["priorityClassName"] = scheduling.priority_class_name
+        meta = identity.metadata(job, job.name, identity.labels(job))
+        return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
+
+    def join(self, job: RLHFJob, pod: Json) -> Json:
+        """The pod names its group and goes to Volcano's scheduler, or the one that its template names."""
+        return with_scheduler(labelled(pod, {}, {GROUP_ANNOTATION: job.name}), scheduler(job, SCHEDULER))
