@@ -9,7 +9,12 @@ turn, `--rounds` times after a warm-up, so that a slow moment of the machine fal
 takes what its slowest rank takes. `seconds` is the median round, `best` the shortest. `predicted` comes from the
 shortest stage times measured before and after the rounds, so it is compared with `best` (`error`): both are what an
 undisturbed machine would take. `predicted_by_job` comes from the times before, all that a job has when it chooses.
-`load` is the machine's load average at the time; where it is above the number of ranks, compare `best` alone.
+`load` is the machine's load average at the time; where it is above the number of ranks, neither is.
+
+Hence, on CPUs, the same comparison in CPU time of the ranks' threads, which other processes change little:
+`cpu_predicted` is the simulator's answer for stages timed alone, as a job times them, `cpu_steps` its answer for what
+the same steps took inside the mini-batches of the same rounds, and `cpu_error` is between the two; medians in both,
+since the machine's load falls on both. What it leaves out is waiting. `cpu_gain` compares `cpu_steps`.
 """
 
 import argparse
@@ -35,7 +40,8 @@ from rlhf_planner.schedule.measured import StageCost, coarse, exact_instance, fo
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
-from rlhf_workers.training.measuring import measure
+from rlhf_workers.training.executor import Measured, execute
+from rlhf_workers.training.measuring import NoPeers, made_up_work, measure, stage_row
 from rlhf_workers.training.role import build_trainer, join
 from rlhf_workers.training.trainer import Trainer
 
@@ -128,6 +134,8 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
         timed = run_measure(trainer, pb.Measure(attempt=2, schedules=schedules, rounds=options_.rounds))
         timed.stages.extend(run_measure(trainer, pb.Measure(attempt=3)).stages)
         put(folder / f"timed-{microbatches}-{rank}", timed.SerializeToString())
+        tables = [ScheduleTable.model_validate_json(one) for one in schedules]
+        put(folder / f"cpu-{microbatches}-{rank}", json.dumps(cpu_times(trainer, tables, options_.rounds)).encode())
     get(folder / "over", parent)
     os._exit(0)  # without taking the group down politely: the others may still be in it
 
@@ -140,6 +148,36 @@ def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:
         except StopIteration as finished:
             result: pb.MeasureResult = finished.value
             return result
+
+
+def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> list[list[Any]]:
+    """[place, model, stage, kind, seconds]: CPU time of this thread, by step. Place -1: stages timed alone; else what
+    the steps took inside mini-batches under table `place`.
+    """
+    work, found = made_up_work(trainer), []
+
+    def note(place: int, measured: list[Measured]) -> None:
+        for step in measured:
+            act = step.action
+            if act.peer is None:
+                model = trainer.layout.table.pipelines[act.pipeline].model
+                found.append([place, model, act.stage, act.kind, (step.end_ns - step.start_ns) / 1e9])
+
+    for number in range(rounds + 1):
+        times = len(found)
+        for index, pipeline in enumerate(trainer.layout.table.pipelines):
+            for stage in work[index].held:
+                for backward in (("B",), ("I", "W")):
+                    row = stage_row(index, stage, len(pipeline.stage_ranks), *backward)
+                    note(-1, execute(row, work, NoPeers(), 0, trainer.settle, time.thread_time_ns))
+        for place, table in enumerate(tables):
+            layout = trainer.layout.with_table(table)
+            trainer.meet()
+            first = layout.block * layout.block_size
+            note(place, execute(layout.row, work, trainer.peers, first, trainer.settle, time.thread_time_ns))
+        if number == 0:
+            del found[times:]  # the first round warms up
+    return found
 
 
 def put(path: Path, data: bytes) -> None:
@@ -181,6 +219,19 @@ def costs_of(results: list[pb.MeasureResult]) -> tuple[dict[tuple[str, int], Sta
     return costs, transfers
 
 
+def cpu_costs(found: list[list[Any]], place: int) -> dict[tuple[str, int], StageCost]:
+    """Median CPU seconds of every step of a stage at a place of `cpu_times`."""
+    times: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for at, model, stage, kind, seconds in found:
+        if at == place:
+            times.setdefault((model, stage), {}).setdefault(kind, []).append(seconds)
+    # A table has whole or split backward steps; the times of the others are not looked at.
+    return {
+        key: StageCost(*(statistics.median(kinds.get(kind, [1.0])) for kind in "FBIW"), 0.0)
+        for key, kinds in times.items()
+    }
+
+
 def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.MeasureResult]) -> list[ScheduleTable]:
     """Serial, fused, fused-split."""
     costs, transfers = costs_of(stages)
@@ -201,6 +252,7 @@ def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> di
     put(folder / f"tables-{microbatches}", json.dumps([table.model_dump(mode="json") for table in tables]).encode())
     timed = [pb.MeasureResult.FromString(get(folder / f"timed-{microbatches}-{rank}")) for rank in ranks]
     before, fresh = costs_of(stages), costs_of([*stages, *timed])
+    cpu = [one for rank in ranks for one in json.loads(get(folder / f"cpu-{microbatches}-{rank}"))]
     schedules: dict[str, dict[str, Any]] = {}
     for place, (method, table) in enumerate(zip(METHODS, tables, strict=True)):
         rounds = [max(each) for each in zip(*(result.tables[place].seconds for result in timed), strict=True)]
@@ -213,9 +265,18 @@ def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> di
             "predicted": round(predicted, 4),
             "error": round(predicted / min(rounds) - 1, 4),
         }
+        alone, inside = (forecast(table, cpu_costs(cpu, at), before[1])[0] for at in (-1, place))
+        schedules[method] |= {
+            "cpu_predicted": round(alone, 4), "cpu_steps": round(inside, 4), "cpu_error": round(alone / inside - 1, 4)
+        }  # fmt: skip
     serial = schedules[METHODS[0]]
     for one in schedules.values():
-        for gain, key in (("gain", "seconds"), ("best_gain", "best"), ("predicted_gain", "predicted")):
+        for gain, key in (
+            ("gain", "seconds"),
+            ("best_gain", "best"),
+            ("predicted_gain", "predicted"),
+            ("cpu_gain", "cpu_steps"),
+        ):
             one[gain] = round(serial[key] / one[key] - 1, 4)
     shortest = min(min(cost.forward, cost.backward) for cost in fresh[0].values())
     return {
@@ -264,13 +325,15 @@ def main() -> int:
 
 def report(options_: argparse.Namespace, found: list[dict[str, Any]]) -> None:
     """A table for people, one object for programs."""
-    columns = ("seconds", "best", "predicted", "error", "gain", "best_gain", "predicted_gain")
+    columns = ("seconds", "best", "predicted", "error", "gain", "cpu_predicted", "cpu_steps", "cpu_error", "cpu_gain")
     print(f"{'micro-batches':>13} {'schedule':<12} " + " ".join(f"{name:>14}" for name in columns))
     for one in found:
         for method, row in one["schedules"].items():
             numbers = " ".join(f"{row[name]:>14.4f}" for name in columns)
             print(f"{one['microbatches']:>13} {method:<12} {numbers}")
-    errors = [abs(row["error"]) for one in found for row in one["schedules"].values()]
+    errors, cpu_errors = (
+        [abs(row[name]) for one in found for row in one["schedules"].values()] for name in ("error", "cpu_error")
+    )
     if options_.json:
         result = {
             "benchmark": "fused_training",
@@ -280,6 +343,8 @@ def report(options_: argparse.Namespace, found: list[dict[str, Any]]) -> None:
             "rounds": options_.rounds,
             "median_error": round(statistics.median(errors), 4),
             "largest_error": round(max(errors), 4),
+            "median_cpu_error": round(statistics.median(cpu_errors), 4),
+            "largest_cpu_error": round(max(cpu_errors), 4),
             "results": found,
         }
         print(json.dumps(result))

@@ -70,19 +70,21 @@ def execute(
     peers: Peers,
     first_rank: int,
     settle: Callable[[], None] = lambda: None,
+    clock: Callable[[], int] = time.time_ns,
 ) -> list[Measured]:
     """Runs `row`; `work` by pipeline index, `first_rank` is the global rank of the block's rank 0.
 
     `settle` is called after each computation, so that measured times are true on devices that run behind the host.
-    Raises PeerLostError, and ValueError for a row that misses an input.
+    `clock` gives ns since the epoch, which timelines need; or CPU time of this thread, which other processes barely
+    change. Raises PeerLostError, and ValueError for a row that misses an input.
     """
-    run = _Run(work, peers, first_rank)
+    run = _Run(work, peers, first_rank, clock)
     for action in row:
-        run.begun_ns = time.time_ns()
+        run.begun_ns = clock()
         run.do(action)
         if action.peer is None:
             settle()
-            run.measured.append(Measured(action, run.begun_ns, time.time_ns()))
+            run.measured.append(Measured(action, run.begun_ns, clock()))
     run.finish()
     return run.measured
 
@@ -90,7 +92,10 @@ def execute(
 class _Run:
     """State of one mini-batch on one rank."""
 
-    def __init__(self, work: Mapping[int, PipelineWork], peers: Peers, first_rank: int) -> None:
+    def __init__(
+        self, work: Mapping[int, PipelineWork], peers: Peers, first_rank: int, clock: Callable[[], int]
+    ) -> None:
+        self._clock = clock
         self.measured: list[Measured] = []
         self.begun_ns = 0
         """When the computation of the present action began: after its input had come."""
@@ -143,9 +148,9 @@ class _Run:
         if (kind, key) not in self._coming:
             return None
         action, handle, buffer = self._coming.pop((kind, key))
-        start = time.time_ns()
+        start = self._clock()
         handle.wait()
-        self.begun_ns = time.time_ns()
+        self.begun_ns = self._clock()
         self.measured.append(Measured(action, start, self.begun_ns))
         return buffer
 

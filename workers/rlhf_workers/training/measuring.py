@@ -72,7 +72,8 @@ def made_up_batch(trainer: Trainer) -> Batch:
     )
 
 
-def _work(trainer: Trainer) -> dict[int, StageWork]:
+def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
+    """`made_up_batch` as work of this rank's stages, with objectives of its own."""
     return trainer.mini_batch(
         made_up_batch(trainer), list(range(trainer.algorithm.mini_batch_size)), trainer.objectives()
     )
@@ -95,7 +96,7 @@ def _room(trainer: Trainer) -> int:
 
 
 def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
-    work = _work(trainer)
+    work = made_up_work(trainer)
     done: set[tuple[str, int]] = set()
     trainer.meet()
     for index, pipeline in enumerate(trainer.layout.table.pipelines):
@@ -107,14 +108,14 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             measured = pb.StageTime(model=pipeline.model, stage=stage)
             counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
             with torch.autograd.graph.saved_tensors_hooks(counter.pack, counter.unpack):
-                _run_stage(trainer, work, _row(index, stage, stages, "B"))
+                _run_stage(trainer, work, stage_row(index, stage, stages, "B"))
             measured.activation_bytes = counter.total
-            _run_stage(trainer, work, _row(index, stage, stages, "I", "W"))
+            _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
             while len(times["B"]) < REPEATS and (not times["B"] or time.monotonic() - begun < STAGE_SECONDS):
                 for backward in (("B",), ("I", "W")):
-                    for kind, seconds in _run_stage(trainer, work, _row(index, stage, stages, *backward)).items():
+                    for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
                         times[kind].append(seconds)
                 yield
             measured.forward, measured.backward = min(times["F"]), min(times["B"])
@@ -123,7 +124,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             result.stages.append(measured)
 
 
-def _row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
+def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
     """All that one stage does for micro-batch 0."""
     kinds: list[Kind] = []
     kinds += ["RECV_F"] * (stage > 0) + ["F"] + ["SEND_F", "RECV_B"] * (stage < stages - 1)
@@ -191,7 +192,7 @@ class _SavedBytes:
 def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
     """Round trips of one micro-batch's hidden states between neighbours of a block, the even pairs first."""
     size, block = trainer.layout.block_size, trainer.layout.block * trainer.layout.block_size
-    buffer = max((work.like_hidden(0) for work in _work(trainer).values()), key=torch.numel).zero_()
+    buffer = max((work.like_hidden(0) for work in made_up_work(trainer).values()), key=torch.numel).zero_()
     for first in (0, 1):
         trainer.meet()
         for left in range(first, size - 1, 2):
@@ -215,7 +216,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
 def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureResult) -> Steps:
     """Mini-batches under each schedule in turn, so that a slow moment of the machine falls on all of them alike."""
     tables = [ScheduleTable.model_validate_json(schedule) for schedule in command.schedules]
-    work = _work(trainer)
+    work = made_up_work(trainer)
     times: list[list[float]] = [[] for _ in tables]
     for _ in range(command.rounds + 1):
         for table, seconds in zip(tables, times, strict=True):
