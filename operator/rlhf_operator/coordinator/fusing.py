@@ -254,9 +254,13 @@ def learn(run: Run) -> dict[str, float]:
         choice, workers = state.choice, world.fleet.sizes[Group.GENERATION]
         pool = choice.pool if release.fuses(run.plan, world) else workers
         threshold = choice.threshold if pool < workers else 0
-        again = simulate(
-            lengths, layout_of(run), state.costs, threshold, pool, choice.transfer, model=state.lengths, spans=True
-        )
+        try:
+            again = simulate(
+                lengths, layout_of(run), state.costs, threshold, pool, choice.transfer, model=state.lengths, spans=True
+            )
+        except ValueError as error:
+            log.warning("iteration %d could not be simulated again: %s", world.iteration, error)
+            return metrics
         metrics["fusion/simulated_seconds"] = again.seconds
         _refine(run, again)
     return metrics

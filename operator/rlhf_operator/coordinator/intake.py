@@ -115,8 +115,9 @@ class Intake:
             self._moved(worker)
             if ledger.migrated > migrated:
                 run.wake()
-        if not here or not ledger.decodes(key.sample, key.epoch, worker):
-            run.totals.stale += 1
+        own = key.iteration == run.world.iteration and ledger.decodes(key.sample, key.epoch, worker)
+        run.totals.stale += not (here and own)
+        if not own:
             moving.fenced(run, worker, key)
 
     def _finished(self, worker: str, message: pb.FinishedSample) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import release, weights
 from rlhf_operator.coordinator.decisions import Decision, MeasureWork, Migrate, Park, TakeCosts, Withdraw
-from rlhf_operator.coordinator.fleet import Worker
+from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.sample import SampleState
 from rlhf_operator.coordinator.world import Plan, World
 from rlhf_planner.inter_stage.place import Move
@@ -60,7 +60,7 @@ def _park(plan: Plan, world: World, released: Collection[str]) -> list[Decision]
 
 
 def _measure(plan: Plan, world: World) -> list[Decision]:
-    """Every generation worker that is ready measures each role once, one after the other."""
+    """Every generation worker that is ready measures each role once; one that still starts is not waited for."""
     if not release.measuring(plan, world):
         return []
     decisions: list[Decision] = []
@@ -69,5 +69,6 @@ def _measure(plan: Plan, world: World) -> list[Decision]:
         missing = [role for role in MEASURED if (worker.name, role.value) not in world.fusion.results]
         if missing:
             decisions.append(MeasureWork(worker.name, missing[0]))
-    everybody = ready and len(ready) == sum(worker.connected for worker in world.fleet.of(Group.GENERATION))
-    return decisions or ([TakeCosts()] if everybody else [])
+    asked = [item for worker in world.fleet.of(Group.GENERATION) for item in worker.pending.values()]
+    under_way = any(item.work is Work.MEASURE for item in asked)
+    return decisions or ([TakeCosts()] if ready and not under_way else [])

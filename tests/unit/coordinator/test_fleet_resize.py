@@ -68,7 +68,9 @@ def test_a_worker_that_is_wanted_again_starts_anew_and_others_keep_what_they_are
     assert isinstance(register(fleet, 1, 3, 7.0, "y"), Joined)
 
 
-@pytest.mark.parametrize("replicas", [{"training": 4}, {"generation": 0}, {"inference": 5000}, {"inference": -1}, {"coordinator": 1}])
+@pytest.mark.parametrize(
+    "replicas", [{"training": 4}, {"generation": 0}, {"inference": 5000}, {"inference": -1}, {"coordinator": 1}]
+)
 def test_what_cannot_be_is_refused_by_name(fleet: Fleet, replicas: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(replicas))):
         fleet.resize(replicas, 1.0)

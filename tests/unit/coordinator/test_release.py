@@ -7,6 +7,7 @@ import pytest
 from tests.coordinated import make_job
 from tests.unit.coordinator.test_iteration import NOW, finish_all, kinds, world_of
 
+from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator import iteration, release, waits
@@ -163,6 +164,20 @@ def test_costs_are_measured_before_anything_is_decoded(tmp_path: Path) -> None:
     assert "Generate" in kinds(iteration.decide(plan, world, NOW))
     world.fusion.given_up, world.fusion.measured = "", True
     assert "Generate" in kinds(iteration.decide(plan, world, NOW))
+
+
+def test_costs_are_taken_when_nobody_measures_any_more_and_who_still_starts_is_not_waited_for(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, mode="Auto", inference=1)
+    world = doubled(plan, threshold=0)
+    world.fleet.workers["generation-2"].role = ""
+    for index in range(2):
+        for role in ("generation", "inference"):
+            world.fusion.results[f"generation-{index}", role] = pb.MeasureResult()
+    busy = world.fleet.workers["generation-1"]
+    busy.pending[5] = Pending(Work.MEASURE, NOW, "measure what inference costs")
+    assert "TakeCosts" not in kinds(iteration.decide(plan, world, NOW))
+    busy.pending.clear()
+    assert d.TakeCosts() in iteration.decide(plan, world, NOW)
 
 
 def test_a_worker_that_would_run_dry_takes_from_the_fullest_and_then_rests(tmp_path: Path) -> None:
