@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.training.fused_ranks import (
     assert_bitwise,
     assert_fused_and_split_train_the_bits_of_serial,
@@ -17,13 +18,16 @@ from tests.unit.training.fused_ranks import (
 )
 from tests.unit.training.test_training_iterations import finish_folder
 from tests.unit.training.test_training_role import Outbox, finish, role_of
-from tests.unit.training.training_ranks import ThreadPeers, on_ranks, serial
+from tests.unit.training.training_ranks import ThreadPeers, on_ranks, serial, trainer_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.role import WorkError
+from rlhf_workers.training.executor import execute
+from rlhf_workers.training.measuring import NoPeers, made_up_work, stage_row
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,36 @@ def test_a_fused_group_that_starts_again_from_its_checkpoint_ends_with_the_bits_
     resumed = train(job, table, 1, range(1, 2), restore=str(tmp_path))
     straight = train(job, serial(job, 2, 1), 1, range(2))
     assert_bitwise(resumed, [(trainer, metrics[1:]) for trainer, metrics in straight])
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        self.count += func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None:
+    def work(rank: int, peers: ThreadPeers) -> dict[tuple[int, int], list[int]]:
+        trainer = trainer_of(job, serial(job, 2, 1), rank, 2, peers)
+        held = made_up_work(trainer)
+        counts: dict[tuple[int, int], list[int]] = {}
+        for index, one in held.items():
+            for stage in one.held:
+                for backward in (("B",), ("I", "W")):
+                    with Products() as products:
+                        execute(stage_row(index, stage, 2, *backward), held, NoPeers(), 0)
+                    counts.setdefault((index, stage), []).append(products.count)
+        return counts
+
+    for counts in on_ranks(2, work):
+        assert len(counts) == 2
+        for whole, split in counts.values():
+            assert whole == split > 0
 
 
 def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob) -> None:
