@@ -76,15 +76,14 @@ def placement(plan: Plan, world: World) -> Placement:
     """Once the tail gathers: who keeps it, and what has to move there. What leaves a worker already is not its own."""
     ledger, choice, state = world.ledger, world.fusion.choice, world.fusion
     ready = [worker.name for worker in decoders(plan, world)]
-    holders = [name for name in ready if _keeps(world, name)]
+    kept = {name: _kept(world, name) if ledger.decoding_on(name) else [] for name in ready}
+    holders = [name for name in ready if kept[name] or ledger.arriving_on(name)]
     if len(holders) <= choice.pool:
-        settled = sum(len(_kept(world, name)) + ledger.arriving_on(name) for name in holders)
+        settled = sum(len(kept[name]) + ledger.arriving_on(name) for name in holders)
         spare = sorted(set(ready) - set(holders), key=lambda name: (ledger.scoring_on(name), name))
         more = spare[: choice.pool - len(holders)] if settled < ledger.unfinished else []
         return Placement(tuple(sorted([*holders, *more])), ())
-    held = {
-        name: [unfinished(world, index) for index in (*_kept(world, name), *ledger.bound_for(name))] for name in ready
-    }
+    held = {name: [unfinished(world, index) for index in (*kept[name], *ledger.bound_for(name))] for name in ready}
     return place(held, choice.pool, state.costs, state.lengths, choice.transfer)
 
 
@@ -107,10 +106,6 @@ def balancing(plan: Plan, world: World, now: float) -> tuple[Move, ...]:
 def unfinished(world: World, index: int) -> Unfinished:
     """A sample as the planner sees it."""
     return Unfinished(index, world.prompt_tokens[index], len(world.ledger.samples[index].response))
-
-
-def _keeps(world: World, name: str) -> bool:
-    return bool(world.ledger.arriving_on(name) or _kept(world, name))
 
 
 def _kept(world: World, name: str) -> list[int]:
