@@ -48,6 +48,11 @@ class OperatorProcess:
 
     def start(self, patience: float = START_TIMEOUT) -> None:
         """Starts it and waits until it leads."""
+        self.launch()
+        wait_until("the operator to lead", self.leads, patience, check=self.check)
+
+    def launch(self) -> None:
+        """Starts it; beside another one it becomes a standby."""
         ports = free_ports(random.Random())
         health, metrics = next(ports), next(ports)
         self._health, self._metrics = f"127.0.0.1:{health}", f"127.0.0.1:{metrics}"
@@ -56,7 +61,14 @@ class OperatorProcess:
         with self.log.open("ab") as log:
             environment = os.environ | {"KUBECONFIG": str(self._kubeconfig)}
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        wait_until("the operator to lead", lambda: self.metric("rlhf_operator_leader") == 1, patience, check=self.check)
+
+    def runs(self) -> bool:
+        """It was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def leads(self) -> bool:
+        """It holds the Lease."""
+        return self.metric("rlhf_operator_leader") == 1
 
     @property
     def pid(self) -> int:
@@ -67,7 +79,7 @@ class OperatorProcess:
 
     def check(self) -> None:
         """Raises when it has ended by itself."""
-        if self._process is None or self._process.poll() is not None:
+        if not self.runs():
             raise AssertionError(f"the operator has ended\n{tail(self.log)}")
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -1,0 +1,212 @@
+"""Carries out faults on a real cluster, and knows by which facts each is over.
+
+Rule: thin; what happens to whom is decided in chaos.py. Every fault ends with a fact (an object with another uid, a
+container with another id, an answer of the API server), never after a time; the one that has a length is the cut
+network. A victim that is down just then is waited for. What a fault began is ended before it returns, but for what the
+cluster itself has to mend.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Final
+
+from .chaos import Fault, Kind
+from .chaos_job import NAME, ChaosJob
+from .chaos_operators import Operators
+from .cluster import Cluster, ClusterError
+from .node import Node
+from .processes import STOP_GRACE, wait_until
+
+PATIENCE: Final = 900.0  # seconds for any one fact; most take ten on two idle cores
+NODE: Final = "n1"
+
+
+class Faults:
+    """Faults for one job."""
+
+    def __init__(self, cluster: Cluster, job: ChaosJob, operators: Operators) -> None:
+        self._cluster, self._job, self._operators = cluster, job, operators
+        self._node: Node = cluster.nodes[NODE]
+        pods = (Kind.DELETE, Kind.FORCE, Kind.EVICT)
+        objects = (Kind.SECRET, Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY)
+        restarts = {Kind.API_SERVER: "kube-apiserver", Kind.ETCD: "etcd"}
+        self._by: dict[Kind, Callable[[Fault], None]] = {
+            **dict.fromkeys(pods, self._lose_pod),
+            **dict.fromkeys(objects, self._delete_object),
+            **{kind: self._restarter(name) for kind, name in restarts.items()},
+            Kind.KILL: self._kill,
+            Kind.CUT: self._cut,
+            Kind.KUBELET: self._kubelet,
+            Kind.OPERATOR: self._operator,
+            Kind.STANDBY: self._standby,
+            Kind.SUSPEND: self._suspend,
+            Kind.RESIZE: self._resize,
+        }
+
+    def happen(self, fault: Fault) -> None:
+        """Returns when it is over; TimeoutError names what did not come, AssertionError that the job has failed."""
+        self._by[fault.kind](fault)
+
+    def until(self, what: str, holds: Callable[[], object]) -> None:
+        """Waits for a fact while operators are kept running; raises AssertionError when the job has failed."""
+        wait_until(what, holds, PATIENCE, check=self._check, every=0.5)
+
+    def iteration(self) -> None:
+        """Waits until an iteration more is trained."""
+        done = self._job.trained()
+        self._job.allow(done + 1)
+        self.until(f"iteration {done + 1} to be trained", lambda: self._job.trained() > done)
+
+    def _check(self) -> None:
+        self._operators.keep()
+        failed = self._job.condition("Failed")
+        assert failed.get("status") != "True", f"the job has failed: {failed['message']}"
+
+    def _running(self, worker: str) -> str:
+        """Id of the container of a worker, once it runs."""
+        found = ""
+
+        def runs() -> bool:
+            nonlocal found
+            found = self._job.container(worker)
+            return bool(found)
+
+        self.until(f"{worker} to run", runs)
+        return found
+
+    def _lose_pod(self, fault: Fault) -> None:
+        self._running(fault.victim)
+        name = f"{NAME}-{fault.victim}"
+        before = self._job.uid(f"pod/{name}")
+        if fault.kind is Kind.EVICT:
+            where = self._job.where.partition("=")[2]
+            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": where}}
+            path = f"/api/v1/namespaces/{where}/pods/{name}/eviction"
+            self._cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(eviction))
+        else:
+            force = ["--grace-period=0", "--force"] if fault.kind is Kind.FORCE else []
+            self._job.kubectl("delete", "pod", name, "--wait=false", *force)
+        self.until(f"another pod {name}", lambda: self._job.uid(f"pod/{name}") not in ("", before))
+        self._running(fault.victim)
+
+    def _kill(self, fault: Fault) -> None:
+        before = self._running(fault.victim)
+        self._node.run([*self._ctr, "tasks", "kill", "--signal=SIGKILL", before])
+        self.until(
+            f"another container of {fault.victim}", lambda: self._job.container(fault.victim) not in ("", before)
+        )
+
+    def _cut(self, fault: Fault) -> None:
+        """All packets from and to the pod are dropped in its own network namespace; its own loopback goes on."""
+        container = self._running(fault.victim)
+        rules = [("INPUT", "-i"), ("OUTPUT", "-o")]
+        for chain, direction in rules:
+            self._in_network(container, "-I", chain, "!", direction, "lo", "-j", "DROP")
+        self._job.allow(self._job.trained() + 1)
+        over = Timer(fault.seconds)
+        self.until("the cut to last", over)
+        try:
+            for chain, direction in rules:
+                self._in_network(container, "-D", chain, "!", direction, "lo", "-j", "DROP")
+        except ClusterError:  # the process ended by the cut, and with it the way into its namespace
+            after = self._job.container(fault.victim)
+            assert after != container, f"the network of {fault.victim} cannot be given back"
+            self._restore(fault.victim, rules)
+
+    def _restore(self, worker: str, rules: list[tuple[str, str]]) -> None:
+        """A container that came after has the network of the pod, which is still cut when the pod is the same."""
+        container = self._running(worker)
+        for chain, direction in rules:
+            if "DROP" in self._in_network(container, "-S", chain):
+                self._in_network(container, "-D", chain, "!", direction, "lo", "-j", "DROP")
+
+    def _in_network(self, container: str, *arguments: str) -> str:
+        lines = self._node.run([*self._ctr, "tasks", "list"]).splitlines()
+        pid = next((line.split()[1] for line in lines if line.startswith(container)), "")
+        if not pid:
+            raise ClusterError(f"container {container} does not run")
+        return self._node.run(["nsenter", f"--target={pid}", "--net", "--", "iptables", "-w", *arguments])
+
+    @property
+    def _ctr(self) -> list[str]:
+        return ["ctr", f"--address={self._node.folder / 'containerd.sock'}", "--namespace=k8s.io"]
+
+    def _kubelet(self, fault: Fault) -> None:
+        processes = self._cluster.component("kubelet")
+        processes.stop("kubelet", grace=_grace(fault))
+        try:
+            self.iteration()
+        finally:
+            processes.restart("kubelet")
+        ready = "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        self.until("the node to be Ready", lambda: self._answered("get", "node", NODE, ready) == "True")
+
+    def _restarter(self, name: str) -> Callable[[Fault], None]:
+        def restart(fault: Fault) -> None:
+            self._cluster.component(name).restart(name, grace=_grace(fault))
+            self.until("the API server's /readyz", lambda: self._answered("get", "--raw=/readyz") == "ok")
+            self.until("an operator to lead", self._operators.leads)
+
+        return restart
+
+    def _answered(self, *arguments: str) -> str:
+        try:
+            return self._cluster.kubectl(*arguments)
+        except ClusterError:
+            return ""
+
+    def _operator(self, fault: Fault) -> None:
+        self._operators.end(fault.victim)
+        self._operators.add()
+        self.until("the next operator to lead", self._operators.leads)
+
+    def _standby(self, fault: Fault) -> None:
+        standby = self._operators.add()
+        self.until("the standby to be up", standby.healthy)
+        self._operators.end(fault.victim)
+        self.until("the standby to lead", standby.leads)
+
+    def _delete_object(self, fault: Fault) -> None:
+        name = fault.victim.format(job=NAME)
+        before = self._job.uid(name)
+        assert before, f"{name} is not there"
+        self._job.kubectl("delete", name, "--wait=false")
+        self.until(f"{name} to be made again", lambda: self._job.uid(name) not in ("", before))
+
+    def _suspend(self, fault: Fault) -> None:
+        self._job.patch(suspend=True)
+        self.until("the job to be suspended", lambda: self._job.condition("Suspended").get("status") == "True")
+        assert not self._job.container("coordinator")
+        self._job.patch(suspend=False)
+
+    def _resize(self, fault: Fault) -> None:
+        self._job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=2")
+        self._running("generation-1")
+        self.iteration()
+        self._job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=1")
+        self.until("generation-1 to be gone", lambda: self._gone(f"pod/{NAME}-generation-1"))
+
+    def _gone(self, name: str) -> bool:
+        try:
+            return not self._job.kubectl("get", name, "--ignore-not-found", "--output=name").strip()
+        except ClusterError:
+            return False
+
+
+class Timer:
+    """True once its seconds are over, from the first look on."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._deadline = seconds, 0.0
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self._seconds
+        return now >= self._deadline
+
+
+def _grace(fault: Fault) -> float:
+    return STOP_GRACE if fault.victim == "SIGTERM" else 0.0

@@ -1,0 +1,59 @@
+"""Operators as a Deployment keeps them: one that ends by itself is started again, and that is counted."""
+
+from __future__ import annotations
+
+import signal
+from types import TracebackType
+from typing import Self
+
+from .cluster import Cluster
+from .operator_process import OperatorProcess
+
+
+class Operators:
+    """The operator at work, and for moments a standby beside it."""
+
+    def __init__(self, cluster: Cluster, image: str) -> None:
+        self._cluster, self._arguments = cluster, (f"--operator-image={image}", f"--worker-image={image}")
+        self._running: list[OperatorProcess] = []
+        self.ended = 0
+        """How often one ended by itself: it could not renew its Lease in time."""
+
+    def __enter__(self) -> Self:
+        self.add()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in self._running:
+            each.stop()
+
+    @property
+    def log(self) -> str:
+        """What all of them said."""
+        return self._running[0].log.read_text(errors="replace")
+
+    def add(self) -> OperatorProcess:
+        """Starts one more; it waits for the Lease when another has it."""
+        process = OperatorProcess(self._cluster, *self._arguments)
+        process.launch()
+        self._running.append(process)
+        return process
+
+    def end(self, name: str) -> None:
+        """Ends the one that leads, by the signal of this name."""
+        leader = next((each for each in self._running if each.leads()), self._running[0])
+        self._running.remove(leader)
+        leader.stop(signal.Signals[name])
+
+    def leads(self) -> bool:
+        """One of them is at work."""
+        return any(each.leads() for each in self._running)
+
+    def keep(self) -> None:
+        """Starts again what has ended by itself."""
+        for process in self._running:
+            if not process.runs():
+                self.ended += 1
+                process.launch()

@@ -1,0 +1,78 @@
+"""Chaos on a real cluster: whatever happens to its pods and its control plane, a job trains to the same weights.
+
+The rule: the cluster is the test's own, as its components are stopped and killed. `benchmarks/cluster_chaos.py` runs
+longer lists of other seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import environment, images
+from .chaos import VICTIMS, WEIGHTS, Fault, Kind, due, faults
+from .chaos_run import Outcome, Undisturbed, run
+from .cluster import Cluster
+from .fixture import NO_ROOT
+
+SEED = 5
+COUNT = len(Kind)
+"""Every kind comes once."""
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_seed_gives_the_same_faults_and_a_longer_list_begins_with_the_shorter() -> None:
+    assert faults(SEED, 40)[:12] == faults(SEED, 12)
+    assert faults(SEED, 12) != faults(SEED + 1, 12)
+
+
+def test_every_kind_comes_once_before_any_comes_again() -> None:
+    for seed in range(20):
+        assert {each.kind for each in faults(seed, COUNT)} == set(Kind)
+        assert len({each.kind for each in faults(seed, 10)}) == 10
+
+
+def test_later_faults_come_by_their_weights_and_spare_no_victim() -> None:
+    found = faults(1, 3000)
+    counts = Counter(each.kind for each in found)
+    assert counts[Kind.KILL] > 3 * counts[Kind.ETCD]
+    assert set(WEIGHTS) == set(Kind)
+    for kind in Kind:
+        assert {each.victim for each in found if each.kind is kind} == set(VICTIMS[kind])
+    assert all((each.seconds > 0) == (each.kind is Kind.CUT) for each in found)
+
+
+def test_only_killed_containers_are_failures() -> None:
+    kinds = (Kind.DELETE, Kind.KILL, Kind.EVICT, Kind.FORCE, Kind.SUSPEND, Kind.CUT, Kind.OPERATOR)
+    wanted = due(Fault(kind, "", 0.0) for kind in kinds)
+    assert wanted.met(1, 2)
+    assert wanted.met(1, 3)
+    assert not wanted.met(1, 4)
+    assert not wanted.met(2, 2)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A real node of its own."""
+    if os.geteuid() != 0:
+        pytest.skip(NO_ROOT)
+    with Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as running:
+        running.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_a_job_trains_to_the_same_weights_whatever_happens_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    with Undisturbed(tmp_path / "undisturbed", COUNT) as undisturbed:
+        outcome = Outcome(SEED)
+        run(cluster, images.MOUNTED, tmp_path / "chaos", COUNT, outcome)
+        assert set(outcome.kinds) == set(Kind)
+        assert outcome.counted, outcome
+        assert outcome.left == []
+        assert outcome.bugs == 0
+        assert outcome.weights == undisturbed.weights() != ""

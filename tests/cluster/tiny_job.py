@@ -1,0 +1,50 @@
+"""The tiny deterministic job as an RLHFJob in a namespace, trained by this machine's Python in pods of a real node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests import local_job
+
+from . import environment
+from .cluster import Cluster
+
+
+def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str, Any]:
+    """The tiny job in namespace `name`, with its files in `folder`; applied by the caller."""
+    job: dict[str, Any] = yaml.safe_load(local_job.write_job(folder, **more).read_text())
+    spec = job["spec"]
+    job["metadata"] = {"name": "tiny", "namespace": name}
+    for model in ("actor", "critic"):
+        if model in spec["models"]:
+            spec["models"][model]["path"] = str(folder / "policy")
+    spec["models"]["reward"]["function"]["file"] = str(folder / "reward.py")
+    spec["prompts"]["path"] = str(folder / "prompts.jsonl")
+    spec["checkpoints"] = {"path": str(folder / "checkpoints"), "every": 4}
+    (folder / "checkpoints").mkdir()
+    for each in (folder, folder / "checkpoints"):
+        each.chmod(0o777)
+    for each in (folder / "policy").iterdir():
+        each.chmod(0o644)  # safetensors writes 0600, and pods are another user
+    code, data = environment.folders(), {"data": folder}
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    cluster.apply([namespace, *environment.volumes(code, name), *environment.volumes(data, name, writable=True)])
+    volumes, mounts = environment.pod_spec(code)
+    more_volumes, more_mounts = environment.pod_spec(data, writable=True)
+    container = {
+        "name": "worker",
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+        "volumeMounts": mounts + more_mounts,
+    }
+    for group in ("generation", "inference", "training"):
+        spec[group]["template"] = {"spec": {"containers": [container], "volumes": volumes + more_volumes}}
+    return job
+
+
+def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of a job; empty when it is not there yet."""
+    conditions = job.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
