@@ -90,17 +90,18 @@ def plain(job: RLHFJob) -> list[Json]:
     return [configuration(job), *services(job), network_policy(job)]
 
 
-def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0) -> Json:
-    """One pod of a resolved job. Raises TemplateError."""
+def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, mark: str = "") -> Json:
+    """One pod of a resolved job; `mark` is its `template_mark` when that is known. Raises TemplateError."""
+    mark = mark or template_mark(job, group)
     if group is Group.COORDINATOR:
-        return _coordinator(job, images.operator, epoch)
+        return _coordinator(job, images.operator, epoch, mark)
     fields: GroupFields = getattr(job.spec, group)
     ours = worker_pod(job, group, index, fields, images.worker)
     labels = identity.labels(job, group, index, epoch)
-    return _finished(job, group, merge_pod(ours, fields.template, labels, f"spec.{group}.template"))
+    return _finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template"), mark)
 
 
-def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
+def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
     """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what training pods mount.
 
     Of the training template it takes volumes, our container's mounts, pull secrets and the pod's security context; its
@@ -115,7 +116,7 @@ def _coordinator(job: RLHFJob, image: str, epoch: int) -> Json:
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
     mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template")
     merged = merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template")
-    return _finished(job, Group.COORDINATOR, merged)
+    return _finished(job, merged, mark)
 
 
 def template_mark(job: RLHFJob, group: Group) -> str:
@@ -140,8 +141,8 @@ def _said(value: Any) -> Any:
     return [_said(each) for each in value] if isinstance(value, list) else value
 
 
-def _finished(job: RLHFJob, group: Group, pod: Json) -> Json:
+def _finished(job: RLHFJob, pod: Json, mark: str) -> Json:
     meta = identity.metadata(job, pod["metadata"]["name"], pod["metadata"]["labels"])
     given = pod["metadata"].get("annotations") or {}
-    meta["annotations"] = {**given, ANNOTATION_TEMPLATE: template_mark(job, group)}
+    meta["annotations"] = {**given, ANNOTATION_TEMPLATE: mark}
     return {**pod, "metadata": meta}

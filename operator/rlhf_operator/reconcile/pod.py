@@ -45,7 +45,7 @@ class Pod:
 
     name: str
     uid: str
-    group: str
+    group: names.Group
     index: int
     phase: str
     """Pending, Running, Succeeded, Failed, Unknown."""
@@ -114,7 +114,7 @@ def pod_of(body: Json) -> Pod | None:
     return Pod(
         name=meta["name"],
         uid=meta.get("uid", ""),
-        group=group,
+        group=names.Group(group),
         index=int(index),
         phase=status.get("phase") or "Pending",
         version=int(meta.get("resourceVersion") or 0),

@@ -196,9 +196,9 @@ class _Visit:
                 found.append(manifest)
         if expire is not None:
             images = self.observed.images
-            epochs = self.wanted.epochs
+            epochs, marks = self.wanted.epochs, self.wanted.marks
             found += [
-                pod(self.job, group, index, images, epochs.get(group, 0))
+                pod(self.job, group, index, images, epochs.get(group, 0), marks.get(group, ""))
                 for group, index in self._missing()[:PODS_A_TURN]
             ]
         return tuple(found), issue

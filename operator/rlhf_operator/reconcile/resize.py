@@ -36,7 +36,7 @@ def resizing(
 ) -> None:
     """Sets Resizing from the sizes wanted before and now, and the pods that are there."""
     listed = list(pods)
-    leaving = [pod.name for pod in listed if pod.index >= sizes.get(Group(pod.group), 0)]
+    leaving = [pod.name for pod in listed if pod.index >= sizes.get(pod.group, 0)]
     wanted_before = {each["name"]: each["desired"] for each in before.get("groups") or []}
     joining = []
     for each in groups:

@@ -44,7 +44,7 @@ class Wanted:
 
     def old(self, pod: Pod) -> bool:
         """Its group is restarted, and it is one of those before."""
-        return pod.epoch < self.epochs.get(Group(pod.group), 0)
+        return pod.epoch < self.epochs.get(pod.group, 0)
 
     def outdated(self, pod: Pod) -> bool:
         """Its template is another one by now, and it is to be replaced."""
@@ -52,7 +52,7 @@ class Wanted:
 
     def differs(self, pod: Pod) -> bool:
         """Its template is another one by now."""
-        mark = self.marks.get(Group(pod.group), "")
+        mark = self.marks.get(pod.group, "")
         return bool(mark and pod.template) and pod.template != mark
 
 
@@ -71,7 +71,7 @@ def leaving(
     wanted: Wanted, sizes: Mapping[Group, int], pods: Iterable[Pod], reading: Reading | None, now: datetime
 ) -> list[Pod]:
     """Pods to delete now."""
-    listed = [pod for pod in pods if pod.index < sizes.get(Group(pod.group), 0)]
+    listed = [pod for pod in pods if pod.index < sizes.get(pod.group, 0)]
     found = [pod for pod in listed if pod.active and wanted.old(pod)]
     for group in sizes:
         ours = [pod for pod in listed if pod.group == group]
@@ -93,7 +93,7 @@ def _next(wanted: Wanted, ours: Sequence[Pod], size: int, reading: Reading | Non
     broken = [pod for pod in outdated if not pod.ready]
     if broken or not outdated:
         return broken
-    group = Group(outdated[0].group)
+    group = outdated[0].group
     whole = len(ours) == size and all(pod.active and pod.ready for pod in ours)
     if reading is not None:
         newest = max((pod.created for pod in ours if pod.created is not None), default=now)

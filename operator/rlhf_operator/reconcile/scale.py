@@ -42,7 +42,7 @@ def leaving(job: RLHFJob, pods: Iterable[Pod]) -> list[Pod]:
     sizes = desired(job)
     found = []
     for pod in sorted(pods, key=lambda each: (each.group, -each.index)):
-        excess = pod.index >= sizes.get(Group(pod.group), 0)
+        excess = pod.index >= sizes.get(pod.group, 0)
         if pod.deletion is None and (excess or pod.over or _waits_to_restart(pod)):
             found.append(pod)
     return found

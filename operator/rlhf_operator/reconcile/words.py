@@ -87,7 +87,7 @@ def _refused(refusals: Mapping[str, str]) -> str:
 
 
 def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
-    group = Group(stuck[0].group)
+    group = stuck[0].group
     remedy = "add nodes, free some, or lower what the pods ask for"
     if group in (Group.GENERATION, Group.INFERENCE):
         remedy = f"add nodes, free some, or lower spec.{group}.replicas"
