@@ -15,11 +15,14 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
+from tests.integration.kv_peers import Link, PlayedSink, replay, serving
 from tests.integration.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 from tests.models import SPECIAL, VOCABULARY, write_policy
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2_grpc import KvSinkStub
 from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.generation.messages import request_of
@@ -27,12 +30,14 @@ from rlhf_workers.generation.protocol import Response, SamplingParameters
 from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
-RESPONSE = 400
-"""Tokens of a response: more than a second of decoding."""
+RESPONSE = 240
+"""Tokens of a response: about a second of decoding."""
 SLOTS = 4
 TOP_K = 16
+TILE = 16
+"""Rows of a pass in deterministic mode."""
 
 
 def write_long_policy(folder: Path) -> Path:
@@ -95,7 +100,7 @@ class Worker:
     async def ask(self, **command: Any) -> pb.CommandDone:
         return await self.session.done(self.send(**command))
 
-    def migrate(self, destination: str, *moves: tuple[int, int, int], seconds: float = 60) -> int:
+    def migrate(self, destination: str, *moves: tuple[int, int, int], seconds: float = 180) -> int:
         """`moves` are (sample, epoch, new epoch)."""
         samples = [
             pb.MigrateSample(key=pb.SampleKey(sample=number, epoch=epoch), new_epoch=new)
@@ -108,6 +113,10 @@ class Worker:
         assert not (await self.ask(generate=pb.Generate(samples=samples))).HasField("failure")
         for one in samples:
             await self.session.first("progress", lambda told, key=one.key: told.key == key)
+
+    async def withdraw(self, *numbers: int) -> None:
+        keys = [pb.SampleKey(sample=number, epoch=1) for number in numbers]
+        assert len((await self.ask(withdraw=pb.Withdraw(keys=keys))).withdraw.samples) == len(numbers)
 
     async def finished(self, number: int, epoch: int) -> pb.FinishedSample:
         key = pb.SampleKey(sample=number, epoch=epoch)
@@ -181,19 +190,18 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], Response]:
         model,
         load_tokenizer(path, ""),
         SamplingParameters(top_k=TOP_K),
-        EngineLimits(SLOTS, 32, RESPONSE),
+        EngineLimits(TILE, 32, RESPONSE),
         deterministic=True,
     )
     known: dict[tuple[int, int], Response] = {}
 
     def undisturbed(one: pb.GenerateSample) -> Response:
-        name = one.key.sample, one.max_response_tokens
-        if name not in known:
-            engine.submit([request_of(one)])
+        first, tokens = one.key.sample, one.max_response_tokens
+        if (first, tokens) not in known:  # those after it cost nothing: a pass has as many rows
+            engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
             while engine.held:
-                for response in engine.step().finished:
-                    known[name] = response
-        return known[name]
+                known.update({(told.key.sample, tokens): told for told in engine.step().finished})
+        return known[first, tokens]
 
     return undisturbed
 
@@ -250,3 +258,278 @@ async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_b
         stage.check(await stage.other.finished(number, 2))
     await stage.one.idle()
     await stage.other.idle()
+
+
+# ---------------------------------------------------------------- a destination that fails
+
+FAULTS = [
+    ("offer", "refuse", "told to refuse"),
+    ("offer", "break", "internal: told to break"),
+    ("offer", "hang", "no receipt within"),
+    ("chunk", "refuse", "told to refuse"),
+    ("chunk", "break", "internal: told to break"),
+    ("chunk", "hang", "no receipt within"),
+    ("hand-over", "refuse", "told to refuse"),
+    ("hand-over", "break", "internal: told to break"),
+    ("hand-over", "hang", "no receipt within"),
+]
+
+
+async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_was(stage: Stage) -> None:
+    """After the hand-over too: a lost receipt means not moved."""
+
+    async def one(number: int, fault: str, how: str, why: str) -> None:
+        sink = PlayedSink(fault, how)
+        async with serving(sink, stage.certificates) as address:
+            await stage.one.generate(sample(number))
+            seconds = 2.0 if how == "hang" else 60.0
+            answer = await stage.one.session.done(stage.one.migrate(address, (number, 1, 2), seconds=seconds))
+            (result,) = answer.migrate.samples
+            assert not result.moved
+            assert why in result.why or "finished meanwhile" in result.why, (fault, how, result.why)
+            assert not result.HasField("progress")
+            stage.check(await stage.one.finished(number, 1))
+            sink.go_on.set()
+
+    for group in range(0, len(FAULTS), SLOTS):
+        faults = FAULTS[group : group + SLOTS]
+        await asyncio.gather(*(one(100 + group + n, *fault) for n, fault in enumerate(faults)))
+    told = [told.finished.key.sample for told in stage.one.session.received if told.HasField("finished")]
+    assert [told.count(100 + number) for number in range(len(FAULTS))] == [1] * len(FAULTS)
+    await stage.one.idle()
+
+
+async def test_a_destination_that_is_not_there_or_is_cut_off(stage: Stage) -> None:
+    await stage.one.generate(sample(120), sample(121), sample(122))
+    links = [Link(stage.other.address, 20_000), Link(stage.other.address, 20_000, breaks=False)]
+    async with links[0].open() as breaking, links[1].open() as silent:
+        identifiers = [
+            stage.one.migrate(address, (number, 1, 2), seconds=3.0)
+            for address, number in (("127.0.0.1:9", 120), (breaking, 121), (silent, 122))
+        ]
+        answers = [await stage.one.session.done(identifier) for identifier in identifiers]
+        assert [answer.migrate.samples[0].moved for answer in answers] == [False] * 3
+        assert "unavailable" in answers[0].migrate.samples[0].why
+    for number in (120, 121, 122):
+        stage.check(await stage.one.finished(number, 1))
+    await stage.other.idle()
+    assert not [told for told in stage.other.session.received if told.progress.key.sample in (120, 121, 122)]
+
+
+async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Stage) -> None:
+    sink = PlayedSink("hand-over", "hang")
+    async with serving(sink, stage.certificates) as address:
+        await stage.one.generate(sample(130))
+        identifier = stage.one.migrate(address, (130, 1, 2))
+        await sink.reached.wait()
+        key = pb.SampleKey(sample=130, epoch=1)
+        given = (await stage.one.ask(withdraw=pb.Withdraw(keys=[key]))).withdraw.samples
+        (result,) = (await stage.one.session.done(identifier)).migrate.samples
+        assert (result.moved, result.why) == (False, "it was withdrawn")
+        await asyncio.wait_for(sink.ended.wait(), 60)
+        sink.go_on.set()
+    handed_over = sink.parts[-1].hand_over
+    assert unpack(given[0].tokens).tolist() == unpack(handed_over.sample.tokens).tolist()
+    assert given[0].key == key
+    wanted = stage.undisturbed(sample(130)).tokens
+    assert unpack(given[0].tokens).tolist() == wanted[: len(unpack(given[0].tokens))].tolist()
+    await stage.one.generate(sample(131))
+    sink = PlayedSink("offer", "hang")
+    async with serving(sink, stage.certificates) as address:
+        (result,) = (await stage.one.session.done(stage.one.migrate(address, (131, 1, 2)))).migrate.samples
+        assert (result.moved, result.why) == (False, "it was finished meanwhile")
+        sink.go_on.set()
+    stage.check(await stage.one.finished(131, 1))
+
+
+# ---------------------------------------------------------------- a source that fails
+
+
+async def recorded(stage: Stage, number: int, epoch: int) -> list[pb.KvPart]:
+    """What the first worker sends when it moves this sample; it keeps nothing of it."""
+    sink = PlayedSink()
+    async with serving(sink, stage.certificates) as address:
+        await stage.one.generate(sample(number))
+        answer = await stage.one.session.done(stage.one.migrate(address, (number, 1, epoch)))
+        assert answer.migrate.samples[0].moved
+    return sink.parts
+
+
+def changed(parts: list[pb.KvPart], index: int, **changes: Any) -> list[pb.KvPart]:
+    """The messages with other fields in one of them."""
+    part = pb.KvPart()
+    part.CopyFrom(parts[index])
+    inner = getattr(part, str(part.WhichOneof("part")))
+    for name, value in changes.items():
+        setattr(inner, name, value)
+    return [*parts[:index], part, *parts[index + 1 :]]
+
+
+async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_leaves_nothing(stage: Stage) -> None:
+    parts = await recorded(stage, 140, epoch=2)
+    assert [part.WhichOneof("part") for part in (parts[0], parts[1], parts[-1])] == ["offer", "chunk", "hand_over"]
+    known = parts[-1].hand_over.positions
+    faults = [
+        (changed(parts, 1, crc32=1), "checksum is"),
+        (changed(parts, 1, position=1), "came where position 0 was due"),
+        (changed(parts, 1, layer=9), "the model has 4 layers"),
+        (changed(parts, 0, layout="another"), "its cache has layout another"),
+        (changed(parts, 0, version=3), "of weight version 3, this worker holds 0"),
+        (changed(parts, -1 % len(parts), positions=known + 1), "were handed over"),
+        (parts[:-2] + parts[-1:], "were handed over"),
+        (parts[:5], "ended the call before the hand-over"),
+        (parts[1:], "a message of kind chunk came where offer was due"),
+    ]
+    for epoch, (messages, why) in enumerate(faults, start=3):
+        messages = [pb.KvPart.FromString(part.SerializeToString()) for part in messages]
+        if messages[0].HasField("offer"):
+            messages[0].offer.sample.key.epoch = epoch
+            if messages[-1].HasField("hand_over"):
+                messages[-1].hand_over.sample.key.epoch = epoch
+        receipt = await replay(stage.other.address, stage.certificates, messages)
+        assert not receipt.accepted
+        assert why in receipt.why
+    await stage.other.idle()
+    messages = [pb.KvPart.FromString(part.SerializeToString()) for part in parts]
+    messages[0].offer.sample.key.epoch = messages[-1].hand_over.sample.key.epoch = 20
+    receipt = await replay(stage.other.address, stage.certificates, messages)
+    assert receipt.accepted, receipt.why
+    receipt = await replay(stage.other.address, stage.certificates, messages)
+    assert receipt.why == "epoch 20 of it is over here: epoch 20 is known"
+    stage.check(await stage.other.finished(140, 20))
+
+
+async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was_withdrawn_does_not_come(
+    stage: Stage,
+) -> None:
+    await stage.other.generate(*(sample(150 + number) for number in range(SLOTS)))
+    await stage.one.generate(sample(160))
+    answer = await stage.one.session.done(stage.one.migrate(stage.other.address, (160, 1, 2)))
+    (result,) = answer.migrate.samples
+    assert (result.moved, result.bytes) == (False, 0)
+    assert result.why == "no slot is free: 4 samples are held, others are on their way"
+    await stage.one.withdraw(160)
+    await stage.other.withdraw(*(150 + number for number in range(SLOTS)))
+    parts = await recorded(stage, 161, epoch=5)
+    await stage.other.ask(withdraw=pb.Withdraw(keys=[parts[0].offer.sample.key]))
+    receipt = await replay(stage.other.address, stage.certificates, parts)
+    assert receipt.why == "epoch 5 of it is over here: epoch 5 is known"
+
+
+# ---------------------------------------------------------------- two roles in one process
+
+
+async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stage) -> None:
+    (stage.folder / "reward.py").write_text("def score(prompt, response, record):\n    raise SystemExit('called')\n")
+    worker = stage.one
+    tasks = ["reference", "reward"]
+    done = await worker.ask(become_inference=pb.BecomeInference(tasks=tasks, parked=True))
+    assert not done.HasField("failure"), done.failure
+    generation = (await worker.ask(measure=pb.Measure(attempt=5, role="generation"))).measure
+    assert {cost.batch for cost in generation.generation.decode} >= {1, SLOTS}
+    assert (generation.attempt, generation.generation.max_batch_size, generation.generation.replays) == (5, SLOTS, True)
+    scoring = (await worker.ask(measure=pb.Measure(role="inference"))).measure.scoring
+    assert [task.task for task in scoring.tasks] == ["reference"]
+    assert all(cost.seconds > 0 for cost in scoring.tasks[0].costs)
+    assert (await worker.ask(measure=pb.Measure())).failure.reason == "WrongRole"
+    wanted = stage.undisturbed(sample(200))
+    score = pb.ScoreSample(
+        key=pb.SampleKey(sample=300, epoch=1),
+        tasks=["reference"],
+        prompt=sample(200).prompt,
+        response=pack(wanted.tokens),
+    )
+    await worker.generate(sample(200))
+    assert not (await worker.ask(score=pb.Score(samples=[score]))).HasField("failure")
+    scored = await worker.session.first("scored", lambda told: told.key == score.key)
+    assert len(unpack(scored.result)) == RESPONSE
+    finished = await worker.finished(200, 1)
+    stage.check(finished)
+    assert np.allclose(unpack(scored.result), unpack(finished.log_probabilities), atol=1e-3)  # one model, one sample
+    kinds = [message.WhichOneof("message") for message in worker.session.received]
+    assert kinds.index("scored") > max(
+        at for at, message in enumerate(worker.session.received) if message.finished.key.sample == 200
+    )
+    for role in ("generation", "inference"):
+        assert not (await worker.ask(park=pb.Park(role=role))).HasField("failure")
+    await worker.generate(sample(201))
+    assert not (await worker.ask(score=pb.Score(samples=[score]))).HasField("failure")
+    worker.session.end()
+    await worker.next_session()
+    assert worker.session.register.state == pb.WorkerState(role="generation+inference", versions={"actor": 0})
+    assert [held.key.sample for held in worker.session.register.held] == [201]
+    worker.session.welcome(worker.job)
+    await worker.idle()
+
+
+# ---------------------------------------------------------------- sessions that break, processes that die
+
+
+async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(stage: Stage) -> None:
+    sink = PlayedSink("hand-over", "hang")
+    async with serving(sink, stage.certificates) as address:
+        await stage.one.generate(sample(170))
+        stage.one.migrate(address, (170, 1, 2))
+        await sink.reached.wait()
+        stage.one.session.end()
+        await stage.one.next_session()
+        await asyncio.wait_for(sink.ended.wait(), 60)
+        sink.go_on.set()
+    (held,) = stage.one.session.register.held
+    assert unpack(held.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
+    assert (held.key.sample, held.key.epoch, held.offset) == (170, 1, 0)
+
+    # A destination without a session takes nothing; in a new one it does.
+    stage.one.session.welcome(stage.one.job)
+    parts = await recorded(stage, 171, epoch=2)
+    go_on = asyncio.Event()
+
+    async def until_told() -> AsyncIterator[pb.KvPart]:
+        for part in parts[:-1]:
+            yield part
+        await go_on.wait()
+
+    async with aio_channel(stage.other.address, stage.certificates) as channel:
+        call = KvSinkStub(channel).Receive(until_told(), timeout=60)
+        await call.initial_metadata()
+        stage.other.session.end()
+        receipt = await call
+        go_on.set()
+    assert receipt.why == "the destination's session with the coordinator broke"
+    await stage.other.next_session()
+    assert not stage.other.session.register.held
+    refused = await replay(stage.other.address, stage.certificates, parts)
+    assert not refused.accepted
+    stage.other.session.welcome(stage.other.job)
+    parts[0].offer.sample.key.epoch = parts[-1].hand_over.sample.key.epoch = 3
+    receipt = await replay(stage.other.address, stage.certificates, parts)
+    assert receipt.accepted, receipt.why
+    stage.check(await stage.other.finished(171, 3))
+
+
+async def test_a_process_that_dies_during_a_transfer(stage: Stage) -> None:
+    """A killed destination leaves the sample at its source; of a killed source nothing arrives."""
+    third = await stage.start(2)
+    link = Link(third.address, 20_000, breaks=False)
+    await stage.one.generate(sample(180))
+    async with link.open() as address:
+        identifier = stage.one.migrate(address, (180, 1, 2))
+        await link.reached.wait()
+        third.process.kill()
+        await third.process.wait()
+        link.cut()
+        (result,) = (await stage.one.session.done(identifier)).migrate.samples
+        assert not result.moved
+    stage.check(await stage.one.finished(180, 1))
+    link = Link(stage.other.address, 20_000, breaks=False)
+    await stage.one.generate(sample(181))
+    async with link.open() as address:
+        stage.one.migrate(address, (181, 1, 2))
+        await link.reached.wait()
+        stage.one.process.kill()
+        await stage.one.process.wait()
+        link.cut()
+    await stage.other.idle()
+    assert not [told for told in stage.other.session.received if told.progress.key.sample == 181]
+    await stage.other.generate(*(sample(190 + number) for number in range(SLOTS)))  # no slot is kept for what died
+    await stage.other.withdraw(*(190 + number for number in range(SLOTS)))

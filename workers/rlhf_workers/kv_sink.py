@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -30,15 +31,22 @@ IDLE_SECONDS: Final = 30.0
 COMPUTE_SECONDS: Final = 10.0
 """Until the compute thread answers; it may be scoring a batch."""
 MEMORY_SHARE: Final = 8
-"""One in so many bytes of the machine's memory may hold caches that are still arriving."""
+"""One in so many bytes of the memory may hold caches that are still arriving."""
+CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+"""Bytes, or "max"."""
 
 T = TypeVar("T")
 Receive = Callable[[Callable[[KvReceiver, Outbox], T]], "Future[T]"]
 
 
 def most_arriving_bytes() -> int:
-    """Memory for caches that are still arriving."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEMORY_SHARE
+    """Memory for caches that are still arriving: a share of the machine's, or of the container's limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CONTAINER_LIMIT.read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(machine, int(limit) if limit.isdigit() else machine) // MEMORY_SHARE
 
 
 class KvSink(KvSinkServicer):

@@ -79,7 +79,8 @@ class Role(Protocol):
     def step(self, outbox: Outbox) -> bool:
         """One bounded piece of work (a decode step, a batch scored; well under a second). False when there is none."""
 
-    # A role may have `report(outbox)`: says what other threads finished, for a step in which another role worked.
+    # A role may also have `report(outbox)`: says what other threads finished, in a step in which another role worked;
+    # `tensors`, which makes it a WeightProvider; and `arrivals`, a KvReceiver.
 
     def give_back(self) -> list[pb.SampleProgress]:
         """Drops every unfinished sample and returns it with all its tokens: the session is a new one."""

@@ -88,13 +88,17 @@ class Migrations:
             _Move(engine_key(sample.key), engine_key(sample.key)._replace(epoch=sample.new_epoch))
             for sample in command.samples
         ]
+        moving = {move.key for _, move in self._open()}
         seconds = command.timeout_seconds or DEFAULT_SECONDS
         self._commands.append(_Command(identifier, command.destination, seconds, time.monotonic(), moves, outbox))
         for move in moves:
             if self._engine.moves is None:
                 self._settle(self._commands[-1], move, Outcome(False, "this engine's caches do not move", 0.0))
+            elif move.key in moving:
+                self._settle(self._commands[-1], move, Outcome(False, "it is on its way already", 0.0))
             elif self._engine.moves.cached(move.key) is None:
                 self._settle(self._commands[-1], move, Outcome(False, "it is not held here", 0.0))
+            moving.add(move.key)
 
     def step(self) -> bool:
         """Advances every transfer; whether something was done."""
@@ -196,7 +200,7 @@ class Migrations:
         if move.handed_over is not None and outcome.moved:
             self._engine.withdraw([move.key])
             result.progress.CopyFrom(move.handed_over)
-        elif self._engine.moves is not None:
+        elif move.paused and self._engine.moves is not None:
             self._engine.moves.pause(move.key, False)
         if move.transfer is None:
             return
