@@ -22,6 +22,8 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from rlhf_api import names
+from rlhf_operator.gang import apis
+from rlhf_operator.gang.apis import kind_of
 
 Json = dict[str, Any]
 
@@ -43,8 +45,9 @@ RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "Event": ("/apis/events.k8s.io/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     names.KIND: (f"/apis/{names.API_VERSION}", names.PLURAL),
+    **apis.RESOURCES,
 }
-"""Kind -> where the API serves it; all are namespaced."""
+"""Kind -> where the API serves it; all are namespaced but apis.CLUSTER_WIDE."""
 
 
 class ClusterError(Exception):
@@ -111,7 +114,15 @@ class Cluster:
         """Ends all connections."""
         await self._client.close()
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+    async def kinds(self, api_version: str) -> frozenset[str]:
+        """Kinds that the API server serves in a version of a group; none when it does not know the version."""
+        try:
+            found = await self._request("get", f"/apis/{api_version}", api_version, "apis")
+        except MissingError:
+            return frozenset()
+        return frozenset(str(each["kind"]) for each in found.get("resources") or [])
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Json | None:
         """The object, or None."""
         try:
             return await self._ask("get", kind, namespace, name)
@@ -122,7 +133,7 @@ class Cluster:
         """Server-side apply under our field manager; answers the object's metadata."""
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         namespace, name = _place(manifest)
-        return await self._ask("apply", manifest["kind"], namespace, name, body=manifest, query=query)
+        return await self._ask("apply", kind_of(manifest), namespace, name, body=manifest, query=query)
 
     async def apply_status(self, manifest: Json) -> Json:
         """Server-side apply of `status` by its own field manager; the whole object comes back.
@@ -142,6 +153,11 @@ class Cluster:
         """Replaces the object of the manifest's resourceVersion; ConflictError when it is another by now."""
         namespace, name = _place(manifest)
         return await self._ask("update", manifest["kind"], namespace, name, body=manifest)
+
+    async def replace_status(self, manifest: Json) -> Json:
+        """Replaces `status` of the object of that resourceVersion; ConflictError when it is another by now."""
+        namespace, name = _place(manifest)
+        return await self._ask("update", kind_of(manifest), namespace, name, "status", body=manifest)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         """Asks for the deletion of the object if it still is that of `uid`; no error when it is not."""
@@ -177,24 +193,40 @@ class Cluster:
         query: Mapping[str, str] | None = None,
     ) -> Json:
         prefix, plural = RESOURCES[kind]
-        parts = [prefix, *(("namespaces", namespace) if namespace else ()), plural, *rest]
+        path = "/".join([prefix, *(("namespaces", namespace) if namespace else ()), plural, *rest])
         headers = _headers(verb, rest)
+        what = f"{plural} {'/'.join(rest)}".strip()
+        return await self._request(verb, path, what, plural, headers, body, query, slots=kind != "Lease")
+
+    async def _request(
+        self,
+        verb: str,
+        path: str,
+        what: str,
+        resource: str,
+        headers: dict[str, str] | None = None,
+        body: Json | None = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        slots: bool = True,
+    ) -> Json:
+        headers = headers or _headers(verb, ())
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], "", verb, None)
-        url = self._client.configuration.host + "/".join(parts) + (f"?{urlencode(query)}" if query else "")
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         code = 0
         try:
-            async with contextlib.nullcontext() if kind == "Lease" else self._slots:
+            async with self._slots if slots else contextlib.nullcontext():
                 answer = await self._client.rest_client.request(
                     _METHODS[verb], url, headers=headers, body=body, _request_timeout=TIMEOUT_SECONDS
                 )
                 content, code = await answer.read(), answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             told = str(error) or type(error).__name__
-            raise UnavailableError(f"{verb} {plural} {'/'.join(rest)}: {told}") from error
+            raise UnavailableError(f"{verb} {what}: {told}") from error
         finally:
-            self.on_answer(verb, plural, code)
+            self.on_answer(verb, resource, code)
         if code >= 300:
-            raise _error(code, content, f"{verb} {plural} {'/'.join(rest)}".strip())
+            raise _error(code, content, f"{verb} {what}")
         found: Json = json.loads(content)
         return found
 

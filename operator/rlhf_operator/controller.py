@@ -19,12 +19,15 @@ from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import Recorder
+from rlhf_operator.gang.apis import Served, kind_of
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import Deletion, Observed, Plan, Pod, PoolLabel, reconcile
 from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.placement import foreign
 from rlhf_operator.reward_functions import given
 
 log = logging.getLogger(__name__)
@@ -53,10 +56,12 @@ class Controller:
         recorder: Recorder,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
+        served: Served | None = None,
     ) -> None:
         self._cluster, self._index, self._images = cluster, index, images
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
         self._certificates = JobCertificates(cluster, certificate_lifetime)
+        self._queueing = Queueing(cluster, served or Served())
         self._clock = clock
         self._refusals: dict[str, dict[str, str]] = {}
         self._written: dict[str, datetime] = {}
@@ -113,7 +118,11 @@ class Controller:
         else:
             self._coordinators.forget(key)
         reading, unreachable = self._coordinators.latest(key)
+        workload = self._index.workload(key, uid)
         return Observed(
+            served=self._queueing.served,
+            workload=workload,
+            flavors=await self._queueing.flavors(workload),
             pods=pods,
             taken=taken,
             applied=self._index.applied(key),
@@ -137,6 +146,9 @@ class Controller:
             await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
         await self._delete(key, job, plan.delete)
+        await self._queueing.withdraw(self._index, key, plan.withdraw)
+        if plan.report is not None:
+            await self._queueing.report(self._index, key, plan.report, self._clock())
         if plan.resize is not None:
             self._coordinators.resize(key, plan.resize)
         await self._label(key, job, plan.labels)
@@ -146,7 +158,7 @@ class Controller:
             return 0.0
         if not await self._apply(key, job, plan.apply):
             return 0.0
-        wrote = plan.apply or plan.delete or plan.status is not None
+        wrote = plan.apply or plan.delete or plan.withdraw or plan.report or plan.status is not None
         looks = [each for each in (plan.look_again_after, SETTLE_SECONDS if wrote else None) if each is not None]
         return min(looks, default=None)
 
@@ -218,7 +230,7 @@ class Controller:
         return not news
 
     async def _try(self, key: str, job: Json, manifest: Json, refused: dict[str, str]) -> None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         try:
             if kind == "Pod":
                 await self._create_pod(key, job, manifest)
@@ -245,7 +257,9 @@ class Controller:
 
 
 def _at_work(job: Json, pods: Mapping[str, Pod]) -> bool:
-    """Neither finished nor suspended to the end."""
+    """Neither finished nor suspended to the end, nor somebody else's."""
+    if foreign(job):
+        return False
     status = job.get("status") or {}
     done = {
         each["type"]

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlhf_api import names
+from rlhf_operator.gang.kueue import CLAIMS
+from rlhf_operator.gang.kueue_workload import Workload, is_workload, workload_of
+from rlhf_operator.reconcile.applied import FINGERPRINT
 from rlhf_operator.reconcile.pod import Pod, pod_of
-from rlhf_operator.reconcile.reconcile import FINGERPRINT
 
 Json = dict[str, Any]
 
@@ -39,6 +41,7 @@ class Index:
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
         self._pods: dict[str, dict[str, tuple[str, Pod]]] = {}
         self._others: dict[str, dict[tuple[str, str], tuple[int, str, str]]] = {}
+        self._workloads: dict[str, tuple[str, Workload]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def jobs(self) -> Iterator[str]:
@@ -125,11 +128,33 @@ class Index:
     def drop_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
         """Another object of a job is gone."""
         self._bury(str(meta["uid"]))
+        if is_workload(kind) and key in self._workloads and self._workloads[key][1].uid == meta["uid"]:
+            del self._workloads[key]
         others = self._others.get(key, {})
         if others.get((kind, meta["name"]), (0, "", ""))[1] == meta["uid"]:
             del others[(kind, str(meta["name"]))]
             if not others:
                 del self._others[key]
+
+    def other(self, key: str, kind: str, name: str) -> str | None:
+        """uid of another object of a job."""
+        known = self._others.get(key, {}).get((kind, name))
+        return known[1] if known else None
+
+    def workload(self, key: str, uid: str) -> Workload | None:
+        """The Kueue Workload of the job of that uid; one of an earlier job of its name is on its way out."""
+        owner, found = self._workloads.get(key, ("", None))
+        return found if found is None or owner == uid else replace(found, going=True)
+
+    def put_workload(self, key: str, body: Mapping[str, Any]) -> bool:
+        """A version of a Workload was seen with its status; whether decisions may be others."""
+        found = workload_of(body, CLAIMS)
+        known = self._workloads.get(key)
+        if found.uid in self._gone or (known and known[1].uid == found.uid and known[1].version >= found.version):
+            return False
+        owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
+        self._workloads[key] = owner, found
+        return known is None or known[1] != replace(found, version=known[1].version)
 
     def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
         """uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
@@ -162,7 +187,8 @@ class Index:
             return self.put_job(body)
         if kind == "Pod":
             return self.put_pod(key, body)
-        return self.put_other(key, kind, body["metadata"])
+        news = is_workload(kind) and self.put_workload(key, body)
+        return self.put_other(key, kind, body["metadata"]) or news
 
     def _bury(self, uid: str) -> None:
         self._gone[uid] = None

@@ -33,6 +33,8 @@ class Workload:
 
     version: int
     uid: str
+    going: bool = False
+    """It is being deleted, or of an earlier job of this name."""
     queue: str = ""
     active: bool = True
     claims: str = ""
@@ -103,6 +105,11 @@ class Report:
     release: bool = False
 
 
+def is_workload(kind: str) -> bool:
+    """Whether a kind, named with its apiVersion, is Kueue's Workload."""
+    return kind.startswith("kueue.x-k8s.io/") and kind.endswith("/Workload")
+
+
 def workload_of(body: Mapping[str, Any], claims_key: str) -> Workload:
     """From the API server's object; `claims_key` is the annotation with the fingerprint."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
@@ -111,6 +118,7 @@ def workload_of(body: Mapping[str, Any], claims_key: str) -> Workload:
     return Workload(
         version=int(meta["resourceVersion"]),
         uid=str(meta["uid"]),
+        going=bool(meta.get("deletionTimestamp")),
         queue=str(spec.get("queueName") or ""),
         active=spec.get("active") is not False,
         claims=str((meta.get("annotations") or {}).get(claims_key, "")),
@@ -139,6 +147,8 @@ def gate(queue: str, workload: Workload | None, counts: Mapping[str, int], claim
     asks = f"asks LocalQueue {queue} for {sum(counts.values())} pods"
     if workload is None:
         return Gate(False, AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
+    if workload.going:
+        return Gate(False, AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
         return Gate(False, AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.kueue_workload import Placement, Workload
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.pod import Pod
 
@@ -61,3 +63,9 @@ class Observed:
     status_written: datetime | None = None
     """When this process last wrote the status."""
     images: Images = field(default_factory=Images)
+    served: Served = field(default_factory=Served)
+    """APIs of schedulers and queues that can be used."""
+    workload: Workload | None = None
+    """The job's Workload, as Kueue has it."""
+    flavors: Mapping[str, Placement] = field(default_factory=dict)
+    """ResourceFlavors that its admission names, by name, of those that could be read."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_operator.gang.kueue_workload import Report
+
 Json = dict[str, Any]
 
 
@@ -57,6 +59,10 @@ class Plan:
     finalizer: bool | None = None
     """Set (True) or take away (False) the finalizer; None: leave it."""
     delete_job: bool = False
+    withdraw: tuple[tuple[str, str], ...] = ()
+    """(kind, name) of gang objects to delete."""
+    report: Report | None = None
+    """What the status of the job's Workload is to say."""
     look_again_after: float | None = None
     """Seconds until time alone changes the answer; None: never."""
 
@@ -64,4 +70,5 @@ class Plan:
     def idle(self) -> bool:
         """Nothing is to be written."""
         written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
-        return not (written or self.resize or self.labels or self.finalizer is not None)
+        queued = self.withdraw or self.report is not None
+        return not (written or queued or self.resize or self.labels or self.finalizer is not None)

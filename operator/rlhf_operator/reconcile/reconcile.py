@@ -6,8 +6,6 @@ what time alone will change is answered as `look_again_after`, computed from tim
 operator loses nothing.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,11 +14,13 @@ from typing import Any, Final
 
 from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import GROUP, Group
+from rlhf_api.names import Group
+from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain, pod
-from rlhf_operator.reconcile import deletion, life, pool, resize, restart, scale, status
+from rlhf_operator.reconcile import deletion, life, placement, pool, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
+from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
@@ -29,8 +29,6 @@ from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
 
 Json = dict[str, Any]
 
-FINGERPRINT: Final = f"{GROUP}/applied"
-"""Annotation of what was applied, so that it is applied again only when it is another."""
 REFUSED_AGAIN_SECONDS: Final = 15.0
 """Between attempts at what the API server refused (quota): somebody has to act, and then waits for us."""
 
@@ -42,22 +40,19 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     """What is to be done for the stored RLHFJob `job`."""
     before: Mapping[str, Any] = job.get("status") or {}
     conditions = Conditions(before.get("conditions") or [], now, job["metadata"].get("generation"))
-    admission = admit(job)
+    if placement.foreign(job):
+        return Plan()
+    admission, placed = placement.placed(admit(job), observed)
     if job["metadata"].get("deletionTimestamp"):
         return deletion.deleting(job, admission.job, conditions, observed, now)
     if admission.job is None:
         return _refused(job, conditions, admission, before)
     finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
     if finished:
-        plan = _finished(admission.job, before, observed, now)
+        plan = _finished(admission.job, conditions, before, observed, now)
     else:
-        plan = _Visit(job, admission, conditions, before, observed, now).plan()
+        plan = _Visit(job, admission, placed, conditions, before, observed, now).plan()
     return replace(plan, finalizer=deletion.hold(job, admission.job, finished=finished))
-
-
-def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Of an object as it is applied."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _refused(job: Mapping[str, Any], conditions: Conditions, admission: Admission, before: Mapping[str, Any]) -> Plan:
@@ -72,7 +67,9 @@ def _refused(job: Mapping[str, Any], conditions: Conditions, admission: Admissio
     return Plan() if written == before else Plan(status=written, events=tuple(conditions.events()))
 
 
-def _finished(job: RLHFJob, before: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
+def _finished(
+    job: RLHFJob, conditions: Conditions, before: Mapping[str, Any], observed: Observed, now: datetime
+) -> Plan:
     """What still runs is stopped, what has ended is kept for its logs, until the job is too old."""
     expiry = life.expiry(job, before)
     if expiry is not None and expiry <= now:
@@ -80,7 +77,9 @@ def _finished(job: RLHFJob, before: Mapping[str, Any], observed: Observed, now: 
     left = [each for each in observed.pods.values() if each.active]
     overdue = scale.overdue(observed.pods.values(), now)
     looks = [scale.next_overdue(observed.pods.values(), now), _seconds(expiry, now)]
-    return Plan(delete=(*_deletions(left), *overdue), look_again_after=_soonest(looks))
+    told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
+    report = None if left else placement.finished(observed, told, succeeded=succeeded)
+    return Plan(delete=(*_deletions(left), *overdue), report=report, look_again_after=_soonest(looks))
 
 
 class _Visit:
@@ -90,6 +89,7 @@ class _Visit:
         self,
         stored: Mapping[str, Any],
         admission: Admission,
+        placed: placement.Placement,
         conditions: Conditions,
         before: Mapping[str, Any],
         observed: Observed,
@@ -97,6 +97,7 @@ class _Visit:
     ) -> None:
         assert admission.job is not None
         self.job, self.admission, self.stored = admission.job, admission, stored
+        self.placed = placed
         self.conditions, self.before, self.observed, self.now = conditions, before, observed, now
         self.pods = observed.pods
         self.started = time_of(before.get("startTime"))
@@ -114,15 +115,20 @@ class _Visit:
             life.completed(self.conditions, self.job.spec.iterations)
         elif accounts.verdict is not None:
             life.failed(self.conditions, *accounts.verdict)
-        elif deadline is not None and deadline <= self.now and not self.job.spec.suspend:
+        elif deadline is not None and deadline <= self.now and not self.resting:
             told = f"spec.runPolicy.activeDeadlineSeconds is over since {rfc3339(deadline)}"
             life.failed(self.conditions, FinishedReason.DEADLINE, told)
-        elif self.job.spec.suspend:
+        elif self.resting:
             return self._suspended(accounts)
         else:
             return self._running(accounts, deadline)
         ends = [each for each in self.pods.values() if each.active]
         return self._written(accounts, ends, Plan(), completion=self.now)
+
+    @property
+    def resting(self) -> bool:
+        """No pod is to be left, by its user's wish or its queue's."""
+        return self.job.spec.suspend or self.placed.closed
 
     def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
         rolls = self.admission.planned
@@ -131,20 +137,29 @@ class _Visit:
     def _planned(self) -> None:
         told = self.admission.problem or "the manifest is valid"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
+        if self.admission.planned:
+            placement.admitted(self.conditions, self.placed)
 
     def _accounts(self) -> Account:
-        policy, stopping = self.job.spec.run_policy, self.job.spec.suspend
+        policy, stopping = self.job.spec.run_policy, self.resting
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
         return account(known, self.pods.values(), policy, self.now, started, stopping=stopping)
 
     def _suspended(self, accounts: Account) -> Plan:
-        leaving = life.suspended(self.conditions, self.job, self.pods.values())
+        apply: tuple[Json, ...] = ()
+        if self.placed.gate is None or self.job.spec.suspend:
+            leaving = life.suspended(self.conditions, self.job, self.pods.values())
+        else:
+            leaving = placement.waiting(self.conditions, self.job, self.placed.gate, self.pods.values())
+            apply = tuple(map(_marked, placement.wanted(self.job, self.placed, self.observed)))
         if not self.pods:
             self.started = None
         overdue = scale.overdue(self.pods.values(), self.now)
         look = scale.next_overdue(self.pods.values(), self.now)
-        return self._written(accounts, leaving, Plan(delete=tuple(overdue), look_again_after=look))
+        looks = [look, REFUSED_AGAIN_SECONDS if self.observed.refusals else None]
+        draft = Plan(apply=apply, delete=tuple(overdue), look_again_after=_soonest(looks))
+        return self._written(accounts, leaving, draft)
 
     def _running(self, accounts: Account, deadline: datetime | None) -> Plan:
         self.wanted = self._of_now(accounts.scopes)
@@ -166,6 +181,7 @@ class _Visit:
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             _seconds(self.observed.certificates_expire, self.now),
+            placement.AGAIN_SECONDS if self.placed.blocked else None,
         ]
         overdue = scale.overdue(self.pods.values(), self.now)
         telling = resize.told(self.observed.reading, self.sizes) if self._readable() else None
@@ -188,20 +204,22 @@ class _Visit:
             return (), False
         expire = self.observed.certificates_expire
         issue = expire is None or expire <= self.now
-        found = []
-        for manifest in plain(self.job):
-            print_ = fingerprint(manifest)
-            if self.observed.applied.get((manifest["kind"], manifest["metadata"]["name"])) != print_:
-                manifest["metadata"].setdefault("annotations", {})[FINGERPRINT] = print_
-                found.append(manifest)
-        if expire is not None:
+        plains = (each for each in plain(self.job) if self._outdated(each))
+        found = [_marked(each) for each in (*plains, *placement.wanted(self.job, self.placed, self.observed))]
+        if expire is not None and not self.placed.blocked:
             images = self.observed.images
             epochs, marks = self.wanted.epochs, self.wanted.marks
             found += [
-                pod(self.job, group, index, images, epochs.get(group, 0), marks.get(group, ""))
+                self.placed.pod(
+                    self.job, pod(self.job, group, index, images, epochs.get(group, 0), marks.get(group, ""))
+                )
                 for group, index in self._missing()[:PODS_A_TURN]
             ]
         return tuple(found), issue
+
+    def _outdated(self, manifest: Json) -> bool:
+        place = kind_of(manifest), manifest["metadata"]["name"]
+        return self.observed.applied.get(place) != fingerprint(manifest)
 
     def _missing(self) -> list[tuple[Group, int]]:
         taken = self.pods.keys() | self.observed.taken
@@ -220,11 +238,14 @@ class _Visit:
             accounts.restarts,
             self.wanted,
         )
-        if completion is None and not self.job.spec.suspend:
+        if completion is None and not self.resting:
             resize.resizing(self.conditions, self.before, groups, self.sizes, self.pods.values())
             restart.restarting(self.conditions, self.wanted, groups, self.pods.values(), accounts.scopes)
         written = self._status(accounts, accounted, groups, completion)
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
+        if completion is None:
+            asked = self.job, self.placed, self.observed
+            draft = replace(draft, withdraw=placement.withdrawn(*asked), report=placement.report(*asked))
         if status.news(written) == status.news(self.before):
             return draft if self._age() < status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
         held = self._held(written)
@@ -283,6 +304,13 @@ class _Visit:
         """Seconds since this process wrote the status."""
         written = self.observed.status_written
         return math.inf if written is None else (self.now - written).total_seconds()
+
+
+def _marked(manifest: Json) -> Json:
+    """With the fingerprint by which it is known next time."""
+    mark = fingerprint(manifest)
+    meta = manifest["metadata"]
+    return {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), FINGERPRINT: mark}}}
 
 
 def _all_done(progress: Json | None, job: RLHFJob, now: datetime) -> Json:
