@@ -114,7 +114,8 @@ def account(
         accounted=kept | {end.id: end.pod.name for end in ends},
         last_reason=told[-1].told if told else before.get("lastReason"),
         last_time=rfc3339(now) if told else before.get("lastTime"),
-        restarts=Counter(end.pod.group for end in ends),
+        # Of a job that is over nothing is replaced any more: workers end well when the last iteration is trained.
+        restarts=Counter() if complete else Counter(end.pod.group for end in ends),
         verdict=None if complete else books.verdict,
         complete=complete,
         scopes={} if stopping else books.scopes,

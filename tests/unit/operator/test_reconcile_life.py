@@ -107,14 +107,16 @@ def test_a_live_job_goes_on_when_its_template_becomes_invalid() -> None:
 def test_the_coordinators_success_completes_the_job_and_frees_the_workers() -> None:
     world = World().begin()
     world.later(60)
+    world.end("generation-0", 0)
     world.end("coordinator", 0)
     world.settle()
     assert world.condition("Complete")["status"] == "True"
+    assert {each["restarts"] for each in world.job["status"]["groups"]} == {0}, "nothing was replaced"
     assert world.phase == "Complete"
     assert world.job["status"]["completionTime"] == "2026-08-22T10:01:11Z"
     assert world.job["status"]["progress"]["summary"] == "100/100"
     world.finish_deletions()
-    assert world.workers == ["coordinator"], "what has ended stays for its logs"
+    assert world.workers == ["coordinator", "generation-0"], "what has ended stays for its logs"
     assert world.settle().idle
     world.pods.clear()
     assert world.settle().idle, "a finished job is never started again"
