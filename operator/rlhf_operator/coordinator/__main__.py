@@ -25,6 +25,7 @@ from rlhf_api.problems import ManifestError
 from rlhf_operator.coordinator import checkpoint
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.journal import Journal
+from rlhf_operator.coordinator.journal_lock import hold
 from rlhf_operator.coordinator.logs import configure_logs
 from rlhf_operator.coordinator.prompt_cache import keep_tokenized, tokenized_before
 from rlhf_operator.coordinator.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
@@ -82,6 +83,7 @@ def prepare() -> tuple[Run, Restored]:
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
     plan = plan_of(job, schedule_json(job.spec))
+    hold(run_dir / "journal")
     journal = Journal(run_dir / "journal")
     digest = prompts_digest(job.spec)
     prompts = read_prompt_set(plan, journal, digest)
@@ -128,6 +130,9 @@ def main() -> int:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     configure_logs()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # The first process of a container ends by no signal that it does not handle, and there is nothing to save yet.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(ExitCode.INTERRUPTED))
     try:
         outcome = asyncio.run(run_job(*prepare()))
     except JobError as error:
