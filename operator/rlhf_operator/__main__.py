@@ -26,6 +26,8 @@ from rlhf_operator.cluster import Cluster, ClusterError, MissingError, connect
 from rlhf_operator.controller import Controller
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import Recorder
+from rlhf_operator.gang import discovery
+from rlhf_operator.gang.apis import MODES, Served
 from rlhf_operator.index import Index
 from rlhf_operator.leader import Leader, LostError
 from rlhf_operator.manifests import Images
@@ -59,6 +61,8 @@ class Options:
     concurrency: int
     json_logs: bool
     certificate_lifetime: timedelta
+    scheduling: tuple[str, ...] = MODES
+    """Backends of gangs and queues that may be used."""
 
 
 def options(arguments: Sequence[str]) -> Options:
@@ -74,6 +78,8 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
     lifetime = int(LIFETIME.total_seconds())
+    listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
+    parser.add_argument("--scheduling", default=",".join(MODES), metavar="NAMES", help=listed)
     told = "of jobs' certificates; renewed when a third is left"
     parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=told)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
@@ -83,6 +89,9 @@ def options(arguments: Sequence[str]) -> Options:
     if given.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
         least = f"must be at least {SHORTEST_CERTIFICATE}"
         parser.error(f"--certificate-lifetime-seconds: {given.certificate_lifetime_seconds}: {least}")
+    scheduling = tuple(each for each in given.scheduling.split(",") if each)
+    if unknown := sorted(set(scheduling) - set(MODES)):
+        parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
     own = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
     return Options(
         namespaces=tuple(given.namespace),
@@ -94,6 +103,7 @@ def options(arguments: Sequence[str]) -> Options:
         concurrency=given.concurrency,
         json_logs=given.log_format == "json",
         certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
+        scheduling=scheduling,
     )
 
 
@@ -117,8 +127,12 @@ async def operate(options: Options, cluster: Cluster) -> int:
         await definition(cluster, options.namespaces)
         if options.leader_election:
             await leader.acquire()
+        apis = await discovery.first(cluster, options.scheduling)
+        log.info("gangs and queues: %s", apis.usable() or "none")
+        controller.use(apis)
+        resync.watched = {**handlers.WATCHED, **apis.watched()}
         metrics.leader.set(1)
-        return await work(options, cluster, index, queue, metrics, resync, leader)
+        return await work(options, cluster, index, queue, metrics, resync, leader, apis)
     finally:
         await coordinators.close()
         await recorder.close()
@@ -133,13 +147,14 @@ async def work(
     metrics: OperatorMetrics,
     resync: Resync,
     leader: Leader,
+    apis: Served,
 ) -> int:
     """Watches and reconciles until told to stop, or until something ends that should not."""
     ready = asyncio.Event()
-    watch = asyncio.create_task(
-        handlers.watch(handlers.registry(index, queue, metrics), options.namespaces, ready), name="watch"
-    )
+    registry = handlers.registry(index, queue, metrics, resync.watched)
+    watch = asyncio.create_task(handlers.watch(registry, options.namespaces, ready, resync.watched), name="watch")
     others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
+    others["apis"] = discovery.changed(cluster, apis)
     if options.leader_election:
         others["lease"] = leader.hold()
     tasks = [asyncio.create_task(each, name=name) for name, each in others.items()]
@@ -156,7 +171,7 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
     """The exit code that follows from what ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, LostError):
+        if isinstance(error, LostError | discovery.ChangedError):
             log.error("%s", error)
             return ExitCode.FAILED
         if error is not None:

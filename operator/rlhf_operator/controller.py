@@ -56,15 +56,18 @@ class Controller:
         recorder: Recorder,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
-        served: Served | None = None,
     ) -> None:
         self._cluster, self._index, self._images = cluster, index, images
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
         self._certificates = JobCertificates(cluster, certificate_lifetime)
-        self._queueing = Queueing(cluster, served or Served())
+        self._queueing = Queueing(cluster)
         self._clock = clock
         self._refusals: dict[str, dict[str, str]] = {}
         self._written: dict[str, datetime] = {}
+
+    def use(self, served: Served) -> None:
+        """APIs of gangs and queues that jobs may use from now on; none before."""
+        self._queueing.served = served
 
     async def turn(self, key: str) -> float | None:
         """Seconds until the next one is needed; None: only when something happens. Raises ClusterError."""

@@ -20,14 +20,15 @@ from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.stateless import NoDiffBase, NoProgress
 from rlhf_operator.workqueue import WorkQueue
 
-WATCHED: Final[dict[str, tuple[str, str, str]]] = {
+Watched = Mapping[str, tuple[str, str, str]]
+WATCHED: Final[Watched] = {
     names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
     "Pod": ("", "v1", "pods"),
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
-"""Kind -> (group, version, plural). Secrets are read by name and never listed."""
+"""Kind -> (group, version, plural), beside those of gangs and queues. Secrets are read by name and never listed."""
 
 KOPF_IDENTITY: Final[Any] = "rlhf-operator"
 """Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
@@ -41,8 +42,8 @@ def job_key(kind: str, body: Any) -> str | None:
 class _Intake:
     """Where events go: into the index, and their jobs into the queue when a decision about them may be another now."""
 
-    def __init__(self, index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> None:
-        self._index, self._queue, self._metrics = index, queue, metrics
+    def __init__(self, index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched) -> None:
+        self._index, self._queue, self._metrics, self._watched = index, queue, metrics, watched
         self._listing = True
         self._listed: set[str] = set()
 
@@ -69,7 +70,7 @@ class _Intake:
                 self._queue.add(each)
             self._listed.clear()
         body = event["object"]
-        self._metrics.watch.labels(WATCHED[kind][2]).set(time.time())
+        self._metrics.watch.labels(self._watched[kind][2]).set(time.time())
         key = job_key(kind, body)
         if key is None:
             return
@@ -80,12 +81,14 @@ class _Intake:
             self._queue.add(key)
 
 
-def registry(index: Index, queue: WorkQueue, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
+def registry(
+    index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched = WATCHED
+) -> kopf.OperatorRegistry:
     """The handlers of this operator."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
-    intake = _Intake(index, queue, metrics)
-    for kind, place in WATCHED.items():
+    intake = _Intake(index, queue, metrics, watched)
+    for kind, place in watched.items():
         _watch(made, kind, place, intake)
     return made
 
@@ -101,11 +104,11 @@ def _watch(made: kopf.OperatorRegistry, kind: str, place: tuple[str, str, str], 
     async def event(event: kopf.RawEvent, **_: Any) -> None:
         intake.happened(kind, event)
 
-    kopf.index(*place, id=f"{place[2]}-seen", registry=made, when=intake.listing)(seen)
-    kopf.on.event(*place, id=f"{place[2]}-event", registry=made)(event)
+    kopf.index(*place, id=f"{place[0]}-{place[2]}-seen", registry=made, when=intake.listing)(seen)
+    kopf.on.event(*place, id=f"{place[0]}-{place[2]}-event", registry=made)(event)
 
 
-def settings() -> kopf.OperatorSettings:
+def settings(watched: Watched = WATCHED) -> kopf.OperatorSettings:
     """kopf's settings, each for a reason."""
     made = kopf.OperatorSettings()
     # Longer than an API server's own limits would close streams at random; kopf reconnects a silent one after 70 s.
@@ -113,7 +116,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = 310
     made.watching.connect_timeout = 30
     made.watching.chunk_size = 500
-    for kind, (group, version, plural) in WATCHED.items():
+    for kind, (group, version, plural) in watched.items():
         if kind != names.KIND:
             place = f"{group}/{version}/{plural}" if group else f"{version}/{plural}"
             # Asked of the server: a cluster has many more pods than ours.
@@ -131,13 +134,15 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-async def watch(made: kopf.OperatorRegistry, namespaces: Sequence[str], ready: asyncio.Event) -> None:
+async def watch(
+    made: kopf.OperatorRegistry, namespaces: Sequence[str], ready: asyncio.Event, watched: Watched = WATCHED
+) -> None:
     """Runs kopf until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
     await kopf.operator(
         ready_flag=ready,
         identity=KOPF_IDENTITY,
         registry=made,
-        settings=settings(),
+        settings=settings(watched),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),

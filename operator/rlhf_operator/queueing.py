@@ -25,8 +25,9 @@ FLAVOR_SECONDS: Final = 60.0
 class Queueing:
     """What the controller asks of queues."""
 
-    def __init__(self, cluster: Cluster, served: Served) -> None:
-        self._cluster, self.served = cluster, served
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.served = Served()
         self._flavors: dict[str, tuple[float, Placement | None]] = {}
 
     async def flavors(self, workload: Workload | None) -> Mapping[str, Placement]:

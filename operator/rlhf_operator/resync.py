@@ -12,7 +12,7 @@ from typing import Final
 
 from rlhf_api import names
 from rlhf_operator.cluster import Cluster, ClusterError
-from rlhf_operator.handlers import WATCHED
+from rlhf_operator.handlers import WATCHED, Watched
 from rlhf_operator.index import Index
 from rlhf_operator.workqueue import WorkQueue
 
@@ -30,8 +30,16 @@ ECHO_SECONDS: Final = 20.0
 class Resync:
     """Compares the index with the cluster."""
 
-    def __init__(self, cluster: Cluster, index: Index, queue: WorkQueue, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: Index,
+        queue: WorkQueue,
+        namespaces: Sequence[str],
+    ) -> None:
         self._cluster, self._index, self._queue = cluster, index, queue
+        self.watched: Watched = WATCHED
+        """What is compared."""
         self._places: list[str | None] = list(namespaces) or [None]
         self._rounds = 0
         self.silent_rounds = 0
@@ -49,7 +57,7 @@ class Resync:
     async def compare(self) -> None:
         """One comparison; whatever was missed is put right, and its job gets a turn."""
         late = 0
-        for kind in WATCHED:
+        for kind in self.watched:
             before = self._index.known(kind)
             listed = {}
             labels = "" if kind == names.KIND else names.LABEL_JOB_NAME

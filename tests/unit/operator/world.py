@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from rlhf_api import names
+from rlhf_operator.gang.apis import Served, kind_of
+from rlhf_operator.gang.kueue_workload import Placement, Workload
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile import Observed, Plan, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
@@ -54,6 +56,10 @@ class World:
         self.events: list[str] = []
         self.told: list[dict[str, int]] = []
         self.deleted = False
+        self.served = Served()
+        self.workload: Workload | None = None
+        self.flavors: dict[str, Placement] = {}
+        self.bodies: dict[tuple[str, str], Json] = {}
         self._numbers = itertools.count()
 
     # -- what the operator sees and does
@@ -68,6 +74,9 @@ class World:
             reading=self.reading,
             refusals=self.refusals,
             status_written=self.written,
+            served=self.served,
+            workload=self.workload,
+            flavors=self.flavors,
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 
@@ -100,13 +109,19 @@ class World:
             if not label.pooled:
                 del body["metadata"]["labels"][names.LABEL_POOL]
         self.certificates = self.certificates or plan.issue_certificates
+        self._apply(plan)
+
+    def _apply(self, plan: Plan) -> None:
+        for place in plan.withdraw:
+            del self.applied[place], self.bodies[place]
         for manifest in plan.apply:
-            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            kind, name = kind_of(manifest), manifest["metadata"]["name"]
             if kind == "Pod":
                 assert name not in self.pods, f"{name} exists"
                 self.pods[name] = self._created(manifest)
             else:
                 self.applied[kind, name] = manifest["metadata"]["annotations"][FINGERPRINT]
+                self.bodies[kind, name] = manifest
 
     def settle(self, rounds: int = 12) -> Plan:
         """Turns until nothing is left to do, with the time standing still; what is left is the last plan."""

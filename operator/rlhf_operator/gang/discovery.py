@@ -1,0 +1,63 @@
+"""Asks the API server which of the gang and queue APIs it serves, and notices when that changes.
+
+Rule: an API server that does not answer serves what it served before: a job that waits for its quota must not start
+because a request was lost. A watch is opened when the operator starts, so a change ends the process, and the next one
+begins with what is served then; jobs do not notice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from rlhf_operator.cluster import Cluster, ClusterError
+from rlhf_operator.gang.apis import APIS, MODES, Served
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 300.0
+"""Between two looks: a scheduler or a queue is installed once in a cluster's life."""
+AGAIN_SECONDS: Final = 5.0
+"""Until the first answer."""
+
+
+class ChangedError(Exception):
+    """The cluster serves other APIs than when the operator started."""
+
+
+async def served(cluster: Cluster, modes: Iterable[str] = MODES) -> Served:
+    """What is served; backends beside `modes` are off. Raises ClusterError."""
+    allowed = set(modes)
+    found = set()
+    for mode, versions in APIS.items():
+        for version, kinds in versions if mode in allowed else ():
+            if set(kinds) <= await cluster.kinds(version):
+                found.add(version)
+    return Served(frozenset(found), frozenset(set(MODES) - allowed))
+
+
+async def first(cluster: Cluster, modes: Iterable[str]) -> Served:
+    """What is served, as soon as the API server says so."""
+    while True:
+        try:
+            return await served(cluster, modes)
+        except ClusterError as error:
+            log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def changed(cluster: Cluster, known: Served, every: float = LOOK_SECONDS) -> None:
+    """Ends by ChangedError when something else can be used than is known."""
+    modes = [mode for mode in MODES if mode not in known.off]
+    while modes:
+        await asyncio.sleep(every)
+        try:
+            now = await served(cluster, modes)
+        except ClusterError as error:
+            log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
+            continue
+        if now.usable() != known.usable():
+            raise ChangedError(
+                f"the cluster serves {sorted(now.usable().values())}: the operator starts anew to use it"
+            )
+    await asyncio.Event().wait()
