@@ -21,6 +21,8 @@ from .node import Node
 from .processes import STOP_GRACE, wait_until
 
 PATIENCE: Final = 900.0  # seconds for any one fact; most take ten on two idle cores
+LOOK_SECONDS: Final = 1.0  # a look costs a kubectl, which is a tenth of a second of a core
+FAILED_SECONDS: Final = 10.0  # between two looks whether the job has failed
 NODE: Final = "n1"
 
 
@@ -30,6 +32,7 @@ class Faults:
     def __init__(self, cluster: Cluster, job: ChaosJob, operators: Operators) -> None:
         self._cluster, self._job, self._operators = cluster, job, operators
         self._node: Node = cluster.nodes[NODE]
+        self._failed_again = Timer(FAILED_SECONDS)
         pods = (Kind.DELETE, Kind.FORCE, Kind.EVICT)
         objects = (Kind.SECRET, Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY)
         restarts = {Kind.API_SERVER: "kube-apiserver", Kind.ETCD: "etcd"}
@@ -52,7 +55,7 @@ class Faults:
 
     def until(self, what: str, holds: Callable[[], object]) -> None:
         """Waits for a fact while operators are kept running; raises AssertionError when the job has failed."""
-        wait_until(what, holds, PATIENCE, check=self._check, every=0.5)
+        wait_until(what, holds, PATIENCE, check=self._check, every=LOOK_SECONDS)
 
     def iteration(self) -> None:
         """Waits until an iteration more is trained."""
@@ -62,6 +65,9 @@ class Faults:
 
     def _check(self) -> None:
         self._operators.keep()
+        if not self._failed_again():
+            return
+        self._failed_again = Timer(FAILED_SECONDS)
         failed = self._job.condition("Failed")
         assert failed.get("status") != "True", f"the job has failed: {failed['message']}"
 
@@ -142,21 +148,15 @@ class Faults:
         finally:
             processes.restart("kubelet")
         ready = "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-        self.until("the node to be Ready", lambda: self._answered("get", "node", NODE, ready) == "True")
+        self.until("the node to be Ready", lambda: self._job.answer("get", "node", NODE, ready) == "True")
 
     def _restarter(self, name: str) -> Callable[[Fault], None]:
         def restart(fault: Fault) -> None:
             self._cluster.component(name).restart(name, grace=_grace(fault))
-            self.until("the API server's /readyz", lambda: self._answered("get", "--raw=/readyz") == "ok")
+            self.until("the API server's /readyz", lambda: self._job.answer("get", "--raw=/readyz") == "ok")
             self.until("an operator to lead", self._operators.leads)
 
         return restart
-
-    def _answered(self, *arguments: str) -> str:
-        try:
-            return self._cluster.kubectl(*arguments)
-        except ClusterError:
-            return ""
 
     def _operator(self, fault: Fault) -> None:
         self._operators.end(fault.victim)
@@ -187,13 +187,8 @@ class Faults:
         self._running("generation-1")
         self.iteration()
         self._job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=1")
-        self.until("generation-1 to be gone", lambda: self._gone(f"pod/{NAME}-generation-1"))
-
-    def _gone(self, name: str) -> bool:
-        try:
-            return not self._job.kubectl("get", name, "--ignore-not-found", "--output=name").strip()
-        except ClusterError:
-            return False
+        gone = ("get", f"pod/{NAME}-generation-1", "--ignore-not-found", "--output=name", self._job.where)
+        self.until("generation-1 to be gone", lambda: self._job.answer(*gone) == "")
 
 
 class Timer:

@@ -118,11 +118,15 @@ class ChaosJob:
 
     def get(self, *what: str) -> dict[str, Any]:
         """One object; empty when it is not there or the API server does not answer."""
+        text = self.answer("get", *what, "--ignore-not-found", "--output=json", self.where)
+        return dict(json.loads(text)) if text else {}
+
+    def answer(self, *arguments: str) -> str | None:
+        """What kubectl says; None while the API server does not answer."""
         try:
-            text = self.kubectl("get", *what, "--ignore-not-found", "--output=json")
+            return self.cluster.kubectl(*arguments).strip()
         except (ClusterError, subprocess.TimeoutExpired):
-            return {}
-        return dict(json.loads(text)) if text.strip() else {}
+            return None
 
     def left(self) -> list[str]:
         """Kind/name of everything in the namespace that carries the job's name or belongs to it, of any kind."""
