@@ -41,19 +41,28 @@ def _read(folder: Path) -> tuple[bytes, bytes, bytes]:
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
     """Server side of mutual TLS; every new connection sees the files as they are then, as certificates are renewed."""
-
-    def now() -> grpc.ServerCertificateConfiguration:
-        authority, certificate, key = _read(folder)
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+    served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """None keeps what is served. gRPC tears the old configuration down under handshakes that still use it, and the
+        process dies of it now and then, so it is replaced by another one only, which is once in months."""
+        nonlocal served
         try:
-            return now()
+            found = _read(folder)
         except ValueError:
-            return None  # the last one stays
+            return None
+        if found == served:
+            return None
+        served = found
+        return _configuration(found)
 
     # None is documented to mean that nothing changed; the stubs do not know it.
-    return grpc.dynamic_ssl_server_credentials(now(), renewed, require_client_authentication=True)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(_configuration(served), renewed, require_client_authentication=True)  # type: ignore[arg-type]
+
+
+def _configuration(files: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    authority, certificate, key = files
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
 
 
 def _client(folder: Path) -> tuple[grpc.ChannelCredentials, list[tuple[str, int | str]]]:

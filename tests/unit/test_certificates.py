@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -105,3 +106,22 @@ def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) 
         assert presented(port, tmp_path) == ssl.PEM_cert_to_DER_cert(another.certificate.decode())
     finally:
         server.stop(None)
+
+
+def test_what_a_server_serves_is_replaced_only_when_the_files_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC crashes now and then when it is replaced under handshakes, which every connection once did."""
+    now = datetime.now(UTC)
+    authority = new_authority("job", now)
+    authority.issue([], now).write(tmp_path)
+    given: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, fetch, **_: given.append(fetch))
+    server_credentials(tmp_path)
+    (fetch,) = given
+    assert fetch() is None
+    authority.issue([], now).write(tmp_path)
+    assert fetch() is not None
+    assert fetch() is None
+    (tmp_path / "tls.key").unlink()
+    assert fetch() is None, "half a set of files is no reason to change anything"
