@@ -31,6 +31,16 @@ USED = {
     ("events.k8s.io", "events"): "create",
 }
 """What the operator asks of the API server in the namespaces of jobs."""
+_OBJECTS = "get list watch create patch delete"  # delete: a group of another size, and quota of a suspended job
+SCHEDULING: dict[str, dict[tuple[str, str], str]] = {
+    "native": {("scheduling.k8s.io", "workloads"): _OBJECTS, ("scheduling.k8s.io", "podgroups"): _OBJECTS},
+    "kueue": {("kueue.x-k8s.io", "workloads"): _OBJECTS, ("kueue.x-k8s.io", "workloads/status"): "update"},
+    "volcano": {("scheduling.volcano.sh", "podgroups"): _OBJECTS},
+    "coscheduling": {("scheduling.x-k8s.io", "podgroups"): _OBJECTS},
+}
+"""And for each backend of gangs and queues that the chart's values switch on."""
+FLAVORS = {("kueue.x-k8s.io", "resourceflavors"): "get"}
+"""And in the whole cluster, with Kueue."""
 LEASE = {("coordination.k8s.io", "leases"): "get create update"}
 """And in its own."""
 EVERYTHING: dict[str, Any] = {
@@ -49,6 +59,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "serviceAccount": {"annotations": {"cloud/role": "operator"}},
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "scheduling": {"native": True, "kueue": True, "volcano": True, "coscheduling": True},
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
 }
 Objects = dict[tuple[str, str], dict[str, Any]]

@@ -10,10 +10,26 @@ import yaml
 
 from rlhf_api import names
 from rlhf_operator.cluster import RESOURCES
+from rlhf_operator.gang.apis import APIS, KUEUE, MODES, Served
 from rlhf_operator.handlers import WATCHED
 from rlhf_operator.manifests import identity
 
-from .chart import CHART, DEFINITION, EVERYTHING, HOME, LEASE, RELEASE, ROOT, USED, flat, pod, render, triples
+from .chart import (
+    CHART,
+    DEFINITION,
+    EVERYTHING,
+    FLAVORS,
+    HOME,
+    LEASE,
+    RELEASE,
+    ROOT,
+    SCHEDULING,
+    USED,
+    flat,
+    pod,
+    render,
+    triples,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +51,8 @@ pytestmark = pytest.mark.slow
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"crds": {"enabled": "yes"}}, "crds"),
         ({"serviceAccount": {"create": False}}, "name"),
+        ({"scheduling": {"kueue": "yes"}}, "kueue"),
+        ({"scheduling": {"yunikorn": True}}, "yunikorn"),
         ({"metrics": {"port": 8081}}, "port"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics"),
         ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "interval"),
@@ -77,12 +95,38 @@ def test_the_definition_is_that_of_the_contract_and_is_kept() -> None:
 
 
 def test_the_table_of_rights_is_what_the_code_can_ask_for() -> None:
-    assert {resource for _, resource in (USED | LEASE) if "/" not in resource} == {
-        each for _, each in RESOURCES.values()
+    tables = [USED, LEASE, FLAVORS, *SCHEDULING.values()]
+    assert {place for table in tables for place in table if "/" not in place[1]} == {
+        (_group(prefix), plural) for prefix, plural in RESOURCES.values()
     }
     watching = {(group, plural) for (group, plural), verbs in USED.items() if "watch" in verbs}
     assert watching == {(group, plural) for group, _, plural in WATCHED.values()}
     assert all({"get", "list"} <= set(USED[each].split()) for each in watching)
+
+
+def _group(prefix: str) -> str:
+    """`/apis/apps/v1` -> `apps`, `/api/v1` -> ``."""
+    parts = prefix.strip("/").split("/")
+    return parts[1] if parts[0] == "apis" else ""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_backend_brings_its_rights_and_its_flag_and_nothing_else(mode: str) -> None:
+    name = mode.lower()
+    made = render({"scheduling": {name: True}})
+    used = USED | SCHEDULING[name]
+    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(used)
+    assert f"--scheduling={mode}" in pod(made)["containers"][0]["args"]
+    watched = {(group, plural) for versions in APIS[mode] for group, plural in _places(versions[0])}
+    assert {each for each, verbs in SCHEDULING[name].items() if "watch" in verbs.split()} == watched
+    flavors = ("ClusterRole", f"{RELEASE}-flavors")
+    assert (flavors in made) == (mode == KUEUE)
+    if mode == KUEUE:
+        assert flat(made[flavors]["rules"]) == triples(FLAVORS)
+
+
+def _places(version: str) -> set[tuple[str, str]]:
+    return {(group, plural) for group, _, plural in Served(frozenset([version])).watched().values()}
 
 
 def test_every_grant_is_used_and_every_use_is_granted() -> None:

@@ -31,6 +31,15 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end }}
 
+{{/* Names of the backends that are switched on, as the operator's flag takes them. */}}
+{{- define "rlhf-operator.scheduling" -}}
+{{- $on := list -}}
+{{- range tuple "Native" "Kueue" "Volcano" "Coscheduling" -}}
+{{- if index $.Values.scheduling (lower .) -}}{{- $on = append $on . -}}{{- end -}}
+{{- end -}}
+{{- join "," $on -}}
+{{- end }}
+
 {{/* What the operator may do where it reconciles; docs/operations.md and the chart's tests hold the same list. */}}
 {{- define "rlhf-operator.rules" -}}
 - apiGroups: [rlhf.dev]
@@ -59,4 +68,29 @@ app.kubernetes.io/component: operator
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+{{- with .Values.scheduling }}
+{{- if .native }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads, podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- if .kueue }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [update]
+{{- end }}
+{{- if .volcano }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- if .coscheduling }}
+- apiGroups: [scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- end }}
 {{- end }}
