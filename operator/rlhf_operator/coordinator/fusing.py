@@ -10,6 +10,7 @@ import asyncio
 import logging
 import statistics
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
@@ -181,10 +182,14 @@ def layout_of(run: Run) -> Layout:
 def recall(run: Run, written: dict[str, Any]) -> None:
     """After a start: the costs that were written down, and the lengths of iterations whose segments are kept."""
     state, size = run.world.fusion, run.plan.spec.rollout.batch_size
+    if run.plan.spec.fusion.inter_stage.mode == "Off":
+        return
     costs = written.get("costs")
     if costs is not None:
         try:
-            state.costs, state.measured = StageCosts.from_document(costs), True
+            rows = run.plan.spec.generation.max_batch_size  # may have been changed since
+            state.costs = replace(StageCosts.from_document(costs), max_batch_size=rows)
+            state.measured = True
         except ValueError as error:
             log.warning("the costs of generation and inference are measured again: %s", error)
     before = [iteration for iteration in run.journal.iterations() if iteration < run.world.iteration]
@@ -196,7 +201,7 @@ def recall(run: Run, written: dict[str, Any]) -> None:
         }
         prompts = [len(run.prompts.of(iteration, index).tokens) // ITEM_BYTES for index in range(size)]
         state.lengths = state.lengths.with_batch((prompts[index], tokens) for index, tokens in lengths.items())
-    if before and release.possible(run.plan, run.world):
+    if before:
         log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
 
 
