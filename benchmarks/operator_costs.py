@@ -1,0 +1,185 @@
+"""What the operator's own code costs, piece by piece, in CPU time of one process: no cluster, hence quick and steady.
+
+`python benchmarks/operator_costs.py [--json]`: one event of a pod (kopf's reactor, our handlers, the index), rendering
+a pod, reading a stored job, and one request through the client against a bare server, beside plain aiohttp.
+Each is the best of several rounds, so that other load on the machine disturbs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from kopf._cogs.structs import ephemera, references
+from kopf._core.actions import lifecycles
+from kopf._core.engines import indexing
+from kopf._core.reactor import inventory, processing
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.operator_scale_rig.jobs import job, objects
+
+from rlhf_api.names import Group
+from rlhf_operator import handlers
+from rlhf_operator.cluster import CONCURRENCY, Cluster, session_options
+from rlhf_operator.index import Index
+from rlhf_operator.manifests import Images
+from rlhf_operator.manifests.render import pod
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.workqueue import WorkQueue
+
+Json = dict[str, Any]
+ROUNDS = 3
+TIMES = 200
+
+
+def best(work: Callable[[], Any]) -> float:
+    """Microseconds of CPU of one of TIMES, in the best round."""
+
+    def once() -> float:
+        begun = time.process_time()
+        work()
+        return time.process_time() - begun
+
+    return min(once() for _ in range(ROUNDS)) / TIMES * 1e6
+
+
+BASE = job("team", "job", pods=100)
+
+
+def stored(name: str) -> Json:
+    """A job as the API server holds it."""
+    meta = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
+    return BASE | {"metadata": meta}
+
+
+def event_cost() -> float:
+    """One event of a running pod, its JSON parsed already."""
+    body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
+    body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    registry = handlers.registry(Index(), WorkQueue(asyncio.sleep, 1), OperatorMetrics())
+    indexers = indexing.OperatorIndexers()
+    indexers.ensure(registry._indexing.get_all_handlers())
+    given: Json = {
+        "lifecycle": lifecycles.get_default_lifecycle(),
+        "indexers": indexers,
+        "registry": registry,
+        "settings": handlers.settings(),
+        "memories": inventory.ResourceMemories(),
+        "memobase": ephemera.Memo(),
+        "resource": references.Resource("", "v1", "pods", namespaced=True, preferred=True, verbs=frozenset({"watch"})),
+    }
+    version = 0
+
+    async def events() -> None:
+        nonlocal version
+        for _ in range(TIMES):
+            version += 1
+            seen = copy.copy(body)
+            seen["metadata"] = body["metadata"] | {"uid": "p", "resourceVersion": str(version)}
+            event: Any = {"type": "MODIFIED", "object": seen}
+            await processing.process_resource_event(raw_event=event, event_queue=asyncio.Queue(), **given)
+
+    return best(lambda: asyncio.run(events()))
+
+
+def request_cost() -> dict[str, float]:
+    """One POST of a pod by our client, and by aiohttp alone, to a server in another process."""
+    body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
+    port = multiprocessing.Queue()
+    server = multiprocessing.Process(target=serve, args=(port,), daemon=True)
+    server.start()
+    try:
+        return asyncio.run(requests(f"http://127.0.0.1:{port.get(timeout=120)}", body))
+    finally:
+        server.terminate()
+
+
+async def requests(address: str, body: Json) -> dict[str, float]:
+    """The two clients, CONCURRENCY requests at a time."""
+    configuration = Configuration()
+    configuration.host, configuration.client_session_kwargs = address, session_options()
+    cluster = Cluster(ApiClient(configuration))
+    content = json.dumps(body).encode()
+
+    async def many(ask: Callable[[], Awaitable[object]]) -> float:
+        spent = []
+        for _ in range(ROUNDS):
+            waiting, begun = iter(range(TIMES)), time.process_time()
+
+            async def client(waiting: Any = waiting) -> None:
+                for _ in waiting:
+                    await ask()
+
+            await asyncio.gather(*(client() for _ in range(CONCURRENCY)))
+            spent.append(time.process_time() - begun)
+        return min(spent) / TIMES * 1e6
+
+    async with aiohttp.ClientSession() as session:
+
+        async def bare() -> None:
+            async with session.post(address, data=content) as answer:
+                await answer.read()
+
+        found = {"request": await many(lambda: cluster.create(body)), "request_by_aiohttp_alone": await many(bare)}
+    await cluster.close()
+    return found
+
+
+def serve(port: multiprocessing.Queue[int]) -> None:
+    """Answers everything with a little metadata."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"metadata": {"uid": "x", "resourceVersion": "1"}})
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.put(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    """Prints microseconds of CPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    given = parser.parse_args()
+    parsed = admit(stored("job")).job
+    assert parsed is not None
+    numbers = iter(range(10**9))
+    found: dict[str, float] = {}
+
+    def tell(figures: dict[str, float]) -> None:
+        found.update(figures)
+        for name, microseconds in figures.items():
+            print(f"{name:28} {microseconds:7.0f} us", flush=True)
+
+    tell({"event": event_cost()})
+    tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, each, Images()) for each in range(TIMES)])})
+    tell({"read_a_stored_job": best(lambda: [admit(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
+    tell(request_cost())
+    if given.json:
+        print(json.dumps({"microseconds": found}))
+
+
+if __name__ == "__main__":
+    main()
