@@ -40,7 +40,7 @@ _SILENT: Final = frozenset(
 )
 """Reasons that are no news."""
 _WARNINGS: Final = frozenset(
-    {RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED}
+    {RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED, AdmittedReason.EVICTED}
     | {RestartingReason.GROUP, RestartingReason.JOB}
 )
 

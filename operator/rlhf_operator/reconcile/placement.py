@@ -135,10 +135,11 @@ def finished(observed: Observed, message: str, *, succeeded: bool) -> Report | N
     return kueue_workload.finished(observed.workload, message, succeeded=succeeded)
 
 
-def admitted(conditions: Conditions, placement: Placement) -> None:
+def admitted(conditions: Conditions, placement: Placement, refusals: Mapping[str, str]) -> None:
     """Sets Admitted of a job that is not finished."""
     if placement.gate is not None:
-        told = ". ".join(each for each in (placement.gate.message, placement.blocked) if each)
+        refused = [f"{name} is refused: {why}" for name, why in refusals.items() if placement.closed]
+        told = ". ".join(each for each in (placement.gate.message, placement.blocked, *refused) if each)
         conditions.set(ConditionType.ADMITTED, placement.gate.open, placement.gate.reason, told)
         return
     told = f"no queueing system is used; {placement.note}" if placement.note else "no queueing system is used"

@@ -138,7 +138,7 @@ class _Visit:
         told = self.admission.problem or "the manifest is valid"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
         if self.admission.planned:
-            placement.admitted(self.conditions, self.placed)
+            placement.admitted(self.conditions, self.placed, self.observed.refusals)
 
     def _accounts(self) -> Account:
         policy, stopping = self.job.spec.run_policy, self.resting

@@ -103,6 +103,15 @@ def test_nothing_is_made_before_the_queue_admits_the_job() -> None:
     assert world.condition("Admitted")["message"].endswith("couldn't assign flavors: insufficient quota")
 
 
+def test_a_workload_that_is_refused_is_told() -> None:
+    world = Queued()
+    world.refusals = {"rlhfjob-job": "forbidden"}
+    plan = world.plan()
+    world.carry_out(plan)
+    assert world.condition("Admitted")["message"].endswith("rlhfjob-job is refused: forbidden")
+    assert plan.look_again_after is not None
+
+
 def test_the_workload_counts_every_pod_and_nothing_that_is_no_matter_of_quota() -> None:
     world = Queued()
     world.settle()
