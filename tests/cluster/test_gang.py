@@ -1,0 +1,219 @@
+"""Gangs on a real API server: Kubernetes' own with the real scheduler, the others against the fields that we set.
+
+The definitions in crds/ hold what the published APIs of Kueue, Volcano and coscheduling say of those fields; their
+controllers are played by the test, through the API server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster
+from .job_fixture import ALL, ROOT, Seen, manifest
+from .kwok import TAINT
+from .operator_process import OperatorProcess
+
+pytestmark = pytest.mark.slow
+
+CRDS = Path(__file__).parent / "crds"
+PATIENCE = 240.0  # seconds; seconds on an idle machine
+GATES = {"GenericWorkload": True, "GangScheduling": True}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A control plane with gang scheduling switched on; no node yet."""
+    with Cluster(
+        level="control-plane", feature_gates=GATES, runtime_config=["scheduling.k8s.io/v1alpha2=true"]
+    ) as made:
+        for each in (ROOT / "crds" / "rlhfjobs.yaml", *sorted(CRDS.glob("*.yaml"))):
+            made.apply(each)
+        made.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=120s")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator, which finds every backend when it starts."""
+    process = OperatorProcess(cluster, "--no-leader-election")
+    try:
+        process.start(PATIENCE)
+        yield process
+    finally:
+        process.stop()
+
+
+LARGE = {"spec": {"containers": [{"name": "worker", "resources": {"requests": {"cpu": "16"}}}]}}
+"""Four of them fill a fake node of 64 CPUs; five are the minimum of the job below, six all of it."""
+
+
+def add_node(cluster: Cluster, first: int) -> None:
+    """A fake node that takes any pod."""
+    for name in cluster.add_kwok_nodes(1, gpus=0, first=first):
+        cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
+
+
+def large(namespace: str) -> dict[str, Any]:
+    """A job of six large pods."""
+    job = manifest(namespace, coordinator={"template": LARGE})
+    for group in ("generation", "inference", "training"):
+        job["spec"][group]["template"] = LARGE
+    return job
+
+
+def bound(seen: Seen) -> list[str]:
+    """Pods that have a node."""
+    return sorted(name for name, each in seen.pods().items() if each["spec"].get("nodeName"))
+
+
+def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    add_node(cluster, 200)
+    cluster.apply(large(namespace))
+    seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
+    groups = cluster.get("podgroups.scheduling.k8s.io", "job", seen.where)
+    assert groups["spec"]["schedulingPolicy"]["gang"]["minCount"] == 5
+    assert {each["spec"]["schedulingGroup"]["podGroupName"] for each in seen.pods().values()} == {"job"}
+
+    def refused() -> bool:
+        conditions = [c for each in seen.pods().values() for c in each["status"].get("conditions", [])]
+        return sum(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions) >= 5
+
+    seen.until("the scheduler to look at all", refused, PATIENCE)
+    assert bound(seen) == []
+    add_node(cluster, 201)
+    seen.until("all pods on a node", lambda: bound(seen) == ALL, PATIENCE)
+    lost = seen.uids()["generation-0"]
+    cluster.kubectl("delete", "pod/job-generation-0", seen.where, "--wait=false")
+    seen.until("another generation-0", lambda: seen.uids().get("generation-0", lost) != lost, PATIENCE)
+    seen.until("it to be bound", lambda: bound(seen) == ALL, PATIENCE)
+    cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
+    seen.until("a third generation pod", lambda: "generation-2" in bound(seen), PATIENCE)
+
+
+def named(namespace: str, mode: str, **more: Any) -> dict[str, Any]:
+    """A job that asks for a backend by name."""
+    return manifest(namespace, scheduling={"gang": {"mode": mode, **more}, "priorityClassName": "high"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def priority(cluster: Cluster) -> None:
+    """The API server refuses pods of a class that does not exist."""
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 7}
+    cluster.apply(kind)
+
+
+def test_volcano_gets_a_group_that_its_definition_takes(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(named(namespace, "Volcano", queue="research"))
+    seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
+    spec = cluster.get("podgroups.scheduling.volcano.sh", "job", seen.where)["spec"]
+    assert spec == {
+        "minMember": 5,
+        "minResources": {"cpu": "5", "memory": "4831838208"},
+        "queue": "research",
+        "priorityClassName": "high",
+    }
+    for each in seen.pods().values():
+        assert each["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "job"
+        assert (each["spec"]["schedulerName"], each["spec"]["priority"]) == ("volcano", 7)
+
+
+def test_coscheduling_gets_a_group_that_follows_the_jobs_size(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(named(namespace, "Coscheduling", timeoutSeconds=60))
+    seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
+    group = ("podgroups.scheduling.x-k8s.io", "job", seen.where)
+    assert cluster.get(*group)["spec"]["scheduleTimeoutSeconds"] == 60
+    assert {each["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for each in seen.pods().values()} == {"job"}
+    seen.patch(inference={"replicas": 0})
+    seen.until("a smaller minimum", lambda: cluster.get(*group)["spec"]["minMember"] == 4, PATIENCE)
+
+
+class Kueue:
+    """Kueue's part, played by the test."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen, self.cluster = seen, seen.cluster
+
+    def workload(self) -> dict[str, Any]:
+        found = self.cluster.get("workloads.kueue.x-k8s.io", self.seen.where)["items"]
+        return found[0] if found else {}
+
+    def condition(self, kind: str) -> str:
+        conditions = self.workload().get("status", {}).get("conditions", [])
+        return next((str(each["status"]) for each in conditions if each["type"] == kind), "")
+
+    def write(self, conditions: dict[str, tuple[str, str]], admission: dict[str, Any] | None = None) -> None:
+        """Conditions by type, (status, reason); an admission when one is given."""
+        status = self.workload().get("status", {})
+        kept = [each for each in status.get("conditions", []) if each["type"] not in conditions]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        fresh = [
+            {"type": kind, "status": value, "reason": reason, "message": f"{reason}.", "lastTransitionTime": now}
+            for kind, (value, reason) in conditions.items()
+        ]
+        given = {"status": {"conditions": [*kept, *fresh]} | ({"admission": admission} if admission else {})}
+        arguments = (self.seen.where, "--subresource=status", "--type=merge", f"--patch={json.dumps(given)}")
+        self.cluster.kubectl("patch", "workloads.kueue.x-k8s.io", "rlhfjob-job", *arguments)
+
+    def admit(self) -> None:
+        names = [each["name"] for each in self.workload()["spec"]["podSets"]]
+        assigned = [{"name": name, "flavors": {"cpu": "h200"}} for name in names]
+        true = {kind: ("True", kind) for kind in ("QuotaReserved", "Admitted")}
+        self.write(
+            {**true, "Evicted": ("False", "QuotaReserved")}, {"clusterQueue": "gpus", "podSetAssignments": assigned}
+        )
+
+
+def test_a_queued_job_starts_ends_and_starts_again_as_kueue_says(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    flavor = {"nodeLabels": {"gpu": "h200"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    cluster.apply(
+        {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "h200"}, "spec": flavor}
+    )
+    job = manifest(namespace)
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    cluster.apply(job)
+    kueue = Kueue(seen)
+    seen.until("the Workload", kueue.workload, PATIENCE)
+    seen.until("Queued", lambda: seen.condition("Running").get("reason") == "Queued", PATIENCE)
+    assert "LocalQueue team" in seen.condition("Admitted")["message"]
+    assert seen.pods() == {}
+    assert not cluster.get("services,secrets", seen.where)["items"]
+
+    kueue.admit()
+    seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
+    for each in seen.pods().values():
+        assert each["spec"]["nodeSelector"] == {"gpu": "h200"}
+        assert {"key": "gpu", "operator": "Exists"} in each["spec"]["tolerations"]
+    assert seen.condition("Admitted")["reason"] == "QuotaReserved"
+    seen.until("PodsReady", lambda: kueue.condition("PodsReady") == "False", PATIENCE)
+
+    kueue.write({"Evicted": ("True", "Preempted")})
+    seen.until("no pods", lambda: not seen.pods(), PATIENCE)
+    seen.until("the reservation to be given back", lambda: kueue.condition("QuotaReserved") == "False", PATIENCE)
+    assert "admission" not in kueue.workload()["status"]
+    assert kueue.condition("Requeued") == "True"
+    assert seen.condition("Admitted")["reason"] == "Evicted"
+
+    kueue.admit()
+    seen.until("six pods again", lambda: len(seen.pods()) == 6, PATIENCE)
+    before = kueue.workload()["metadata"]["uid"]
+    cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
+    seen.until("another Workload", lambda: kueue.workload().get("metadata", {}).get("uid", before) != before, PATIENCE)
+    sizes = {each["name"]: each["count"] for each in kueue.workload()["spec"]["podSets"]}
+    assert sizes["generation"] == 3
+    assert seen.pods() == {}
+    seen.patch(suspend=True)
+    seen.until("no Workload", lambda: not kueue.workload(), PATIENCE)
+
+
+def test_a_job_of_multikueue_is_left_alone(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace, "other", managedBy="kueue.x-k8s.io/multikueue"))
+    cluster.apply(manifest(namespace))
+    seen.until("the job beside it", lambda: len(seen.pods()) == 6, PATIENCE)
+    assert "status" not in seen.job("other")
+    assert seen.pods("other") == {}

@@ -1,0 +1,63 @@
+"""What is served is asked again, and only an answer changes what is known."""
+
+import asyncio
+
+import pytest
+
+from rlhf_operator.cluster import Cluster, UnavailableError
+from rlhf_operator.gang import discovery
+from rlhf_operator.gang.apis import KUEUE, MODES, NATIVE, Served
+
+V1BETA2 = "kueue.x-k8s.io/v1beta2"
+
+
+class ApiServer(Cluster):
+    """Answers what each turn of the list says; None is no answer."""
+
+    def __init__(self, *turns: dict[str, set[str]] | None) -> None:
+        self.turns = list(turns)
+
+    async def kinds(self, api_version: str) -> frozenset[str]:
+        now = self.turns[0]
+        if now is None:
+            self.turns.pop(0)
+            raise UnavailableError("no answer")
+        return frozenset(now.get(api_version, ()))
+
+
+def test_a_version_counts_when_it_serves_every_kind_that_is_made() -> None:
+    api = ApiServer({"scheduling.k8s.io/v1alpha2": {"Workload"}, "scheduling.k8s.io/v1alpha1": {"Workload"}})
+    found = asyncio.run(discovery.served(api))
+    assert found.usable() == {NATIVE: "scheduling.k8s.io/v1alpha1"}
+    assert found.watched() == {"scheduling.k8s.io/v1alpha1/Workload": ("scheduling.k8s.io", "v1alpha1", "workloads")}
+
+
+def test_what_is_switched_off_is_not_asked_for() -> None:
+    found = asyncio.run(discovery.served(ApiServer({V1BETA2: {"Workload"}}), [NATIVE]))
+    assert found.usable() == {}
+    assert found.off == set(MODES) - {NATIVE}
+
+
+def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    found = asyncio.run(discovery.first(ApiServer(None, None, {V1BETA2: {"Workload"}}), MODES))
+    assert found.usable() == {KUEUE: V1BETA2}
+
+
+def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
+    known = Served(frozenset([V1BETA2]))
+    api = ApiServer(None, {V1BETA2: {"Workload"}})
+
+    async def watch(api: Cluster) -> None:
+        await asyncio.wait_for(discovery.changed(api, known, every=0.0), 30)
+
+    async def unchanged() -> bool:
+        task = asyncio.create_task(watch(api))
+        await asyncio.sleep(0.05)
+        still = not task.done()
+        task.cancel()
+        return still
+
+    assert asyncio.run(unchanged())
+    with pytest.raises(discovery.ChangedError, match="starts anew"):
+        asyncio.run(watch(ApiServer(None, {})))
