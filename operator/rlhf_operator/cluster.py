@@ -47,7 +47,7 @@ RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     names.KIND: (f"/apis/{names.API_VERSION}", names.PLURAL),
     **apis.RESOURCES,
 }
-"""Kind -> where the API serves it; all are namespaced but apis.CLUSTER_WIDE."""
+"""Kind -> where the API serves it; all are namespaced but some of `gang.apis`."""
 
 
 class ClusterError(Exception):

@@ -126,6 +126,7 @@ class Controller:
             served=self._queueing.served,
             workload=workload,
             flavors=await self._queueing.flavors(workload),
+            priority=await self._queueing.priority(job),
             pods=pods,
             taken=taken,
             applied=self._index.applied(key),

@@ -8,18 +8,30 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
+from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_operator.cluster import Cluster, RefusedError
-from rlhf_operator.gang.apis import KUEUE, Served
-from rlhf_operator.gang.kueue_workload import Placement, Report, Workload, flavor_of, is_workload, with_report
+from rlhf_operator.gang.apis import KUEUE, PRIORITY_CLASS, Served
+from rlhf_operator.gang.kueue import priority_of
+from rlhf_operator.gang.kueue_workload import (
+    Placement,
+    Priority,
+    Report,
+    Workload,
+    flavor_of,
+    is_workload,
+    with_report,
+)
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.conditions import rfc3339
 
+Json = dict[str, Any]
+
 log = logging.getLogger(__name__)
 
-FLAVOR_SECONDS: Final = 60.0
-"""A flavor is read again after that: they change by an administrator's hand."""
+READ_SECONDS: Final = 60.0
+"""A flavor or a class is read again after that: they change by an administrator's hand."""
 
 
 class Queueing:
@@ -28,30 +40,39 @@ class Queueing:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.served = Served()
-        self._flavors: dict[str, tuple[float, Placement | None]] = {}
+        self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def flavors(self, workload: Workload | None) -> Mapping[str, Placement]:
         """Flavors that an admission names, by name; one that cannot be read is left out."""
         version = self.served.version(KUEUE)
         if workload is None or version is None:
             return {}
-        found = {}
-        for name in {each for names in workload.flavors.values() for each in names}:
-            read_at, flavor = self._flavors.get(name, (0.0, None))
-            if flavor is None or time.monotonic() - read_at > FLAVOR_SECONDS:
-                flavor = await self._flavor(version, name)
-                self._flavors[name] = time.monotonic(), flavor
-            if flavor is not None:
-                found[name] = flavor
-        return found
+        named = {each for names in workload.flavors.values() for each in names}
+        bodies = {name: await self._read(f"{version}/ResourceFlavor", name) for name in named}
+        return {name: flavor_of(body) for name, body in bodies.items() if body is not None}
 
-    async def _flavor(self, version: str, name: str) -> Placement | None:
-        try:
-            body = await self._cluster.get(f"{version}/ResourceFlavor", None, name)
-        except RefusedError as error:
-            log.warning("ResourceFlavor %s cannot be read: %s", name, error)
+    async def priority(self, job: Json) -> Priority | None:
+        """The class that orders a stored job in its queue."""
+        version, labels = self.served.version(KUEUE), job["metadata"].get("labels") or {}
+        named = priority_of(labels, job.get("spec") or {})
+        if version is None or named is None or QUEUE_LABEL not in labels:
             return None
-        return flavor_of(body) if body else None
+        kind, name = named
+        body = await self._read(PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)
+        return Priority(kind, name, None if body is None else int(body.get("value", 0)))
+
+    async def _read(self, kind: str, name: str) -> Json | None:
+        """An object without a namespace, not older than READ_SECONDS; None when it is not there or may not be read."""
+        read_at, body = self._read_at.get((kind, name), (0.0, {}))
+        if body and time.monotonic() - read_at < READ_SECONDS:
+            return body
+        try:
+            found = await self._cluster.get(kind, None, name)
+        except RefusedError as error:
+            log.warning("%s %s cannot be read: %s", kind, name, error)
+            return None
+        self._read_at[kind, name] = time.monotonic(), found or {}
+        return found
 
     async def withdraw(self, index: Index, key: str, places: Sequence[tuple[str, str]]) -> None:
         """Deletes objects of a job's gang."""

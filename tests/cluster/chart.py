@@ -39,7 +39,11 @@ SCHEDULING: dict[str, dict[tuple[str, str], str]] = {
     "coscheduling": {("scheduling.x-k8s.io", "podgroups"): _OBJECTS},
 }
 """And for each backend of gangs and queues that the chart's values switch on."""
-FLAVORS = {("kueue.x-k8s.io", "resourceflavors"): "get"}
+FLAVORS = {
+    ("kueue.x-k8s.io", "resourceflavors"): "get",
+    ("kueue.x-k8s.io", "workloadpriorityclasses"): "get",
+    ("scheduling.k8s.io", "priorityclasses"): "get",
+}
 """And in the whole cluster, with Kueue."""
 LEASE = {("coordination.k8s.io", "leases"): "get create update"}
 """And in its own."""

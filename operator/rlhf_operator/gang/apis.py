@@ -23,7 +23,15 @@ APIS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     COSCHEDULING: (("scheduling.x-k8s.io/v1alpha1", ("PodGroup",)),),
 }
 """Backend -> (apiVersion, kinds of ours in it), the version that is preferred first."""
-_PLURALS: Final = {"Workload": "workloads", "PodGroup": "podgroups", "ResourceFlavor": "resourceflavors"}
+PRIORITY_CLASS: Final = "scheduling.k8s.io/v1/PriorityClass"
+_READ: Final = ("ResourceFlavor", "WorkloadPriorityClass")
+"""Kinds of Kueue without a namespace, which are read by name."""
+_PLURALS: Final = {
+    "Workload": "workloads",
+    "PodGroup": "podgroups",
+    "ResourceFlavor": "resourceflavors",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,6 @@ RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     f"{version}/{kind}": (f"/apis/{version}", _PLURALS[kind])
     for mode, versions in APIS.items()
     for version, kinds in versions
-    for kind in (*kinds, *(("ResourceFlavor",) if mode == KUEUE else ()))
-}
-"""Kind -> where the API serves it."""
-CLUSTER_WIDE: Final = frozenset(kind for kind in RESOURCES if kind.endswith("/ResourceFlavor"))
-"""Kinds without a namespace."""
+    for kind in (*kinds, *(_READ if mode == KUEUE else ()))
+} | {PRIORITY_CLASS: ("/apis/scheduling.k8s.io/v1", "priorityclasses")}
+"""Kind -> where the API serves it; _READ and PriorityClass have no namespace."""

@@ -16,15 +16,18 @@ from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_api.names import GROUP, LABEL_GROUP, Group
 from rlhf_operator.gang.apis import KUEUE
 from rlhf_operator.gang.backend import labelled, with_scheduler
-from rlhf_operator.gang.kueue_workload import Decision
+from rlhf_operator.gang.kueue_workload import Decision, Priority
 from rlhf_operator.gang.members import counts, scheduler
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import Images, pod
 
 Json = dict[str, Any]
 
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
 CLAIMS: Final = f"{GROUP}/claims"
 """Annotation of a Workload: fingerprint of what one pod of each group asks for."""
+PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
+"""Label of a job that names a WorkloadPriorityClass."""
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
 _PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resourceClaims")
 
@@ -39,12 +42,13 @@ class Kueue:
     fixed: bool = False
     decision: Decision | None = None
     """Where admitted pods go; None before there is an admission."""
+    priority: Priority | None = None
 
     def objects(self, job: RLHFJob) -> list[Json]:
         """The Workload."""
         meta = identity.metadata(job, workload_name(job), identity.labels(job))
         meta["annotations"] = {CLAIMS: claims(job)}
-        spec = {"queueName": queue_of(job), "podSets": pod_sets(job)}
+        spec = {"queueName": queue_of(job), "podSets": pod_sets(job), **self._priority()}
         return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
@@ -67,6 +71,25 @@ class Kueue:
         return labelled(
             merged, {**placed.labels, **meta["labels"]}, {**placed.annotations, **meta.get("annotations", {})}
         )
+
+    def _priority(self) -> Json:
+        if self.priority is None:
+            return {}
+        kind, name = self.priority.kind, self.priority.name
+        group = KUEUE_GROUP if kind == "WorkloadPriorityClass" else "scheduling.k8s.io"
+        if self.version.endswith("/v1beta1"):
+            named: Json = {"priorityClassName": name, "priorityClassSource": f"{group}/{kind.lower()}"}
+        else:
+            named = {"priorityClassRef": {"group": group, "kind": kind, "name": name}}
+        return {**named, "priority": self.priority.value}
+
+
+def priority_of(labels: Mapping[str, str], spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(kind, name) of the class that orders a stored job; Kueue's own wins."""
+    if name := labels.get(PRIORITY_LABEL):
+        return "WorkloadPriorityClass", name
+    name = (spec.get("scheduling") or {}).get("priorityClassName")
+    return ("PriorityClass", str(name)) if name else None
 
 
 def queue_of(job: RLHFJob) -> str | None:

@@ -28,6 +28,17 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Priority:
+    """The class by which Kueue orders a job among those that wait."""
+
+    kind: str
+    """WorkloadPriorityClass (Kueue's own, named by a label of the job) or PriorityClass (that of its pods)."""
+    name: str
+    value: int | None
+    """None: the class cannot be read."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A Workload as far as decisions read it."""
 

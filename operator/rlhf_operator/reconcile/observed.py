@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rlhf_operator.gang.apis import Served
-from rlhf_operator.gang.kueue_workload import Placement, Workload
+from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.pod import Pod
 
@@ -69,3 +69,5 @@ class Observed:
     """The job's Workload, as Kueue has it."""
     flavors: Mapping[str, Placement] = field(default_factory=dict)
     """ResourceFlavors that its admission names, by name, of those that could be read."""
+    priority: Priority | None = None
+    """The class by which a queue orders the job; None when it names none, or has no queue."""

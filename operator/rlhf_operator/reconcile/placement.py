@@ -74,6 +74,10 @@ def placed(admission: Admission, observed: Observed) -> tuple[Admission, Placeme
         return admission, Placement(backend, note=choice.note, blocked=_going(job, backend, observed))
     counts = {group.value: count for group, count in members.counts(job).items()}
     found = kueue_workload.gate(kueue.queue_of(job) or "", observed.workload, counts, kueue.claims(job))
+    backend = replace(backend, priority=observed.priority)
+    if observed.priority is not None and observed.priority.value is None and not found.open:
+        unread = f"{observed.priority.kind} {observed.priority.name} cannot be read"
+        return admission, Placement(backend, found, blocked=unread)
     if observed.workload is None or not found.open:
         return admission, Placement(backend, found)
     decision = Decision(observed.workload, observed.flavors)
@@ -85,7 +89,7 @@ def placed(admission: Admission, observed: Observed) -> tuple[Admission, Placeme
 
 def wanted(job: RLHFJob, placement: Placement, observed: Observed) -> list[Json]:
     """Objects of the gang to apply now, without our fingerprint."""
-    if placement.backend is None:
+    if placement.backend is None or (placement.closed and placement.blocked):
         return []
     found = []
     for body, mark, fresh in _compared(job, placement.backend, observed):

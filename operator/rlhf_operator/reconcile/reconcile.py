@@ -157,7 +157,8 @@ class _Visit:
             self.started = None
         overdue = scale.overdue(self.pods.values(), self.now)
         look = scale.next_overdue(self.pods.values(), self.now)
-        looks = [look, REFUSED_AGAIN_SECONDS if self.observed.refusals else None]
+        held_up = self.observed.refusals or self.placed.blocked
+        looks = [look, REFUSED_AGAIN_SECONDS if held_up else None]
         draft = Plan(apply=apply, delete=tuple(overdue), look_again_after=_soonest(looks))
         return self._written(accounts, leaving, draft)
 

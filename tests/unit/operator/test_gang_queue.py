@@ -11,7 +11,7 @@ from tests.unit.operator.world import World
 
 from rlhf_api import names
 from rlhf_operator.gang.kueue import CLAIMS
-from rlhf_operator.gang.kueue_workload import Placement, with_report, workload_of
+from rlhf_operator.gang.kueue_workload import Placement, Priority, with_report, workload_of
 from rlhf_operator.reconcile import Plan
 from rlhf_operator.reconcile.conditions import rfc3339
 
@@ -146,6 +146,24 @@ def test_an_admitted_job_runs_where_its_flavors_are() -> None:
         assert body["spec"]["nodeSelector"] == {"gpu": "h200"}
         assert body["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
     assert "QuotaReserved" in world.events
+
+
+def test_a_job_queues_with_the_priority_of_its_class_and_not_while_that_cannot_be_read() -> None:
+    world = Queued()
+    world.priority = Priority("WorkloadPriorityClass", "research", None)
+    plan = world.settle()
+    assert PLACE not in world.bodies
+    assert "WorkloadPriorityClass research cannot be read" in world.condition("Admitted")["message"]
+    assert plan.look_again_after is not None
+    world.priority = Priority("WorkloadPriorityClass", "research", 100)
+    world.settle()
+    spec = world.bodies[PLACE]["spec"]
+    assert spec["priority"] == 100
+    assert spec["priorityClassRef"] == {
+        "group": "kueue.x-k8s.io",
+        "kind": "WorkloadPriorityClass",
+        "name": "research",
+    }
 
 
 def test_no_pod_is_made_while_a_flavor_cannot_be_read() -> None:

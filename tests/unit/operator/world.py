@@ -14,7 +14,7 @@ import yaml
 
 from rlhf_api import names
 from rlhf_operator.gang.apis import Served, kind_of
-from rlhf_operator.gang.kueue_workload import Placement, Workload
+from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile import Observed, Plan, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
@@ -59,6 +59,7 @@ class World:
         self.served = Served()
         self.workload: Workload | None = None
         self.flavors: dict[str, Placement] = {}
+        self.priority: Priority | None = None
         self.bodies: dict[tuple[str, str], Json] = {}
         self._numbers = itertools.count()
 
@@ -77,6 +78,7 @@ class World:
             served=self.served,
             workload=self.workload,
             flavors=self.flavors,
+            priority=self.priority,
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 
