@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -24,14 +25,14 @@ from tests.cluster.chaos_run import Outcome, Undisturbed, run
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def chaos(folder: Path, count: int, outcome: Outcome) -> str:
+def chaos(folder: Path, count: int, outcome: Outcome, minutes: float) -> str:
     """Fills the outcome as far as it comes, and answers the undisturbed run's weights."""
     with (
         Undisturbed(folder / "undisturbed", count) as undisturbed,
         Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as cluster,
     ):
         cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
-        run(cluster, images.MOUNTED, folder / "chaos", count, outcome)
+        run(cluster, images.MOUNTED, folder / "chaos", count, outcome, within=minutes * 60)
         return undisturbed.weights()
 
 
@@ -40,6 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no fault begins later; the job still ends")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
     if given.faults < 1:
@@ -48,7 +50,7 @@ def main() -> int:
         Path(folder).chmod(0o755)  # pods are another user
         outcome, weights, wrong = Outcome(given.seed), "", ""
         try:
-            weights = chaos(Path(folder), given.faults, outcome)
+            weights = chaos(Path(folder), given.faults, outcome, given.minutes)
         except (AssertionError, RuntimeError, TimeoutError) as error:
             traceback.print_exc()
             wrong = f"{type(error).__name__}: {error}"

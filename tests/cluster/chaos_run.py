@@ -7,6 +7,7 @@ happen. The job must end Complete with the weights of `rlhf run`, and leave noth
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -103,8 +104,11 @@ class Outcome:
         return asdict(self) | {"counted": self.counted}
 
 
-def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome) -> None:
-    """The first `count` faults of the outcome's seed on one job; raises when it fails or a fact does not come."""
+def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome, *, within: float = math.inf) -> None:
+    """The first `count` faults of the outcome's seed on one job; none begins later than `within` seconds.
+
+    Raises AssertionError when the job fails, and TimeoutError naming a fact that does not come.
+    """
     seed, start = outcome.seed, time.monotonic()
     chosen = faults(seed, count)
     wanted = due(chosen)
@@ -117,6 +121,8 @@ def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome
             _say(start, job, f"seed {seed}: {count} faults on a job of {iterations(count)} iterations")
             happening.until("the job to train", lambda: job.trained() >= FIRST_ITERATIONS)
             for number, fault in enumerate(chosen):
+                if time.monotonic() - start > within:
+                    break
                 time.sleep(fault.calm)
                 _one(start, job, happening, operators, chosen[: number + 1], outcome)
             job.allow(OPEN)
