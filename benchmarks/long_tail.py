@@ -57,17 +57,31 @@ class Setting:
     auto: bool = False
 
 
-SETTINGS = (Setting("Off"), Setting("Auto", auto=True), *(Setting(f"R_t={r}, m=1", r) for r in THRESHOLDS))
+@dataclass(frozen=True)
+class Turns:
+    """Which iteration goes by which setting."""
+
+    settings: tuple[Setting, ...]
+    rounds: int
+
+    @classmethod
+    def of(cls, thresholds: Sequence[int], rounds: int) -> "Turns":
+        """No fusion, Auto, and the sweep."""
+        sweep = (Setting(f"R_t={threshold}, m=1", threshold) for threshold in thresholds)
+        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep), rounds)
+
+    @property
+    def iterations(self) -> int:
+        """Of the job."""
+        return WARM_UP + self.rounds * len(self.settings)
+
+    def turn(self, iteration: int) -> tuple[int, Setting]:
+        """(round, setting) of an iteration; every round begins with another setting."""
+        number, place = divmod(max(0, iteration - WARM_UP), len(self.settings))
+        return number, self.settings[(place + number) % len(self.settings) if iteration >= WARM_UP else 0]
 
 
-def order(iteration: int) -> tuple[int, Setting]:
-    """(round, setting) of an iteration; every round begins with another setting."""
-    number, place = divmod(max(0, iteration - WARM_UP), len(SETTINGS))
-    setting = SETTINGS[(place + number) % len(SETTINGS)] if iteration >= WARM_UP else SETTINGS[0]
-    return number, setting
-
-
-def write_job(folder: Path, scenario: str, rounds: int) -> Path:
+def write_job(folder: Path, scenario: str, iterations: int) -> Path:
     """Models, prompts, reward and the resolved manifest."""
     write_policy(folder / "policy")
     write_scorer(folder / "reference", **SCORERS[scenario])
@@ -75,7 +89,7 @@ def write_job(folder: Path, scenario: str, rounds: int) -> Path:
     (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
     spec = {
         "algorithm": {"grpo": {"miniBatchSize": BATCH, "groupSize": 2}},
-        "iterations": WARM_UP + rounds * len(SETTINGS),
+        "iterations": iterations,
         "seed": 11,
         "models": {
             "actor": {"path": str(folder / "policy")},
@@ -125,12 +139,12 @@ def workers(folder: Path, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_turns() -> Iterator[None]:
+def in_turns(turns: Turns) -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
     planned, random_key = fusing.begin, prompts.random_key
 
     def begin(run: Run) -> None:
-        _, setting = order(run.world.iteration)
+        _, setting = turns.turn(run.world.iteration)
         if setting.auto:
             planned(run)
             return
@@ -139,32 +153,32 @@ def in_turns() -> Iterator[None]:
             run.world.fusion.choice = FusionChoice(setting.threshold, 1, "Auto", 0.0, 0.0, (), setting.name)
 
     fusing.begin = begin
-    effects.random_key = lambda seed, iteration, index: random_key(seed, order(iteration)[0], index)  # type: ignore[attr-defined]
+    effects.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         fusing.begin, effects.random_key = planned, random_key  # type: ignore[attr-defined]
 
 
-def run_scenario(folder: Path, scenario: str, rounds: int) -> Path:
+def run_scenario(folder: Path, scenario: str, turns: Turns) -> Path:
     """Runs the job; its run folder."""
-    manifest, run_dir, address = write_job(folder, scenario, rounds), folder / "run", free_address()
+    manifest, run_dir, address = write_job(folder, scenario, turns.iterations), folder / "run", free_address()
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(), workers(folder, address):
+    with in_turns(turns), workers(folder, address):
         outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
     if outcome.phase != "Complete":
         raise SystemExit(f"scenario {scenario}: {outcome.phase}: {outcome.failure}; logs in {folder}")
     return run_dir
 
 
-def report(run_dir: Path) -> dict[str, Any]:
+def report(run_dir: Path, turns: Turns) -> dict[str, Any]:
     """Numbers of a scenario."""
     by_round: dict[tuple[str, int], dict[str, float]] = {}
     for line in read_metrics(run_dir / "metrics.jsonl")[WARM_UP:]:
-        number, setting = order(int(line["iteration"]))
+        number, setting = turns.turn(int(line["iteration"]))
         by_round[setting.name, number] = line
     rounds = sorted({number for _, number in by_round})
-    table = {setting.name: _row(setting.name, rounds, by_round) for setting in SETTINGS}
+    table = {setting.name: _row(setting.name, rounds, by_round) for setting in turns.settings}
     best = min(row["seconds"] for name, row in table.items() if name.startswith("R_t"))
     lengths = _lengths(run_dir)
     errors = [error for row in table.values() for error in row["simulator_errors"]]
@@ -205,12 +219,12 @@ def _lengths(run_dir: Path) -> list[int]:
     return [len(r.finished.tokens.data) // 4 for r in records if r.WhichOneof("record") == "finished"]
 
 
-def draw(run_dir: Path, folder: Path, scenario: str, rounds: int) -> None:
+def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
     """The timeline of one iteration without fusion and of the one with Auto in the same round."""
     spans = [span for span in read_spans(run_dir / "timeline.json") if not span.name.startswith("predicted/")]
     shown = ("decode", "prefill", "score", "migrate")
-    for iteration in range(WARM_UP + (rounds - 1) * len(SETTINGS), WARM_UP + rounds * len(SETTINGS)):
-        name = order(iteration)[1].name
+    for iteration in range(turns.iterations - len(turns.settings), turns.iterations):
+        name = turns.turn(iteration)[1].name
         if name in ("Off", "Auto"):
             mine = [span for span in spans if span.iteration == iteration and span.name.startswith(shown)]
             draw_timeline(mine, folder / f"long-tail-{scenario}-{name.lower()}.png")
@@ -220,17 +234,19 @@ def main() -> int:
     """Prints a table, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--thresholds", nargs="+", type=int, default=THRESHOLDS, help="of the sweep")
     parser.add_argument("--scenario", nargs="+", choices=sorted(SCORERS), default=sorted(SCORERS))
     parser.add_argument("--pictures", type=Path, help="folder for the timelines of the last round")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"rounds": arguments.rounds, "batch": BATCH, "cores": len(os.sched_getaffinity(0))}
+    turns = Turns.of(arguments.thresholds, arguments.rounds)
+    results: dict[str, Any] = {"rounds": arguments.rounds, "batch": BATCH, "load": os.getloadavg()[2]}
     for scenario in arguments.scenario:
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
-            run_dir = run_scenario(Path(folder), scenario, arguments.rounds)
-            results[scenario] = report(run_dir)
+            run_dir = run_scenario(Path(folder), scenario, turns)
+            results[scenario] = report(run_dir, turns)
             if arguments.pictures:
-                draw(run_dir, arguments.pictures, scenario, arguments.rounds)
+                draw(run_dir, arguments.pictures, scenario, turns)
         for name, row in results[scenario]["settings"].items():
             print(
                 f"{scenario} {name:>12}: {row['seconds']:7.3f} s, {row['off_over_this']:.3f}x as fast as Off, "
