@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from rlhf_operator.gang.apis import MODES
+
+from .chart import HOME, RELEASE, render
 from .cluster import Cluster
 from .job_fixture import ALL, ROOT, Seen, manifest
 from .kwok import TAINT
@@ -40,8 +43,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator, which finds every backend when it starts."""
-    process = OperatorProcess(cluster, "--no-leader-election")
+    """The operator with the rights of the chart and no others; it finds every backend when it starts."""
+    switched_on = {"scheduling": {mode.lower(): True for mode in MODES}}
+    for (kind, _), body in render(switched_on).items():
+        if kind in ("ClusterRole", "ClusterRoleBinding"):
+            cluster.apply(body)
+    account = cluster.user(f"system:serviceaccount:{HOME}:{RELEASE}")
+    process = OperatorProcess(cluster, "--no-leader-election", kubeconfig=account)
     try:
         process.start(PATIENCE)
         yield process
@@ -59,21 +67,26 @@ def add_node(cluster: Cluster, first: int) -> None:
         cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
 
 
-def large(namespace: str) -> dict[str, Any]:
+def large(namespace: str, name: str = "job", mode: str = "Auto") -> dict[str, Any]:
     """A job of six large pods."""
-    job = manifest(namespace, coordinator={"template": LARGE})
+    gang = {"gang": {"mode": mode}}
+    job = manifest(namespace, name, coordinator={"template": LARGE}, scheduling=gang)
     for group in ("generation", "inference", "training"):
         job["spec"][group]["template"] = LARGE
     return job
 
 
-def bound(seen: Seen) -> list[str]:
+def bound(seen: Seen, name: str = "job") -> list[str]:
     """Pods that have a node."""
-    return sorted(name for name, each in seen.pods().items() if each["spec"].get("nodeName"))
+    return sorted(worker for worker, each in seen.pods(name).items() if each["spec"].get("nodeName"))
 
 
 def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: Seen, namespace: str) -> None:
     add_node(cluster, 200)
+    cluster.apply(large(namespace, "loose", "Off"))
+    seen.until("what has room to hold it", lambda: len(bound(seen, "loose")) == 4, PATIENCE)
+    cluster.kubectl("delete", "rlhfjob", "loose", seen.where)
+    seen.until("room", lambda: not seen.pods("loose"), PATIENCE)
     cluster.apply(large(namespace))
     seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
     groups = cluster.get("podgroups.scheduling.k8s.io", "job", seen.where)
@@ -174,12 +187,13 @@ def test_a_queued_job_starts_ends_and_starts_again_as_kueue_says(cluster: Cluste
     cluster.apply(
         {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "h200"}, "spec": flavor}
     )
-    job = manifest(namespace)
+    job = manifest(namespace, scheduling={"priorityClassName": "high"})
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     cluster.apply(job)
     kueue = Kueue(seen)
     seen.until("the Workload", kueue.workload, PATIENCE)
     seen.until("Queued", lambda: seen.condition("Running").get("reason") == "Queued", PATIENCE)
+    assert kueue.workload()["spec"]["priority"] == 7
     assert "LocalQueue team" in seen.condition("Admitted")["message"]
     assert seen.pods() == {}
     assert not cluster.get("services,secrets", seen.where)["items"]
