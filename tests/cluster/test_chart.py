@@ -125,6 +125,12 @@ def test_a_backend_brings_its_rights_and_its_flag_and_nothing_else(mode: str) ->
         assert flat(made[flavors]["rules"]) == triples(FLAVORS)
 
 
+def test_values_of_a_chart_before_gangs_still_render() -> None:
+    made = render({"scheduling": None})
+    assert "--scheduling=" in pod(made)["containers"][0]["args"]
+    assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
+
+
 def _places(version: str) -> set[tuple[str, str]]:
     return {(group, plural) for group, _, plural in Served(frozenset([version])).watched().values()}
 

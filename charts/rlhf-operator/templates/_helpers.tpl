@@ -34,8 +34,10 @@ app.kubernetes.io/component: operator
 {{/* Names of the backends that are switched on, as the operator's flag takes them. */}}
 {{- define "rlhf-operator.scheduling" -}}
 {{- $on := list -}}
+{{- /* helm upgrade --reuse-values brings the values of a chart that did not know these. */ -}}
+{{- $asked := default dict .Values.scheduling -}}
 {{- range tuple "Native" "Kueue" "Volcano" "Coscheduling" -}}
-{{- if index $.Values.scheduling (lower .) -}}{{- $on = append $on . -}}{{- end -}}
+{{- if index $asked (lower .) -}}{{- $on = append $on . -}}{{- end -}}
 {{- end -}}
 {{- join "," $on -}}
 {{- end }}
