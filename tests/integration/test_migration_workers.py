@@ -32,7 +32,7 @@ from rlhf_workers.models import load_causal_lm, load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
-RESPONSE = 240
+RESPONSE = 480
 """Tokens of a response: about a second of decoding."""
 SLOTS = 4
 TOP_K = 16
@@ -204,6 +204,20 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], Response]:
         return known[first, tokens]
 
     return undisturbed
+
+
+async def caught(stage: Stage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
+    """Moves samples, one after the other, until one gets as far as `reached` before its end: (sample, command)."""
+    for number in range(first, first + 5):
+        await stage.one.generate(sample(number))
+        identifier = stage.one.migrate(address, (number, 1, 2))
+        ends = [asyncio.ensure_future(reached.wait()), asyncio.ensure_future(stage.one.session.done(identifier))]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if reached.is_set():
+            return number, identifier
+    raise AssertionError("every sample was finished before it got so far")
 
 
 # ---------------------------------------------------------------- as it should be
@@ -468,8 +482,8 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
 async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(stage: Stage) -> None:
     sink = PlayedSink("hand-over", "hang")
     async with serving(sink, stage.certificates) as address:
-        await stage.one.generate(sample(170))
-        stage.one.migrate(address, (170, 1, 2))
+        await stage.one.generate(sample(164))
+        stage.one.migrate(address, (164, 1, 2))
         await sink.reached.wait()
         stage.one.session.end()
         await stage.one.next_session()
@@ -477,11 +491,11 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
         sink.go_on.set()
     (held,) = stage.one.session.register.held
     assert unpack(held.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
-    assert (held.key.sample, held.key.epoch, held.offset) == (170, 1, 0)
+    assert (held.key.sample, held.key.epoch, held.offset) == (164, 1, 0)
 
     # A destination without a session takes nothing; in a new one it does.
     stage.one.session.welcome(stage.one.job)
-    parts = await recorded(stage, 171, epoch=2)
+    parts = await recorded(stage, 165, epoch=2)
     go_on = asyncio.Event()
 
     async def until_told() -> AsyncIterator[pb.KvPart]:
@@ -504,32 +518,28 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
     parts[0].offer.sample.key.epoch = parts[-1].hand_over.sample.key.epoch = 3
     receipt = await replay(stage.other.address, stage.certificates, parts)
     assert receipt.accepted, receipt.why
-    stage.check(await stage.other.finished(171, 3))
+    stage.check(await stage.other.finished(165, 3))
 
 
 async def test_a_process_that_dies_during_a_transfer(stage: Stage) -> None:
     """A killed destination leaves the sample at its source; of a killed source nothing arrives."""
     third = await stage.start(2)
     link = Link(third.address, 20_000, breaks=False)
-    await stage.one.generate(sample(180))
     async with link.open() as address:
-        identifier = stage.one.migrate(address, (180, 1, 2))
-        await link.reached.wait()
+        number, identifier = await caught(stage, 170, link.reached, address)
         third.process.kill()
         await third.process.wait()
         link.cut()
         (result,) = (await stage.one.session.done(identifier)).migrate.samples
         assert not result.moved
-    stage.check(await stage.one.finished(180, 1))
+    stage.check(await stage.one.finished(number, 1))
     link = Link(stage.other.address, 20_000, breaks=False)
-    await stage.one.generate(sample(181))
     async with link.open() as address:
-        stage.one.migrate(address, (181, 1, 2))
-        await link.reached.wait()
+        number, _ = await caught(stage, 175, link.reached, address)
         stage.one.process.kill()
         await stage.one.process.wait()
         link.cut()
     await stage.other.idle()
-    assert not [told for told in stage.other.session.received if told.progress.key.sample == 181]
+    assert not [told for told in stage.other.session.received if told.progress.key.sample == number]
     await stage.other.generate(*(sample(190 + number) for number in range(SLOTS)))  # no slot is kept for what died
     await stage.other.withdraw(*(190 + number for number in range(SLOTS)))
