@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_operator.local import leftovers
+from rlhf_operator.local import forking, leftovers
 from rlhf_operator.local.forking import ForkServer, ForkServerError, forkable
 from rlhf_operator.local.ports import free_ports
 from rlhf_operator.local.translate import Process
@@ -109,3 +109,18 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
     assert forkable(worker(tmp_path, 0))
     assert not forkable(worker(tmp_path, 0, CUDA_VISIBLE_DEVICES="0"))
     assert not forkable(worker(tmp_path, 0, **{Env.THREADS: "4"}))
+
+
+async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "READY_SECONDS", 0.01)
+    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    try:
+        async with asyncio.timeout(120):
+            starts = (server.start(worker(tmp_path, index)) for index in range(3))
+            answers = await asyncio.gather(*starts, return_exceptions=True)
+        assert [type(each) for each in answers] == [ForkServerError] * 3
+        assert "started one by one" in server.broken
+    finally:
+        await server.close()

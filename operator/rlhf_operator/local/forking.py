@@ -67,6 +67,8 @@ class ForkServer:
     async def start(self, process: Process) -> Forked:
         """Forks a worker. Raises ForkServerError; then `broken` says whether to ask again."""
         async with self._lock:
+            if self.broken:  # meanwhile: the others came while the first waited for the server
+                raise ForkServerError(self.broken)
             if self._server is None or self._server.returncode is not None:
                 await self._open(process)
             server = self._server
