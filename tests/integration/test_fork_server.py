@@ -116,11 +116,13 @@ async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
 ) -> None:
     monkeypatch.setattr(forking, "READY_SECONDS", 0.01)
     server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    monkeypatch.setattr(server, "kill", lambda: None)  # it takes its time to die
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(30):
             starts = (server.start(worker(tmp_path, index)) for index in range(3))
             answers = await asyncio.gather(*starts, return_exceptions=True)
         assert [type(each) for each in answers] == [ForkServerError] * 3
         assert "started one by one" in server.broken
     finally:
+        monkeypatch.undo()
         await server.close()
