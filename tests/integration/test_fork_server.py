@@ -57,7 +57,7 @@ async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Pa
     try:
         first, second = [await server.start(worker(tmp_path, index)) for index in range(2)]
         for index, forked in enumerate((first, second)):
-            assert title(forked.pid) == f"generation-{index}"
+            await until(lambda f=forked, i=index: title(f.pid) == f"generation-{i}", f"generation-{index} to be itself")
             assert os.getpgid(forked.pid) == forked.pid
             log = tmp_path / f"generation-{index}.log"
             await until(lambda log=log: "dials the coordinator" in log.read_text(), f"{log} to say that it dials")
@@ -73,7 +73,7 @@ async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Pa
         assert "RLHF_COORDINATOR" in (tmp_path / "generation-2.log").read_text().splitlines()[-1]
     finally:
         await server.close()
-    assert leftovers.find(token) == []
+    await until(lambda: leftovers.find(token) == [], "what the server had forked to be gone", 10)
 
 
 async def test_the_death_of_the_server_is_the_death_of_its_workers_and_the_next_start_makes_another(
@@ -91,7 +91,7 @@ async def test_the_death_of_the_server_is_the_death_of_its_workers_and_the_next_
         assert not server.broken
     finally:
         await server.close()
-    assert leftovers.find(token) == []
+    await until(lambda: leftovers.find(token) == [], "what the server had forked to be gone", 10)
 
 
 async def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
