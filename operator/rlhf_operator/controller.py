@@ -97,7 +97,9 @@ class Controller:
         observed = await self._observe(key, job)
         plan = reconcile(job, observed, self._clock())
         self._metrics.see(job, observed, plan)
-        return await self._carry_out(key, job, plan)
+        again = await self._carry_out(key, job, plan)
+        self._index.settle(key, observed.ended)
+        return again
 
     def _forget(self, key: str) -> None:
         self._coordinators.forget(key)
@@ -128,6 +130,7 @@ class Controller:
             flavors=await self._queueing.flavors(workload),
             priority=await self._queueing.priority(job),
             pods=pods,
+            ended=self._index.ended(key, uid),
             taken=taken,
             applied=self._index.applied(key),
             certificates_expire=expire,

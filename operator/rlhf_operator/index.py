@@ -6,7 +6,7 @@ whichever arrives last. Lost with the process and filled again from the first li
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ class Index:
         self._others: dict[str, dict[tuple[str, str], tuple[int, str, str]]] = {}
         self._workloads: dict[str, tuple[str, Workload]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._ended: dict[str, dict[str, tuple[str, Pod]]] = {}
+        """Job -> uid -> (uid of the job, last version) of deleted pods that no turn has accounted for."""
 
     def jobs(self) -> Iterator[str]:
         """Keys of all jobs."""
@@ -77,6 +79,7 @@ class Index:
         known = self._jobs.get(key_of(body))
         if known is not None and known[1] == body["metadata"]["uid"]:
             del self._jobs[key_of(body)]
+            self._ended.pop(key_of(body), None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, Pod], frozenset[str]]:
         """The pods of the job of that uid by name, and the names taken by those of an earlier job of its name."""
@@ -97,14 +100,33 @@ class Index:
         pods[pod.name] = owner, pod
         return known is None or (owner, pod) != (known[0], replace(known[1], version=pod.version))
 
-    def drop_pod(self, key: str, name: str, uid: str) -> None:
-        """A pod is gone."""
+    def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
+        """A pod is gone. `last`: its last version; one that was being deleted stays to be accounted for.
+
+        The deletion may have been asked for and done between two turns, so that none saw the pod go.
+        """
+        pod = pod_of(last) if last is not None and uid not in self._gone else None
+        if last is not None and pod is not None and pod.deletion is not None and key in self._jobs:
+            owner = (last["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
+            self._ended.setdefault(key, {})[uid] = owner, pod
         self._bury(uid)
         pods = self._pods.get(key, {})
         if name in pods and pods[name][1].uid == uid:
             del pods[name]
             if not pods:
                 del self._pods[key]
+
+    def ended(self, key: str, uid: str) -> tuple[Pod, ...]:
+        """Pods of the job of that uid that were deleted since they were last settled."""
+        return tuple(pod for owner, pod in self._ended.get(key, {}).values() if owner == uid)
+
+    def settle(self, key: str, pods: Iterable[Pod]) -> None:
+        """These deleted pods are accounted for."""
+        ended = self._ended.get(key, {})
+        for pod in pods:
+            ended.pop(pod.uid, None)
+        if not ended:
+            self._ended.pop(key, None)
 
     def applied(self, key: str) -> dict[tuple[str, str], str]:
         """(kind, name) -> fingerprint, of the job's other objects."""

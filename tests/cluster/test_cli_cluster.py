@@ -134,9 +134,11 @@ def test_a_job_from_its_creation_to_its_suspension(
     assert "is suspended already" in rlhf("suspend", job, *where)[1]
     assert "will be resumed" in rlhf("resume", job, *where)[1]
     assert rlhf("wait", job, *where, "--for=condition=Suspended=False", f"--timeout={TIMEOUT:.0f}s")[0] == 0
-    code, _, err = rlhf("logs", job, *where, "--group=generation")
-    assert code == 1
-    assert "no log" in err or "has no pod generation" in err
+    # Its pods may be there again or not; the server gives an empty log of one that is on no node yet.
+    code, out, err = rlhf("logs", job, *where, "--group=generation")
+    assert not out
+    told = ("no log", "has no pod generation") if code else ("has written anything yet", "written nothing yet")
+    assert any(each in err for each in told)
     code, _, err = rlhf("wait", job, *where, "--for=iteration=1", "--timeout=2s")
     assert code == 124
     assert "iteration=1 did not come in 2s; last: " in err

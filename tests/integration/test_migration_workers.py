@@ -315,7 +315,8 @@ async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_
 
 async def test_a_destination_that_is_not_there_or_is_cut_off(stage: Stage) -> None:
     await stage.one.generate(sample(120), sample(121), sample(122))
-    links = [Link(stage.other.address, 20_000), Link(stage.other.address, 20_000, breaks=False)]
+    # Less than the cache of a sample of few tokens, which a fast machine moves whole before anything is cut.
+    links = [Link(stage.other.address, 6_000), Link(stage.other.address, 6_000, breaks=False)]
     async with links[0].open() as breaking, links[1].open() as silent:
         identifiers = [
             stage.one.migrate(address, (number, 1, 2), seconds=3.0)

@@ -49,6 +49,8 @@ class Observed:
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
     """Name -> pod; all that carry the job's label and are owned by it."""
+    ended: tuple[Pod, ...] = ()
+    """Pods of it that were deleted and are gone, of which no turn has taken notice yet."""
     taken: frozenset[str] = frozenset()
     """Names of pods of an earlier job of the same name, which are on their way out."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)

@@ -144,7 +144,8 @@ class _Visit:
         policy, stopping = self.job.spec.run_policy, self.resting
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
-        return account(known, self.pods.values(), policy, self.now, started, stopping=stopping)
+        pods = [*self.pods.values(), *self.observed.ended]
+        return account(known, pods, policy, self.now, started, stopping=stopping)
 
     def _suspended(self, accounts: Account) -> Plan:
         apply: tuple[Json, ...] = ()

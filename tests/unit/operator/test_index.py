@@ -120,3 +120,24 @@ def test_a_pod_seen_again_after_other_news_keeps_its_newest_version() -> None:
     index.put_pod(KEY, pod(5))
     index.put_pod(KEY, pod(9))
     assert {version for _, _, version in index.known("Pod").values()} == {9}
+
+
+def test_a_pod_whose_deletion_no_turn_saw_stays_to_be_accounted_for_once() -> None:
+    index = Index()
+    index.put_job(job(1))
+    index.put_pod(KEY, pod(5))
+    last = pod(6)
+    last["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+    index.drop_pod(KEY, "job-generation-0", "p1", last)
+    index.drop_pod(KEY, "job-generation-0", "p1", last)
+    assert phase(index) is None, "its name is free for the next"
+    (ended,) = index.ended(KEY, "u1")
+    assert ended.uid == "p1"
+    assert not index.ended(KEY, "another")
+    index.settle(KEY, [ended])
+    assert not index.ended(KEY, "u1")
+
+    index.put_pod(KEY, pod(7, uid="p2"))
+    index.drop_pod(KEY, "job-generation-0", "p2", last | {"metadata": last["metadata"] | {"uid": "p2"}})
+    index.drop_job(job(8))
+    assert not index.ended(KEY, "u1"), "nothing is left of a job that is gone"
