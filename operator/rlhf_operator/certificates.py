@@ -102,14 +102,19 @@ def new_authority(job: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFET
     return Authority(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
+def due(certificates: Certificates) -> datetime:
+    """When a third of the certificate's life is left."""
+    certificate = x509.load_pem_x509_certificate(certificates.certificate)
+    lifetime = certificate.not_valid_after_utc - (certificate.not_valid_before_utc + CLOCK_SKEW)
+    return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
+
+
 def rotate(authority: Authority, current: Certificates, names: Sequence[str], now: datetime) -> Certificates:
     """`current` while it is good; a new certificate of the same authority when a third of its life is left.
 
     The authority stays, so processes with the old and the new certificate go on trusting each other.
     """
-    certificate = x509.load_pem_x509_certificate(current.certificate)
-    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    if current.authority == authority.certificate and current.expires - now > lifetime * ROTATE_BEFORE:
+    if current.authority == authority.certificate and now < due(current):
         return current
     return authority.issue(names, now)
 

@@ -75,17 +75,10 @@ class _Intake:
         if key is None:
             return
         if event["type"] == "DELETED":
-            self._drop(kind, key, body)
+            self._index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]), body)
             self._queue.add(key)
         elif self._index.put(kind, key, body):
             self._queue.add(key)
-
-    def _drop(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
-        name, uid = str(body["metadata"]["name"]), str(body["metadata"]["uid"])
-        if kind == "Pod":
-            self._index.drop_pod(key, name, uid, body)
-        else:
-            self._index.drop(kind, key, name, uid)
 
 
 def registry(

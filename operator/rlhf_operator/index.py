@@ -193,13 +193,13 @@ class Index:
                 found |= {uid: (key, name, version) for name, (version, uid, _) in ours}
         return found
 
-    def drop(self, kind: str, key: str, name: str, uid: str) -> None:
-        """An object of any kind is gone."""
+    def drop(self, kind: str, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
+        """An object of any kind is gone; `last`: its last version, where that is known."""
         meta = {"name": name, "uid": uid, "namespace": key.partition("/")[0]}
         if kind == names.KIND:
             self.drop_job({"metadata": meta})
         elif kind == "Pod":
-            self.drop_pod(key, name, uid)
+            self.drop_pod(key, name, uid, last)
         else:
             self.drop_other(key, kind, meta)
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from cryptography import x509
-
 from rlhf_api.job import RLHFJob
-from rlhf_operator.certificates import CLOCK_SKEW, LIFETIME, ROTATE_BEFORE, Authority, Certificates, new_authority
+from rlhf_operator.certificates import LIFETIME, Authority, Certificates, due, new_authority
 from rlhf_operator.cluster import Cluster, ConflictError, MissingError
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
@@ -97,13 +95,6 @@ class JobCertificates:
                 data = _decoded(body)
                 return Authority(data["ca.crt"], data[KEY])
         raise MissingError(f"secret {namespace}/{name} comes and goes")
-
-
-def due(certificates: Certificates) -> datetime:
-    """When a third of the certificate's life is left."""
-    certificate = x509.load_pem_x509_certificate(certificates.certificate)
-    lifetime = certificate.not_valid_after_utc - (certificate.not_valid_before_utc + CLOCK_SKEW)
-    return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
 
 
 def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_operator.local import forking, leftovers
-from rlhf_operator.local.forking import ForkServer, ForkServerError, forkable
+from rlhf_operator.local.forking import Forked, ForkServer, ForkServerError, forkable
 from rlhf_operator.local.ports import free_ports
 from rlhf_operator.local.translate import Process
 
@@ -125,4 +125,17 @@ async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
         assert "started one by one" in server.broken
     finally:
         monkeypatch.undo()
+        await server.close()
+
+
+async def test_starts_that_meet_a_dying_server_end_and_do_not_wait_for_it(tmp_path: Path) -> None:
+    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    try:
+        await server.start(worker(tmp_path, 0))
+        server.kill()
+        starts = [server.start(worker(tmp_path, index)) for index in (1, 2, 3)]
+        found = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 120)
+        assert all(isinstance(each, Forked | ForkServerError) for each in found)
+        assert isinstance(found[-1], Forked)
+    finally:
         await server.close()

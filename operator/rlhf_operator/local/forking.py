@@ -10,11 +10,9 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE
 from asyncio.subprocess import Process as Child
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.names import Env
@@ -69,7 +67,7 @@ class ForkServer:
         async with self._lock:
             if self.broken:  # meanwhile: the others came while the first waited for the server
                 raise ForkServerError(self.broken)
-            if self._server is None or self._server.returncode is not None:
+            if self._reader is None or self._reader.done():  # the first, or its server has died
                 await self._open(process)
             server = self._server
             assert server is not None
@@ -107,7 +105,7 @@ class ForkServer:
         log = process.log.with_name(LOG)
         with log.open("ab") as errors:
             self._server = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), "-"),
+                *launch.through(None),
                 *(process.command[0], "-m", "rlhf_workers.fork_server"),
                 env={**os.environ, **process.env, **self._token},
                 cwd=process.folder,

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from asyncio.subprocess import Process as Child
 from collections.abc import Callable, Mapping, Sequence
@@ -180,10 +179,8 @@ class Supervisor:
             return None
 
     async def _execute(self, process: Process, log: BinaryIO) -> Child:
-        cores = ",".join(map(str, sorted(process.cores))) if process.cores else "-"
-        launcher = (sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), cores)
         return await asyncio.create_subprocess_exec(
-            *launcher,
+            *launch.through(process.cores),
             *process.command,
             env={**os.environ, **process.env, leftovers.TOKEN_VARIABLE: self._token},
             cwd=process.folder,

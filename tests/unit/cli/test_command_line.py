@@ -2,15 +2,12 @@
 
 import json
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
-
-from rlhf_operator.cli import main as command_line
+from tests.unit.cli.header_job import rlhf, write_header_job
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 8}},
@@ -20,30 +17,12 @@ SPEC = {
     "generation": {"replicas": 2, "maxBatchSize": 4},
     "training": {"microBatchSize": 4, "parallelism": {"pipeline": 2}},
 }
-CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A manifest whose model is a safetensors header of 1,000 parameters."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "config.json").write_text(json.dumps(CONFIG))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
-    (tmp_path / "policy" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    (tmp_path / "reward.py").write_text("def score(prompt, response, record): return 1.0\n")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": SPEC}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def rlhf(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rlhf", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    return int(ended.value.code or 0)
+    return write_header_job(tmp_path, SPEC)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 Rule: flags are kubectl's where kubectl has them, so that hands which know one know the other.
 """
 
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from rlhf_api.names import Group
+
+if TYPE_CHECKING:
+    from rlhf_operator.cli.cluster.session import Session
 
 PANEL = "On a cluster"
 
@@ -39,6 +43,18 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel=PANEL)(verb)
 
 
+def _end(
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str | None,
+    verb: "Callable[[Session], Awaitable[int]]",
+) -> NoReturn:
+    """Ends the command with the exit code of `verb`, run with the user's own rights."""
+    from rlhf_operator.cli.cluster.session import Target, run
+
+    raise typer.Exit(run(Target(kubeconfig, context, namespace), verb))
+
+
 def get(
     jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", show_default=False)] = None,
     every: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
@@ -53,20 +69,16 @@ def get(
     if jobs and (every or selector):
         raise typer.BadParameter("names mean jobs of one namespace: leave out -A and -l, or the names")
     from rlhf_operator.cli.cluster import show
-    from rlhf_operator.cli.cluster.session import Target, run
 
     asked = show.Shown(tuple(jobs or ()), every, selector, form.value if form else "", watch)
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: show.get(session, asked)))
+    _end(kubeconfig, context, namespace, lambda session: show.get(session, asked))
 
 
 def describe(job: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
     """Say what a job does or waits for, and all that is known of it."""
     from rlhf_operator.cli.cluster import watching
-    from rlhf_operator.cli.cluster.session import Target, run
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: watching.describe(session, job)))
+    _end(kubeconfig, context, namespace, lambda session: watching.describe(session, job))
 
 
 def logs(
@@ -89,11 +101,9 @@ def logs(
     if follow and previous:
         raise typer.BadParameter("a container that has ended is not followed: leave out --follow or --previous")
     from rlhf_operator.cli.cluster import logs as reading
-    from rlhf_operator.cli.cluster.session import Target, run
 
     asked = reading.Asked(group, index, follow, previous, tail, raw)
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: reading.logs(session, job, asked)))
+    _end(kubeconfig, context, namespace, lambda session: reading.logs(session, job, asked))
 
 
 def top(
@@ -106,10 +116,8 @@ def top(
 ) -> None:
     """Show what the workers of a job do, as `rlhf run` does."""
     from rlhf_operator.cli.cluster import watching
-    from rlhf_operator.cli.cluster.session import Target, run
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: watching.top(session, job, every, once=once)))
+    _end(kubeconfig, context, namespace, lambda session: watching.top(session, job, every, once=once))
 
 
 def suspend(
@@ -121,10 +129,8 @@ def suspend(
 ) -> None:
     """Checkpoint a job and stop its workers until it is resumed."""
     from rlhf_operator.cli.cluster import change, changes
-    from rlhf_operator.cli.cluster.session import Target, run
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: change.send(session, job, changes.suspend, dry_run=dry_run)))
+    _end(kubeconfig, context, namespace, lambda session: change.send(session, job, changes.suspend, dry_run=dry_run))
 
 
 def resume(
@@ -136,10 +142,8 @@ def resume(
 ) -> None:
     """Let a suspended job go on from its last checkpoint."""
     from rlhf_operator.cli.cluster import change, changes
-    from rlhf_operator.cli.cluster.session import Target, run
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: change.send(session, job, changes.resume, dry_run=dry_run)))
+    _end(kubeconfig, context, namespace, lambda session: change.send(session, job, changes.resume, dry_run=dry_run))
 
 
 def scale(
@@ -152,12 +156,10 @@ def scale(
 ) -> None:
     """Change the number of generation and inference workers of a job, running or not."""
     from rlhf_operator.cli.cluster import change, changes
-    from rlhf_operator.cli.cluster.session import Target, run
 
     wanted = changes.parse_sizes(sizes)
-    target = Target(kubeconfig, context, namespace)
     made = lambda stored: changes.scale(stored, wanted)  # noqa: E731 said once, used once
-    raise typer.Exit(run(target, lambda session: change.send(session, job, made, dry_run=dry_run)))
+    _end(kubeconfig, context, namespace, lambda session: change.send(session, job, made, dry_run=dry_run))
 
 
 def wait(
@@ -172,8 +174,6 @@ def wait(
 ) -> None:
     """Wait for a condition, a phase or an iteration; a failure of the job ends the wait with its exit code."""
     from rlhf_operator.cli.cluster import waiting
-    from rlhf_operator.cli.cluster.session import Target, run
 
     wanted, seconds = waiting.parse_goal(goal), waiting.parse_duration(timeout)
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(run(target, lambda session: waiting.wait(session, job, wanted, seconds)))
+    _end(kubeconfig, context, namespace, lambda session: waiting.wait(session, job, wanted, seconds))

@@ -1,15 +1,12 @@
 """`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
 
 import json
-import struct
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
+from tests.unit.cli.header_job import rlhf, write_header_job
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.cli import main as command_line
 from rlhf_operator.coordinator.journal import frame
 from rlhf_operator.coordinator.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, DecodeLines, StageCosts, Work
@@ -22,29 +19,16 @@ SPEC = {
     "generation": {"replicas": 3, "maxBatchSize": 16},
     "inference": {"replicas": 0},
 }
-CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "config.json").write_text(json.dumps(CONFIG))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
-    (tmp_path / "policy" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    (tmp_path / "reward.py").write_text("def score(prompt, response, record): return 1.0\n")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": SPEC}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+    return write_header_job(tmp_path, SPEC)
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rlhf", "plan", "job.yaml", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    return int(ended.value.code or 0)
+    return rlhf(monkeypatch, "plan", "job.yaml", *arguments)
 
 
 def a_run(folder: Path) -> None:
