@@ -17,8 +17,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 
 if TYPE_CHECKING:
-    from rlhf_workers.generation.arrivals import Room
-    from rlhf_workers.generation.protocol import KvSlice, SampleKey
+    from rlhf_workers.generation.protocol import KvSlice, Room, SampleKey
 
 
 class WorkError(Exception):

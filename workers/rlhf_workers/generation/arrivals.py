@@ -14,20 +14,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import unpack
 from rlhf_workers.generation.kv_wire import KvRefusedError
 from rlhf_workers.generation.messages import engine_key, progress_of, request_of
-from rlhf_workers.generation.protocol import Engine, EngineError, KvShape, KvSlice, Request, SampleKey
+from rlhf_workers.generation.protocol import Engine, EngineError, KvSlice, Request, Room, SampleKey
 from rlhf_workers.role import Outbox
-
-
-@dataclass(frozen=True)
-class Room:
-    """What an arrival may bring."""
-
-    key: SampleKey
-    shapes: tuple[KvShape, ...]
-    known: int
-    """Positions at the offer, about."""
-    longest: int
-    """Positions at most."""
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,18 @@ class KvSlice:
     """Keys and values of each layer, [heads, stop - start, size], in host memory."""
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a sample that comes with its KV cache may bring."""
+
+    key: SampleKey
+    shapes: tuple[KvShape, ...]
+    known: int
+    """Positions at the offer, about."""
+    longest: int
+    """Positions at most."""
+
+
 class Cost(NamedTuple):
     """One pass over `batch` samples of `tokens` tokens each."""
 
