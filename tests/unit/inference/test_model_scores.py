@@ -104,9 +104,9 @@ def test_values_are_those_of_the_state_before_each_token(tmp_path: Path) -> None
 def test_alone_scores_are_bitwise_independent_of_everything_else(tmp_path: Path, kind: str) -> None:
     """What a deterministic job relies on: per sample, attention written out."""
     if kind == "reference":
-        scorer = LogProbabilityScorer(load(write_policy(tmp_path, "mistral"), "eager"), 1.0, CPU)
+        scorer = LogProbabilityScorer(load(write_policy(tmp_path, "mistral"), "eager"), 1.0, CPU, blocks=True)
     elif kind == "values":
-        scorer = ValueScorer(critic(write_policy(tmp_path, "gemma2"), "eager"), CPU)
+        scorer = ValueScorer(critic(write_policy(tmp_path, "gemma2"), "eager"), CPU, blocks=True)
     else:
         scorer = RewardModelScorer(classifier(write_reward_model(tmp_path), "eager"), None, CPU)
     samples = random_samples(12)

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from rlhf_api.names import ExitCode
+from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
 from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool, PromptCache
 from rlhf_workers.generation.protocol import KvShape
 from rlhf_workers.role import WorkError
 
-FULL: Final = "full_attention"
-SLIDING: Final = "sliding_attention"
 EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations."""
 VERIFY_TOKENS: Final = 24
@@ -40,9 +39,11 @@ class CausalForward:
         self.experts = any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
         """Whether layers route tokens to experts."""
         self._field = field
-        self.kinds = _layer_kinds(config, field)
-        self.window = int(config.sliding_window) if SLIDING in self.kinds else 0
-        self._hidden = torch.finfo(model.dtype).min
+        self._masks = AttentionMasks(config, model.dtype)
+        if self._masks.unknown:
+            why = f"it has layers of kind {', '.join(self._masks.unknown)}; the torch engine knows {FULL} and {SLIDING}"
+            raise _unsupported(config, field, why)
+        self.kinds, self.window = self._masks.kinds, self._masks.window
         self.kv_shapes: tuple[KvShape, ...] = ()
         """What a token leaves in the cache, layer by layer; known once `verify` ran."""
 
@@ -55,7 +56,7 @@ class CausalForward:
         self.model(
             input_ids=tokens,
             position_ids=positions[None].expand_as(tokens),
-            attention_mask=self._mask(positions[None], length),
+            attention_mask=self._masks.of(positions[None], length),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -74,7 +75,7 @@ class CausalForward:
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
-            attention_mask=self._mask(positions[:, None], length),
+            attention_mask=self._masks.of(positions[:, None], length),
             past_key_values=pool,
             use_cache=True,
         ).logits
@@ -110,32 +111,6 @@ class CausalForward:
         self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
         wanted = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
         return wanted, torch.stack(found)
-
-    def _mask(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks [n, 1, queries, length]: key k is seen from position p when p - window < k <= p."""
-        keys = torch.arange(length, device=self.device)
-        behind = positions[:, None, :, None] - keys
-        shape = (positions.shape[0], 1, positions.shape[1], length)
-        masks = {}
-        for kind in self.kinds:
-            hidden = behind < 0 if kind == FULL else (behind < 0) | (behind >= self.window)
-            mask = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
-            masks[kind] = mask.masked_fill_(hidden, self._hidden)
-        return masks if len(masks) > 1 else masks[self.kinds[0]]
-
-
-def _layer_kinds(config: Any, field: str) -> tuple[str, ...]:
-    """Kinds of attention the model's layers have."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-        return (SLIDING,) if sliding else (FULL,)
-    unknown = sorted(set(kinds) - {FULL, SLIDING})
-    if unknown:
-        raise _unsupported(
-            config, field, f"it has layers of kind {', '.join(unknown)}; the torch engine knows {FULL} and {SLIDING}"
-        )
-    return tuple(sorted(set(kinds)))
 
 
 def _unsupported(config: Any, field: str, why: str) -> WorkError:

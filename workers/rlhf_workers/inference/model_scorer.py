@@ -1,8 +1,9 @@
 """Scores by a causal language model: log-probabilities of a response's tokens, and critic values along it.
 
 Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job every sample is computed alone, right-padded to a multiple of PAD tokens, with attention
-written out, so its scores do not depend, to the bit, on what else is scored. Otherwise samples share a padded batch.
+Rule: in a deterministic job every sample is computed alone, in blocks of positions (see `token_scores`), with attention
+written out, so its scores do not depend, to the bit, on what else is scored, nor on when its blocks are. Otherwise
+samples share a padded batch, and what was begun early is finished in chunks.
 Must never return a number that is not finite: that is a failure of the sample, not a score.
 """
 
@@ -12,7 +13,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from rlhf_workers.inference.chunk_forward import ChunkForward
+from rlhf_workers.inference.prefix import Prefix
 from rlhf_workers.inference.samples import Sample, Scores
+from rlhf_workers.inference.token_scores import TokenScores
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.models import ValueModel
 from rlhf_workers.role import WorkError
@@ -26,7 +30,10 @@ HEAD_TOLERANCE: Final = 2e-2
 
 
 class ModelScorer(Protocol):
-    """Scores a batch on the compute thread, its model awake."""
+    """Scores a batch on the compute thread, its model awake.
+
+    One that can begin with unfinished samples is a `PrefixScorer` too.
+    """
 
     model: Any
     frozen: bool
@@ -57,32 +64,78 @@ def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
         raise WorkError("SampleInvalid", what)
 
 
-class LogProbabilityScorer:
-    """Log-probabilities of the response's tokens under a frozen model."""
+class PrefixScorer:
+    """Scores tokens, at once or as they come; `what` names a number in messages."""
 
     frozen = True
+    what = ""
 
-    def __init__(self, model: Any, temperature: float, device: torch.device) -> None:
-        """`temperature` is the sampling distribution's; 0 counts as 1. `device` is where it scores."""
+    def __init__(self, model: Any, device: torch.device) -> None:
+        """`device` is where it scores."""
         self.model = model
-        self._temperature = temperature
         self._device = device
-        config = model.config.get_text_config()
-        self._vocabulary = int(config.vocab_size)
-        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._split = self._head_alone_agrees()
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self.chunks: TokenScores | None = None
+        """None for a model that can only be run over whole samples."""
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> list[Scores]:
-        """float32 [n] a sample: log p(response token | everything before it)."""
+        """float32 [n] a sample."""
+        if self.chunks is not None and self.chunks.blocks:
+            return [self.finish(sample, Prefix(prompt=len(sample.prompt))) for sample in samples]
         ids = padded_ids(samples, self._device)
         check_ids(ids, self._vocabulary)
-        output = self._backbone(ids) if self._split else self.model(input_ids=ids, use_cache=False).logits
-        return [self._sample(*row) for row in zip(ids, output, samples, strict=True)]
+        return [
+            finite(numbers, self.what, sample)
+            for numbers, sample in zip(self._whole(ids, samples), samples, strict=True)
+        ]
 
-    def _sample(self, ids: torch.Tensor, output: torch.Tensor, sample: Sample) -> Scores:
-        first = len(sample.prompt)
-        states, targets = output[first - 1 : sample.length - 1], ids[first : sample.length]
+    @torch.inference_mode()
+    def finish(self, sample: Sample, prefix: Prefix) -> Scores:
+        """float32 [n], as `score`, of a sample whose prefix is of these tokens."""
+        assert self.chunks is not None
+        tokens = sample.tokens
+        check_ids(torch.from_numpy(tokens), self._vocabulary)
+        while self.chunks.next_chunk(prefix, tokens, True):
+            self.chunks.advance([prefix], [tokens], ended=True)
+        return finite(torch.cat(prefix.scores), self.what, sample)
+
+    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
+        """The numbers of samples whose padded ids [batch, L] go through the model in one pass."""
+        raise NotImplementedError
+
+    def _read(self, said: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """float32 [n] of what the model says at n positions [n, ...] and the tokens after them, int64 [n]."""
+        raise NotImplementedError
+
+    def _chunked(self, run: Any, dtype: torch.dtype, result: str, *, blocks: bool) -> TokenScores | None:
+        """By `run`, the model or its backbone, if it says the same in chunks."""
+        forward = ChunkForward(run, self.model.config.get_text_config(), dtype, result)
+        return TokenScores(forward, self._read, self._device, blocks=blocks) if forward.agrees() else None
+
+
+class LogProbabilityScorer(PrefixScorer):
+    """Log-probabilities of the response's tokens under a frozen model: log p(token | everything before it)."""
+
+    what = "log-probability"
+
+    def __init__(self, model: Any, temperature: float, device: torch.device, *, blocks: bool = False) -> None:
+        """`temperature` is the sampling distribution's; 0 counts as 1. `blocks`: as a deterministic job needs it."""
+        super().__init__(model, device)
+        self._temperature = temperature
+        self._cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self._split = self._head_alone_agrees()
+        run, result = (model.base_model, "last_hidden_state") if self._split else (model, "logits")
+        self.chunks = self._chunked(run, model.base_model.dtype, result, blocks=blocks)
+
+    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
+        output = self._backbone(ids) if self._split else self.model(input_ids=ids, use_cache=False).logits
+        return [
+            self._read(said[len(sample.prompt) - 1 : sample.length - 1], row[len(sample.prompt) : sample.length])
+            for row, said, sample in zip(ids, output, samples, strict=True)
+        ]
+
+    def _read(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         rows = max(PAD, HEAD_BYTES // (4 * self._vocabulary))
         parts = [
             selected_log_probabilities(
@@ -92,7 +145,7 @@ class LogProbabilityScorer:
             )[0]
             for start in range(0, len(targets), rows)
         ]
-        return finite(torch.cat(parts), "log-probability", sample)
+        return torch.cat(parts)
 
     def _backbone(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
@@ -111,26 +164,23 @@ class LogProbabilityScorer:
         return split.shape == whole.shape and float((split - whole).abs().max()) <= allowed
 
 
-class ValueScorer:
-    """Critic values along the response."""
+class ValueScorer(PrefixScorer):
+    """Critic values along the response: V of the state in which each of its tokens is sampled."""
 
     frozen = False
+    what = "value"
 
-    def __init__(self, model: ValueModel, device: torch.device) -> None:
-        self.model = model
-        self._device = device
-        self._vocabulary = int(model.config.get_text_config().vocab_size)
+    def __init__(self, model: ValueModel, device: torch.device, *, blocks: bool = False) -> None:
+        super().__init__(model, device)
+        self.chunks = self._chunked(model.backbone, model.backbone.dtype, "last_hidden_state", blocks=blocks)
 
-    @torch.inference_mode()
-    def score(self, samples: Sequence[Sample]) -> list[Scores]:
-        """float32 [n] a sample: V of the state in which each response token is sampled."""
-        ids = padded_ids(samples, self._device)
-        check_ids(ids, self._vocabulary)
+    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
         values = self.model(ids)
-        return [
-            finite(row[len(sample.prompt) - 1 : sample.length - 1], "value", sample)
-            for row, sample in zip(values, samples, strict=True)
-        ]
+        return [row[len(sample.prompt) - 1 : sample.length - 1] for row, sample in zip(values, samples, strict=True)]
+
+    def _read(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.model.value_head(hidden)
+        return values.squeeze(-1).float()
 
 
 def finite(scores: torch.Tensor, what: str, sample: Sample) -> Scores:

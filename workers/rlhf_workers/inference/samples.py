@@ -32,6 +32,11 @@ class Sample:
     """The prompt's JSON object."""
 
     @property
+    def tokens(self) -> Tokens:
+        """Prompt and response."""
+        return np.concatenate([self.prompt, self.response])
+
+    @property
     def length(self) -> int:
         """Tokens of prompt and response."""
         return len(self.prompt) + len(self.response)

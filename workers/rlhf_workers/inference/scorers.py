@@ -49,7 +49,7 @@ def _reference(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> S
         source, field = spec.models.reference, "spec.models.reference.path"
     dtype, attention = scoring_dtype(spec, device), _attention(spec)
     model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
-    return LogProbabilityScorer(model, spec.rollout.temperature, device)
+    return LogProbabilityScorer(model, spec.rollout.temperature, device, blocks=spec.deterministic)
 
 
 def _critic(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
@@ -58,9 +58,8 @@ def _critic(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scor
         raise WorkError("ModelMissing", f"{field} is not set, but {spec.algorithm.name} scores values", field=field)
     dtype, attention = scoring_dtype(spec, device), _attention(spec)
     path = spec.models.critic.path
-    return ValueScorer(
-        models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=home, attention=attention), device
-    )
+    model = models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=home, attention=attention)
+    return ValueScorer(model, device, blocks=spec.deterministic)
 
 
 def _reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:

@@ -1,0 +1,141 @@
+"""A forward pass over the next tokens of several samples, on top of the keys and values that each has already.
+
+Rule: a key stands at its token's position, so one mask rule serves every pass. What a sample gets in a pass of its own
+is a function of its tokens, the place where the pass begins and its width; nothing else goes in, so a sample that is
+computed block by block has the same bits whenever its blocks are computed. A sample is changed only when a whole pass
+succeeded. Must never depend on the cache's own idea of length.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from transformers.cache_utils import Cache
+
+from rlhf_workers.attention_masks import AttentionMasks
+
+log = logging.getLogger(__name__)
+
+TRIAL_CHUNKS: Final = (5, 1, 10)
+"""Tokens of the passes with which a model is tried out."""
+TOLERANCE: Final = 2e-2
+"""Relative difference from one whole pass, in which bfloat16 rounding may show."""
+
+Layer = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Computed:
+    """Keys and values of a sample's first tokens under one model."""
+
+    positions: int = 0
+    """Tokens that have been through the model."""
+    layers: list[Layer] = field(default_factory=list)
+    """Keys and values of each layer: [1, heads, positions, size]."""
+
+    @property
+    def bytes(self) -> int:
+        """Device memory held."""
+        return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
+
+
+class _Pass(Cache):  # type: ignore[misc]
+    """The key-value cache of one forward pass."""
+
+    def __init__(self, before: Sequence[Computed], counts: Sequence[int]) -> None:
+        super().__init__(layers=[])
+        self._before = before
+        self._ends = [row.positions + count for row, count in zip(before, counts, strict=True)]
+        self.length = max(self._ends)
+        """Keys that are read."""
+        self.layers_after: list[Layer] = []
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Layer:
+        """Appends [rows, heads, width, size] states; returns [rows, heads, length, size]."""
+        old = [row.layers[layer_idx] if row.layers else None for row in self._before]
+        both = tuple(
+            self._appended(states, [None if row is None else row[part] for row in old])
+            for part, states in enumerate((key_states, value_states))
+        )
+        self.layers_after.append((both[0], both[1]))
+        return both[0], both[1]
+
+    def _appended(self, new: torch.Tensor, old: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        if len(old) == 1:
+            return new if old[0] is None else torch.cat([old[0], new], dim=2)
+        joined = new.new_zeros(new.shape[0], new.shape[1], self.length, new.shape[3])
+        for row, (before, end) in enumerate(zip(self._before, self._ends, strict=True)):
+            known = old[row]
+            if known is not None:
+                joined[row, :, : before.positions] = known[0]
+            joined[row, :, before.positions : end] = new[row, :, : end - before.positions]
+        return joined
+
+    def row(self, index: int) -> list[Layer]:
+        """What a row holds after the pass, in memory of its own when it shared the pass."""
+        if len(self._ends) == 1:
+            return self.layers_after
+        end, rows = self._ends[index], slice(index, index + 1)
+        return [(keys[rows, :, :end].clone(), values[rows, :, :end].clone()) for keys, values in self.layers_after]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Unused: positions are given explicitly."""
+        return 0
+
+
+class ChunkForward:
+    """Runs a model, or its backbone, over chunks."""
+
+    def __init__(self, model: Any, config: Any, dtype: torch.dtype, result: str) -> None:
+        """`model` takes transformers' arguments and computes in `dtype`; `result` is the field of its output that is
+        wanted; `config` is its text part's."""
+        self._model, self._result = model, result
+        self._vocabulary = int(config.vocab_size)
+        self._masks = AttentionMasks(config, dtype)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Computed], ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """[rows, width, ...]: what the model says after each of ids [rows, width], of which `counts` are a row's own.
+
+        Rows grow by all of their own tokens. A row alone may be padded on the right: then it counts the padding in,
+        and must not be used any further.
+        """
+        width, device = ids.shape[1], ids.device
+        own = torch.tensor(counts, device=device)[:, None]
+        start = torch.tensor([row.positions for row in rows], device=device)[:, None]
+        positions = start + torch.minimum(torch.arange(width, device=device)[None], own - 1)
+        cache = _Pass(rows, counts)
+        output: torch.Tensor = getattr(
+            self._model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=self._masks.of(positions, cache.length),
+                past_key_values=cache,
+                use_cache=True,
+            ),
+            self._result,
+        )
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            row.layers, row.positions = cache.row(index), row.positions + count
+        return output
+
+    @torch.inference_mode()
+    def agrees(self) -> bool:
+        """Whether the model says the same chunk by chunk as in one pass; some are not driven by our masks."""
+        if self._masks.unknown:
+            return False
+        size = sum(TRIAL_CHUNKS)
+        ids = (torch.arange(size, device=getattr(self._model, "device", "cpu")) * 7 % self._vocabulary)[None]
+        try:
+            whole = getattr(self._model(input_ids=ids, use_cache=False), self._result).float()
+            row = Computed()
+            parts = [self([row], part, [part.shape[1]]) for part in ids.split(TRIAL_CHUNKS, dim=1)]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("scored in whole passes only, it does not take our masks: %s", error)
+            return False
+        off = float((torch.cat(parts, dim=1).float() - whole).abs().max())
+        return off <= TOLERANCE * (1 + float(whole.abs().max()))

@@ -1,0 +1,64 @@
+"""One number a response token from a model that is run chunk by chunk: what log-probabilities and values share.
+
+A number is read at the position before its token: position q says something of token q + 1, for q from prompt - 1 on.
+Rule: with `blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one
+padded on the right, and the head is applied to whole blocks: its bits follow from its tokens, whenever its blocks are
+computed. Without, chunks have any length and samples share passes; the numbers then agree within rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from rlhf_api.incremental import BLOCK
+from rlhf_workers.inference.chunk_forward import ChunkForward
+from rlhf_workers.inference.prefix import Prefix
+from rlhf_workers.inference.samples import Tokens
+
+LONGEST_CHUNK: Final = 512
+"""Tokens of one sample in one pass: beyond, a pass is as efficient, and masks and steps get long."""
+
+Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(what the model says [n, ...], next tokens int64 [n]) -> float32 [n]."""
+
+
+class TokenScores:
+    """Advances prefixes."""
+
+    def __init__(self, forward: ChunkForward, read: Read, device: torch.device, *, blocks: bool) -> None:
+        self._forward, self._read, self._device = forward, read, device
+        self.blocks = blocks
+
+    def advance(self, prefixes: Sequence[Prefix], tokens: Sequence[Tokens], *, ended: bool) -> None:
+        """One pass: each prefix goes on towards all that can be said of its `tokens`, prompt and response.
+
+        With `blocks` one prefix at a time, and only by whole blocks until `ended`. Each must have something to do.
+        """
+        counts = [self.next_chunk(prefix, known, ended) for prefix, known in zip(prefixes, tokens, strict=True)]
+        width = BLOCK if self.blocks else max(counts)
+        ids = np.zeros((len(prefixes), width + 1), dtype=np.int64)
+        for row, prefix, known, count in zip(ids, prefixes, tokens, counts, strict=True):
+            row[: count + 1] = known[prefix.positions : prefix.positions + count + 1]
+        placed = torch.from_numpy(ids).to(self._device)
+        starts = [prefix.positions for prefix in prefixes]
+        said = self._forward(prefixes, placed[:, :-1], [BLOCK] if self.blocks else counts)
+        for index, (prefix, known, start, count) in enumerate(zip(prefixes, tokens, starts, counts, strict=True)):
+            end = start + count
+            first = max(0, prefix.prompt - 1 - start)
+            prefix.tokens = known[: end + 1]
+            if first >= count:
+                continue
+            if self.blocks:
+                numbers = self._read(said[index], placed[index, 1:])[first:count]
+            else:
+                numbers = self._read(said[index, first:count], placed[index, first + 1 : count + 1])
+            prefix.scores.append(numbers)
+
+    def next_chunk(self, prefix: Prefix, tokens: Tokens, ended: bool) -> int:
+        """Positions of the next pass; 0: nothing is left to do now."""
+        left = len(tokens) - 1 - prefix.positions
+        if not self.blocks:
+            return max(0, min(left, LONGEST_CHUNK))
+        return BLOCK if left >= BLOCK else max(0, left) if ended else 0
