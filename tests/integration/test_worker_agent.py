@@ -213,8 +213,8 @@ def check_scores(
     policy = models.load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
     for message in samples:
         number = message.key.sample
-        reference = LogProbabilityScorer(policy, 1.0, cpu).score([sample_of(message)])[0]
-        values = ValueScorer(value, cpu).score([sample_of(message)])[0]
+        reference = LogProbabilityScorer(policy, 1.0, cpu, blocks=True).score([sample_of(message)])[0]
+        values = ValueScorer(value, cpu, blocks=True).score([sample_of(message)])[0]
         assert unpack(scores[number, "reference"].result).tobytes() == reference.tobytes()
         assert unpack(scores[number, "values"].result).tobytes() == values.tobytes()
         assert all(scores[number, task].key == message.key for task in TASKS)
