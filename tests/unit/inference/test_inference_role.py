@@ -181,3 +181,6 @@ def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
     assert [one.length for one in waiting] == [100, 5, 400]
     assert [one.length for one in next_batch(waiting, batch_tokens=10)] == [100]
     assert [one.length for one in next_batch(waiting, batch_tokens=0)] == [5]
+    waiting = deque(map(sample, [500, 20, 20, 480, 20, 500]))
+    assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [500, 500, 480]  # no padding of 480 a row
+    assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [20, 20, 20]

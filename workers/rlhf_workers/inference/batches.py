@@ -1,13 +1,19 @@
 """Which waiting samples share a forward pass.
 
-Rule: pure. The oldest waiting sample is always in the batch, so none starves; the rest are nearest to it in length,
-so that little is padding.
+Rule: pure. The oldest waiting sample is always in the batch, so none starves; the rest are nearest to it in length, for
+as long as little is padding: one long response among short ones would make each of them as dear as itself.
 """
 
 from collections import deque
+from typing import Final
 
 from rlhf_workers.inference.model_scorer import PAD
 from rlhf_workers.inference.samples import Sample
+
+PADDING_SHARE: Final = 0.25
+"""Of the samples' own tokens: more padding costs more than another pass saves."""
+FREE_PADDING: Final = 256
+"""Tokens of padding that cost less than another pass, which reads all weights once more."""
 
 
 def next_batch(waiting: deque[Sample], batch_tokens: int) -> list[Sample]:
@@ -16,10 +22,11 @@ def next_batch(waiting: deque[Sample], batch_tokens: int) -> list[Sample]:
     `batch_tokens` 0 takes the oldest alone.
     """
     oldest = waiting.popleft()
-    batch, longest = [oldest], oldest.length
+    batch, longest, own = [oldest], _padded(oldest), _padded(oldest)
     for sample in sorted(waiting, key=lambda sample: abs(sample.length - oldest.length)):
-        longest = max(longest, sample.length)
-        if (len(batch) + 1) * -(-longest // PAD) * PAD > batch_tokens:
+        longest, own = max(longest, _padded(sample)), own + _padded(sample)
+        tokens = (len(batch) + 1) * longest
+        if tokens > batch_tokens or tokens - own > max(FREE_PADDING, PADDING_SHARE * own):
             break
         batch.append(sample)
     taken = {id(sample) for sample in batch}
@@ -27,3 +34,7 @@ def next_batch(waiting: deque[Sample], batch_tokens: int) -> list[Sample]:
     waiting.clear()
     waiting.extend(remaining)
     return batch
+
+
+def _padded(sample: Sample) -> int:
+    return -(-sample.length // PAD) * PAD
