@@ -144,8 +144,9 @@ class _Visit:
         policy, stopping = self.job.spec.run_policy, self.resting
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
-        pods = [*self.pods.values(), *self.observed.ended]
-        return account(known, pods, policy, self.now, started, stopping=stopping)
+        # One that goes while the rest is observed is in both.
+        pods = {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
+        return account(known, pods.values(), policy, self.now, started, stopping=stopping)
 
     def _suspended(self, accounts: Account) -> Plan:
         apply: tuple[Json, ...] = ()

@@ -39,6 +39,15 @@ def test_an_operator_that_dies_after_the_status_is_written_counts_nothing_twice(
     assert world.workers == EVERYBODY
 
 
+def test_a_pod_that_goes_while_the_rest_is_observed_is_counted_once() -> None:
+    world = World().begin()
+    world.ask_deletion("job-inference-0")
+    plan = world.plan(gone=["job-inference-0"])
+    assert plan.status is not None
+    assert plan.status["restarts"]["disruptions"] == 1
+    assert [event.reason for event in plan.events].count("Disrupted") == 1
+
+
 def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_back_off() -> None:
     world = World().begin()
     for _ in range(5):

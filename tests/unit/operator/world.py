@@ -5,6 +5,7 @@ For tests of `reconcile` alone; that the real API server takes what is planned i
 
 import copy
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -65,11 +66,12 @@ class World:
 
     # -- what the operator sees and does
 
-    def plan(self) -> Plan:
-        """reconcile, now."""
-        found = (pod_of(body) for body in self.pods.values())
+    def plan(self, gone: Collection[str] = ()) -> Plan:
+        """reconcile, now; `gone`: pods whose end arrives while the rest is observed."""
+        found = [pod for body in self.pods.values() if (pod := pod_of(body)) is not None]
         observed = Observed(
-            pods={pod.name: pod for pod in found if pod is not None},
+            pods={pod.name: pod for pod in found},
+            ended=tuple(pod for pod in found if pod.name in gone),
             applied=self.applied,
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
