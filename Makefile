@@ -21,10 +21,11 @@ unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
 
 integration: env cluster-prepare
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration -n 2 --dist loadfile
 
 cluster-tests: env cluster-prepare
-	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
+	$(BIN)/pytest tests/cluster -m alone
 
 lint: env
 	$(BIN)/ruff format --check .

@@ -20,15 +20,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster import Cluster, environment, images
-from tests.cluster.chaos_run import Outcome, Undisturbed, run
+from tests.cluster.chaos import faults
+from tests.cluster.chaos_run import Outcome, iterations, run
+from tests.cluster.undisturbed import Undisturbed
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def chaos(folder: Path, count: int, outcome: Outcome, minutes: float) -> str:
     """Fills the outcome as far as it comes, and answers the undisturbed run's weights."""
+    needed = iterations(faults(outcome.seed, count))
     with (
-        Undisturbed(folder / "undisturbed", count) as undisturbed,
+        Undisturbed(folder / "undisturbed", iterations=needed) as undisturbed,
         Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as cluster,
     ):
         cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from .chaos import Fault, Kind
-from .chaos_job import NAME, ChaosJob
 from .chaos_operators import Operators
 from .cluster import Cluster, ClusterError
+from .gated_job import NAME, GatedJob
 from .node import Node
 from .processes import STOP_GRACE, wait_until
 
@@ -29,7 +29,7 @@ NODE: Final = "n1"
 class Faults:
     """Faults for one job."""
 
-    def __init__(self, cluster: Cluster, job: ChaosJob, operators: Operators) -> None:
+    def __init__(self, cluster: Cluster, job: GatedJob, operators: Operators) -> None:
         self._cluster, self._job, self._operators = cluster, job, operators
         self._node: Node = cluster.nodes[NODE]
         self._failed_again = Timer(FAILED_SECONDS)

@@ -8,67 +8,31 @@ happen. The job must end Complete with the weights of `rlhf run`, and leave noth
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from tests import local_job
 from tests.chaos import digest
 
-from .chaos import Due, Fault, due, faults
+from .chaos import Due, Fault, Kind, due, faults
 from .chaos_faults import PATIENCE, Faults
-from .chaos_job import OPEN, ChaosJob
 from .chaos_operators import Operators
 from .cluster import Cluster
-from .processes import STOP_GRACE, wait_until
+from .gated_job import OPEN, GatedJob
+from .processes import wait_until
 
-ITERATIONS_A_FAULT = 3  # one before it, one while it lasts, one after it
 FIRST_ITERATIONS = 2  # before the first fault: a checkpoint every four is still ahead
+A_FAULT = 2  # iterations: one while it comes, one after it
+LASTING = frozenset({Kind.KUBELET, Kind.CUT, Kind.RESIZE})
+"""Kinds that let one more be trained while they last."""
 
 
-def iterations(count: int) -> int:
-    """Iterations of a job that `count` faults happen to; rounded up, so that runs of like length compare."""
-    return FIRST_ITERATIONS + ITERATIONS_A_FAULT * count
-
-
-class Undisturbed:
-    """`rlhf run` of the same job on this machine, beside everything else."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._run = folder, folder / "run"
-        manifest = local_job.write_job(folder, iterations=iterations(count))
-        module = [sys.executable, "-m", "rlhf_operator.cli.main"]
-        self._command = [*module, "run", str(manifest), f"--run-dir={self._run}", "--plain"]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        with (self._folder / "out").open("wb") as out:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=out)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-    def weights(self) -> str:
-        """Digest of the actor's, once it is trained."""
-        assert self._process is not None
-        code = self._process.wait(PATIENCE)
-        assert code == 0, (self._folder / "out").read_text()[-4000:]
-        return digest(self._run / "checkpoints")
+def iterations(chosen: Sequence[Fault]) -> int:
+    """Iterations of a job that these faults happen to, at most, and one more to be Complete after them."""
+    return FIRST_ITERATIONS + A_FAULT * len(chosen) + sum(each.kind in LASTING for each in chosen) + 1
 
 
 @dataclass
@@ -112,13 +76,14 @@ def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome
     seed, start = outcome.seed, time.monotonic()
     chosen = faults(seed, count)
     wanted = due(chosen)
-    job = ChaosJob(cluster, f"chaos-{seed}", folder, iterations=iterations(count), forgiven=wanted.failures)
+    job = GatedJob(cluster, f"chaos-{seed}", folder, forgiven=wanted.failures, iterations=iterations(chosen))
+    job.manifest["spec"]["generation"]["replicas"] = 1  # so that every fault finds the whole group
     with Operators(cluster, image) as operators:
         happening = Faults(cluster, job, operators)
         job.apply()
         job.allow(FIRST_ITERATIONS)
         try:
-            _say(start, job, f"seed {seed}: {count} faults on a job of {iterations(count)} iterations")
+            _say(start, job, f"seed {seed}: {count} faults on a job of {iterations(chosen)} iterations")
             happening.until("the job to train", lambda: job.trained() >= FIRST_ITERATIONS)
             for number, fault in enumerate(chosen):
                 if time.monotonic() - start > within:
@@ -138,7 +103,7 @@ def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome
 
 
 def _one(
-    start: float, job: ChaosJob, happening: Faults, operators: Operators, done: Sequence[Fault], outcome: Outcome
+    start: float, job: GatedJob, happening: Faults, operators: Operators, done: Sequence[Fault], outcome: Outcome
 ) -> None:
     fault, wanted = done[-1], due(done)
     outcome.due_failures = wanted.failures
@@ -156,7 +121,7 @@ def _one(
     told["mended_after"] = round(time.monotonic() - start - moment, 1)
 
 
-def _counted(job: ChaosJob, happening: Faults, wanted: Due) -> None:
+def _counted(job: GatedJob, happening: Faults, wanted: Due) -> None:
     """Waits for the counts; a mistake shows as a time-out that says what was counted instead."""
     seen = (-1, -1)
 
@@ -172,7 +137,7 @@ def _counted(job: ChaosJob, happening: Faults, wanted: Due) -> None:
         raise TimeoutError(f"{error}: wanted {wanted}, but (failures, disruptions) are {seen}: {why}") from error
 
 
-def _delete(job: ChaosJob, happening: Faults, outcome: Outcome) -> None:
+def _delete(job: GatedJob, happening: Faults, outcome: Outcome) -> None:
     """Deletes the job, and waits for its objects to go."""
     job.kubectl("delete", "rlhfjob", "--all", "--wait=false")
 
@@ -186,5 +151,5 @@ def _delete(job: ChaosJob, happening: Faults, outcome: Outcome) -> None:
         print(f"left of the job: {outcome.left}", flush=True)
 
 
-def _say(start: float, job: ChaosJob, text: str) -> None:
+def _say(start: float, job: GatedJob, text: str) -> None:
     print(f"[{time.monotonic() - start:6.1f} s, {job.trained()} trained] {text}", flush=True)

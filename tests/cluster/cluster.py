@@ -120,6 +120,12 @@ class Cluster:
         """Run helm and answer its output; raises ClusterError with what it printed."""
         return self._run_client("helm", arguments, None, timeout, kubeconfig)
 
+    def watch(self, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """`kubectl get --watch` in the background, its output in `log`; ended by the caller."""
+        command, environment = self._client("kubectl", ("get", *arguments, "--watch"), None)
+        with log.open("wb") as out:
+            return subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+
     def apply(self, manifests: Path | Manifest | Iterable[Manifest], *options: str) -> str:
         """kubectl apply of a file, one object or several."""
         if isinstance(manifests, Path):
@@ -215,16 +221,22 @@ class Cluster:
     def _run_client(
         self, name: str, arguments: tuple[str, ...], stdin: str | None, timeout: float, kubeconfig: Path | None
     ) -> str:
-        command = [str(binary(name)), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
-        # Both cache under HOME, by server address; a slot's address comes back with other contents.
-        home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
-        environment = os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
+        command, environment = self._client(name, arguments, kubeconfig)
         done = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
         )
         if done.returncode:
             raise ClusterError(f"{name} {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
+
+    def _client(
+        self, name: str, arguments: tuple[str, ...], kubeconfig: Path | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of a client."""
+        command = [str(binary(name)), f"--kubeconfig={kubeconfig or self.kubeconfig}", *arguments]
+        # Both cache under HOME, by server address; a slot's address comes back with other contents.
+        home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
+        return command, os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     def _default_account(self) -> bool:
         return bool(

@@ -46,6 +46,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.alone
 @needs_root
 def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Cluster) -> None:
     before = Machine.now()
@@ -65,6 +66,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
     assert node_cluster.kubectl("get", "--raw=/readyz") == "ok"
 
 
+@pytest.mark.alone
 @needs_root
 @pytest.mark.parametrize("supervisors_too", [False, True], ids=["owner", "owner-and-supervisors"])
 def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervisors_too: bool) -> None:

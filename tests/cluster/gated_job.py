@@ -1,7 +1,7 @@
-"""The job under chaos: made with a gate in its reward, observed by its files and by the API server.
+"""The tiny job with a gate in its reward, observed by its files, its coordinator's metrics, and the API server.
 
-The gate is what keeps job and faults together on a machine of any speed: a response is scored only while no more
-iterations are trained than the file GATE allows, so a job never runs ahead of the faults, and its results do not change
+The gate is what keeps a job together with what a test does to it, on a machine of any speed: a response is scored only
+while no more iterations are trained than the file GATE allows, so a job never runs ahead, and its results do not change
 by it. Rule: an API server that is down just then is no error, only nothing seen. How far training is, is read from the
 job's own record of iterations, which is there whatever happens to the cluster.
 """
@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from tests import local_job
+
+from rlhf_api.names import METRICS_PORT
 
 from .cluster import Cluster, ClusterError
 from .tiny_job import condition, tiny_job
@@ -49,15 +53,14 @@ NOT_MADE_BY_US = "events"
 """Events outlive what they tell of, by intent."""
 
 
-class ChaosJob:
-    """The tiny job in namespace `namespace`, with its files in `folder`."""
+class GatedJob:
+    """The tiny job in namespace `namespace`, with its files in `folder`; `manifest` may be changed before `apply`."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, *, iterations: int, forgiven: int) -> None:
-        """`forgiven`: the job's backoffLimit; one failure more fails the job."""
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, *, forgiven: int, **more: Any) -> None:
+        """`forgiven`: the job's backoffLimit; one failure more fails the job. `more`: what `write_job` takes."""
         self.cluster, self.folder, self.where = cluster, folder, f"--namespace={namespace}"
-        self.manifest = tiny_job(cluster, namespace, folder, iterations=iterations)
+        self.manifest = tiny_job(cluster, namespace, folder, **more)
         spec = self.manifest["spec"]
-        spec["generation"]["replicas"] = 1
         spec["runPolicy"] = {"backoffLimit": forgiven}
         spec["models"]["reward"]["timeoutSeconds"] = 3600  # the gate may be closed for as long as a fault takes
         gated = GATED_REWARD.format(folder=str(folder), record=RECORD, gate=GATE)
@@ -103,6 +106,17 @@ class ChaosJob:
             return ""
         found = (each for each in pod["status"].get("containerStatuses", []) if each["state"].get("running"))
         return next((str(each["containerID"]).rpartition("/")[2] for each in found), "")
+
+    def series(self, name: str, **labels: str) -> float:
+        """Sum of a series of the coordinator's metrics over what has these labels; -1 while it does not answer."""
+        address = self.pod("coordinator").get("status", {}).get("podIP", "")
+        try:
+            with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}/metrics", timeout=5) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+        except OSError:
+            return -1.0
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def uid(self, name: str) -> str:
         """Uid of an object given as kind/name; empty when there is none."""

@@ -1,0 +1,197 @@
+"""Pods that join, leave, and gather the long tail while iterations of a real job go on; not one bit changes by it.
+
+The rule: generation pods get little processor time where an iteration has to last until the cluster has seen it, and
+the gate in the reward keeps it open. What is short-lived is caught by watches, never by looking now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos import digest
+
+from rlhf_operator.reports import timeline
+from rlhf_operator.reports.metrics import read_metrics
+
+from . import environment, images
+from .chaos_faults import Timer
+from .cluster import Cluster
+from .gated_job import NAME, OPEN, GatedJob
+from .node import Node
+from .operator_process import OperatorProcess
+from .processes import wait_until
+from .undisturbed import Undisturbed
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 600.0  # seconds for any one fact; twenty on two idle cores
+SHAPE = {"iterations": 4, "responses": 300}
+"""Lengths come from the policy's own end of sequence: a few responses are ten times the median."""
+ROWS = 3
+"""Samples that a worker decodes at once, of 16: some wait for pods that join."""
+FUSION = {"interStage": {"mode": "Fixed", "threshold": ROWS, "pool": 1, "transfer": "KV"}}
+LOOK_SECONDS = 5.0  # between two looks whether the job has failed
+POOL = "rlhf.dev/migration-pool"
+SLOW, CRAWL, FREE = 10, 1, -1
+"""Processor time of a container in percent of a core."""
+
+
+@pytest.fixture(scope="module")
+def node(node_cluster: Cluster) -> Node:
+    """The real node, the definition, and an image that finds this machine's environment."""
+    node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
+    node_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    return node_cluster.nodes["n1"]
+
+
+@pytest.fixture
+def operator(node_cluster: Cluster, node: Node) -> Iterator[OperatorProcess]:
+    """The operator beside it."""
+    image = images.MOUNTED
+    with OperatorProcess(node_cluster, f"--operator-image={image}", f"--worker-image={image}") as process:
+        yield process
+
+
+class Elastic:
+    """The job under test, with what is asked of it."""
+
+    def __init__(self, job: GatedJob, node: Node, operator: OperatorProcess) -> None:
+        self.job, self._node, self._operator = job, node, operator
+        self._look = Timer(0)
+
+    @property
+    def run(self) -> Path:
+        """Its run folder."""
+        return self.job.folder / "checkpoints" / "run"
+
+    def until(self, what: str, holds: Callable[[], object], every: float = 0.5) -> None:
+        """Waits for a fact; raises when the job has failed."""
+        wait_until(what, holds, PATIENCE, check=self._check, every=every)
+
+    def limit(self, percent: int, *workers: str) -> None:
+        """Gives containers so much of a core, as a busy node does."""
+        quota = percent * 1000 if percent > 0 else percent  # microseconds in 100 ms
+        for worker in workers:
+            container = self.job.container(worker)
+            self._node.run(["runc", "--root=/run/containerd/runc/k8s.io", "update", f"--cpu-quota={quota}", container])
+
+    def has(self, generation: int, inference: int) -> bool:
+        """The groups have these sizes, and everybody of them is ready."""
+        groups = {each["name"]: each for each in self.job.seen().get("status", {}).get("groups", [])}
+        sizes = [(groups[name]["desired"], groups[name]["ready"]) for name in ("generation", "inference")]
+        settled = self.job.condition("Resizing").get("status") == "False"
+        return sizes == [(generation, generation), (inference, inference)] and settled
+
+    def decoding(self, iteration: int, least: int) -> bool:
+        """So many samples of this iteration are decoded now."""
+        in_it = self.job.series("rlhf_iteration") == iteration
+        return in_it and self.job.series("rlhf_samples", state="decoding") >= least
+
+    def events(self, *kinds: str) -> list[dict[str, str]]:
+        """Events of the run, of these kinds."""
+        lines = (self.run / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] in kinds]
+
+    def labelled(self) -> list[str]:
+        """Pods with the label of the pool."""
+        return self.job.kubectl("get", "pods", f"--selector={POOL}=true", "--output=name").split()
+
+    def _check(self) -> None:
+        self._operator.check()
+        if self._look():
+            self._look = Timer(LOOK_SECONDS)
+            failed = self.job.condition("Failed")
+            assert failed.get("status") != "True", failed["message"]
+
+
+@pytest.fixture
+def elastic(node_cluster: Cluster, node: Node, operator: OperatorProcess, tmp_path: Path) -> Elastic:
+    """The job, held in its first iteration by the gate, all of it scored but for that."""
+    job = GatedJob(node_cluster, "elastic", tmp_path / "elastic", forgiven=0, **SHAPE)
+    spec = job.manifest["spec"]
+    spec["generation"]["maxBatchSize"] = ROWS
+    spec["fusion"] = FUSION
+    spec["runPolicy"]["workerTimeoutSeconds"] = int(PATIENCE)  # a worker that crawls is not lost
+    job.apply()
+    found = Elastic(job, node, operator)
+    found.until("all responses of the first iteration", lambda: job.series("rlhf_unfinished_samples") == 0)
+    return found
+
+
+def outcome(run: Path) -> list[dict[str, Any]]:
+    """What iterations made, whoever made it."""
+    names = ("iteration", "reward", "tokens", "kl", "response_tokens_max", "samples/truncated")
+    return [{name: line.get(name) for name in names} for line in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.mark.timeout(2400)
+def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_changes(
+    node_cluster: Cluster, elastic: Elastic, tmp_path: Path
+) -> None:
+    job = elastic.job
+    table, pods = tmp_path / "rlhf.watch", tmp_path / "pods.watch"
+    told = 'jsonpath={.metadata.name} {.metadata.labels.rlhf\\.dev/migration-pool}{"\\n"}'
+    watches = [node_cluster.watch(table, "rlhf", job.where), node_cluster.watch(pods, "pods", job.where, "-o", told)]
+    try:
+        with Undisturbed(tmp_path / "undisturbed", "--set=spec.fusion.interStage.mode=Off", **SHAPE) as undisturbed:
+            _grow_and_gather(elastic, pods)
+            _shrink(elastic)
+            job.allow(OPEN)
+            elastic.until("Complete", lambda: job.condition("Complete").get("status") == "True")
+            run = undisturbed.finished()
+    finally:
+        for watch in watches:
+            watch.kill()
+            watch.wait()
+    assert digest(job.folder / "checkpoints") == digest(run / "checkpoints") != ""
+    assert outcome(elastic.run) == outcome(run)
+
+    status = job.seen()["status"]
+    assert status["restarts"] == {"failures": 0, "disruptions": 0, "accounted": []}
+    assert {each["restarts"] for each in status["groups"]} == {0}
+    assert elastic.events("worker-restarted", "worker-lost", "worker-failed", "migration-failed") == []
+    spans = list(timeline.read_spans(elastic.run / timeline.FILE))
+    did = {(span.iteration, span.worker, span.name.partition("/")[0]) for span in spans}
+    assert did >= {(1, "generation-2", "decode"), (1, "generation-3", "decode")}, "they joined the iteration"
+    assert (2, "inference-1", "score") in did, "it joined the iteration"
+    assert read_metrics(elastic.run / "metrics.jsonl")[2]["samples/returned"] > 0, "who left gave its samples back"
+    moved = {span.destination for span in spans if span.iteration == 1 and span.destination}
+    members = {f"{NAME}-{worker}" for worker in moved}
+    shown = {line.split()[0] for line in pods.read_text().splitlines() if line.endswith(" true")}
+    assert shown & members
+    assert re.search(r"\s1/4\s", table.read_text()), table.read_text()
+    assert "PoolFormed" in {each["reason"] for each in node_cluster.get("events", job.where)["items"]}
+
+
+def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
+    """The second iteration: two pods join it, then its tail gathers, and pods get the label and lose it."""
+    job = elastic.job
+    old = ("generation-0", "generation-1")
+    before = len(elastic.events("pool-formed"))
+    elastic.limit(CRAWL, *old)
+    job.allow(1)
+    elastic.until("samples of the second iteration", lambda: elastic.decoding(1, 2 * ROWS))
+    job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=4")
+    elastic.until("4 generation workers", lambda: elastic.has(4, 1))
+    elastic.limit(SLOW, *old)
+    elastic.until("the tail to gather", lambda: len(elastic.events("pool-formed")) > before, every=0.1)
+    elastic.limit(CRAWL, *old)
+    elastic.until("the label on a pod", lambda: " true\n" in pods.read_text())
+    elastic.limit(SLOW, *old, "generation-2", "generation-3")
+
+
+def _shrink(elastic: Elastic) -> None:
+    """The third iteration: three of four generation pods leave while they decode, and inference gets a second one."""
+    job = elastic.job
+    job.allow(2)
+    elastic.until("samples of the third iteration", lambda: elastic.decoding(2, 3 * ROWS), every=0.1)
+    job.patch(generation={"replicas": 1}, inference={"replicas": 2})
+    elastic.until("1 generation and 2 inference workers", lambda: elastic.has(1, 2))
+    elastic.limit(FREE, "generation-0")
+    elastic.until("no label", lambda: elastic.labelled() == [])
