@@ -21,11 +21,10 @@ unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
 
 integration: env cluster-prepare
-	$(BIN)/pytest tests/integration -n 2 --dist loadfile
+	$(BIN)/pytest tests/integration
 
 cluster-tests: env cluster-prepare
-	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest tests/cluster -m alone
+	$(BIN)/pytest tests/cluster
 
 lint: env
 	$(BIN)/ruff format --check .

@@ -178,11 +178,14 @@ def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
     job.allow(1)
     elastic.until("samples of the second iteration", lambda: elastic.decoding(1, 2 * ROWS))
     job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=4")
-    elastic.until("4 generation workers", lambda: elastic.has(4, 1))
+    elastic.until(
+        "4 generation workers, and no label of an earlier pool", lambda: elastic.has(4, 1) and not elastic.labelled()
+    )
+    seen = len(pods.read_text())
     elastic.limit(SLOW, *old)
     elastic.until("the tail to gather", lambda: len(elastic.events("pool-formed")) > before, every=0.1)
     elastic.limit(CRAWL, *old)
-    elastic.until("the label on a pod", lambda: " true\n" in pods.read_text())
+    elastic.until("the label on a pod", lambda: " true\n" in pods.read_text()[seen:])
     elastic.limit(SLOW, *old, "generation-2", "generation-3")
 
 

@@ -48,6 +48,11 @@ class NewEnd:
         """`job-training-1: exit code 1: ...`"""
         return f"{self.pod.name}: {self.words}"
 
+    @property
+    def well(self) -> bool:
+        """A process that had nothing left to do."""
+        return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.code == ExitCode.OK
+
 
 @dataclass(frozen=True)
 class Account:
@@ -114,8 +119,8 @@ def account(
         accounted=kept | {end.id: end.pod.name for end in ends},
         last_reason=told[-1].told if told else before.get("lastReason"),
         last_time=rfc3339(now) if told else before.get("lastTime"),
-        # Of a job that is over nothing is replaced any more: workers end well when the last iteration is trained.
-        restarts=Counter() if complete else Counter(end.pod.group for end in ends),
+        # Workers end well when the last iteration is trained, and are often seen to before the coordinator is.
+        restarts=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
         verdict=None if complete else books.verdict,
         complete=complete,
         scopes={} if stopping else books.scopes,

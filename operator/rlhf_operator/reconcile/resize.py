@@ -38,10 +38,11 @@ def resizing(
     listed = list(pods)
     leaving = [pod.name for pod in listed if pod.index >= sizes.get(pod.group, 0)]
     wanted_before = {each["name"]: each["desired"] for each in before.get("groups") or []}
+    # Also of one that shrinks: another group may grow at the same time.
+    goes_on = conditions.reason(ConditionType.RESIZING) in (ResizingReason.SCALING_UP, ResizingReason.SCALING_DOWN)
     joining = []
     for each in groups:
         grew = each["desired"] > wanted_before.get(each["name"], each["desired"])
-        goes_on = conditions.reason(ConditionType.RESIZING) == ResizingReason.SCALING_UP
         if (grew or goes_on) and each["ready"] < each["desired"]:
             joining.append(f"{each['ready']} of {each['desired']} {each['name']} workers are ready")
     if leaving:

@@ -62,6 +62,15 @@ def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_ba
     assert training["restarts"] == 5
 
 
+def test_workers_that_end_well_before_the_coordinator_is_seen_to_are_no_restarts() -> None:
+    world = World().begin()
+    for worker in ("training-0", "training-1", "generation-0"):
+        world.end(worker, 0)
+        world.settle()
+    assert {each["restarts"] for each in world.job["status"]["groups"]} == {0}
+    assert counts(world) == (0, 0)
+
+
 def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> None:
     world = World().begin()
     for number in range(3):

@@ -244,3 +244,19 @@ def test_a_big_job_is_made_in_turns_so_that_small_ones_are_served_between() -> N
     assert plan.look_again_after == 0
     world.settle()
     assert len(world.pods) == 254
+
+
+def test_a_resize_goes_on_until_the_group_that_grows_is_there_though_another_shrank_meanwhile() -> None:
+    world = World().begin()
+    world.job["spec"]["generation"]["replicas"] = 1
+    world.job["spec"]["inference"]["replicas"] += 1
+    world.settle()
+    assert world.condition("Resizing")["reason"] == "ScalingDown"
+    world.finish_deletions()
+    world.settle()
+    assert world.condition("Resizing")["reason"] == "ScalingUp"
+    world.run()
+    world.later(11)
+    world.read(working={"generation": 1, "inference": 2, "training": 2})
+    world.settle()
+    assert world.condition("Resizing")["status"] == "False"
