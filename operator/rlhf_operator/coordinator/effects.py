@@ -21,7 +21,7 @@ from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_operator.coordinator.ledger import Ledger
 from rlhf_operator.coordinator.prompts import random_key
-from rlhf_operator.coordinator.run import Outcome, Run, prompt_tokens
+from rlhf_operator.coordinator.run import Outcome, Run, take_prompts
 from rlhf_operator.coordinator.saving import Saving
 from rlhf_operator.coordinator.summary import summary
 
@@ -65,7 +65,7 @@ class Effects:
         run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
         spec = run.plan.spec
         run.world.ledger = Ledger(iteration, spec.rollout.batch_size, run.plan.tasks, run.coordinator_epoch)
-        run.world.prompt_tokens = prompt_tokens(run.prompts, iteration, spec.rollout.batch_size)
+        take_prompts(run.world, run.prompts)
         run.world.trained = False
         run.training_metrics = {}
         fusing.begin(run)

@@ -171,6 +171,7 @@ def layout_of(run: Run) -> Layout:
         generation_workers=sizes[Group.GENERATION],
         inference_workers=sizes.get(Group.INFERENCE, 0),
         prompts=run.world.prompt_tokens,
+        lines=run.world.prompt_lines,
         overlap=run.plan.spec.inference.overlap != "Off",
         transfer=settings.transfer,
     )
@@ -181,7 +182,7 @@ def layout_of(run: Run) -> Layout:
 
 def recall(run: Run, written: dict[str, Any]) -> None:
     """After a start: the costs that were written down, and the lengths of iterations whose segments are kept."""
-    state, size = run.world.fusion, run.plan.spec.rollout.batch_size
+    state = run.world.fusion
     if run.plan.spec.fusion.inter_stage.mode == "Off":
         return
     costs = written.get("costs")
@@ -199,8 +200,11 @@ def recall(run: Run, written: dict[str, Any]) -> None:
             for record in run.journal.read(iteration)
             if record.WhichOneof("record") == "finished"
         }
-        prompts = [len(run.prompts.of(iteration, index).tokens) // ITEM_BYTES for index in range(size)]
-        state.lengths = state.lengths.with_batch((prompts[index], tokens) for index, tokens in lengths.items())
+        prompts = [run.prompts.of(iteration, index) for index in lengths]
+        state.lengths = state.lengths.with_batch(
+            zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),
+            lines=[prompt.line for prompt in prompts],
+        )
     if before:
         log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
 
@@ -246,7 +250,7 @@ def learn(run: Run) -> dict[str, float]:
     """
     world, state = run.world, run.world.fusion
     lengths = [len(sample.response) for sample in world.ledger.samples]
-    state.lengths = state.lengths.with_batch(zip(world.prompt_tokens, lengths, strict=True))
+    state.lengths = state.lengths.with_batch(zip(world.prompt_tokens, lengths, strict=True), lines=world.prompt_lines)
     if not release.possible(run.plan, world):
         return {}
     metrics = {"fusion/length_drift": state.lengths.drift}

@@ -105,7 +105,8 @@ def balancing(plan: Plan, world: World, now: float) -> tuple[Move, ...]:
 
 def unfinished(world: World, index: int) -> Unfinished:
     """A sample as the planner sees it."""
-    return Unfinished(index, world.prompt_tokens[index], len(world.ledger.samples[index].response))
+    tokens = len(world.ledger.samples[index].response)
+    return Unfinished(index, world.prompt_tokens[index], tokens, world.prompt_lines[index])
 
 
 def _kept(world: World, name: str) -> list[int]:

@@ -94,10 +94,10 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
         Fleet(plan.spec, now),
         restored.ledger,
         fusion_state(plan.spec),
-        prompt_tokens(prompts, restored.ledger.iteration, plan.spec.rollout.batch_size),
-        restored.trained,
-        restored.checkpoint,
+        trained=restored.trained,
+        checkpoint=restored.checkpoint,
     )
+    take_prompts(world, prompts)
     if restored.schedule.get("question") == question(plan.spec, plan.schedule):
         world.schedule.take(restored.schedule)
     elif candidates(plan.spec):
@@ -123,6 +123,8 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
     )
 
 
-def prompt_tokens(prompts: PromptSet, iteration: int, size: int) -> list[int]:
-    """Tokens of the prompt of every sample of an iteration."""
-    return [len(prompts.of(iteration, index).tokens) // ITEM_BYTES for index in range(size)]
+def take_prompts(world: World, prompts: PromptSet) -> None:
+    """The world knows the prompts of the ledger's iteration."""
+    batch = [prompts.of(world.iteration, index) for index in range(len(world.ledger.samples))]
+    world.prompt_tokens = [len(prompt.tokens) // ITEM_BYTES for prompt in batch]
+    world.prompt_lines = [prompt.line for prompt in batch]

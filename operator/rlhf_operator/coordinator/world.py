@@ -127,7 +127,9 @@ class World:
     ledger: Ledger
     fusion: FusionState
     prompt_tokens: Sequence[int] = ()
-    """Of every sample of the iteration, by index."""
+    """Of the prompt of every sample of the iteration, by index."""
+    prompt_lines: Sequence[int] = ()
+    """Which line of the prompt file it is."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)

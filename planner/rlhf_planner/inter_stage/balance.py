@@ -64,7 +64,8 @@ def balance(
     everything = [sample for name in sorted(held) for sample in held[name]]
     tokens = np.array([sample.tokens for sample in everything], dtype=np.int64)
     prompts = np.array([sample.prompt_tokens for sample in everything], dtype=np.int64)
-    left = iter(lengths.remaining_each(tokens, prompts).tolist())
+    lines = [sample.line for sample in everything]
+    left = iter(lengths.remaining_each(tokens, prompts, lines).tolist())
     loads = [_Load(name, held[name], [next(left) for _ in held[name]], costs) for name in sorted(held)]
     loads = [load for load in loads if load.name not in resting]
     moves: list[Move] = []

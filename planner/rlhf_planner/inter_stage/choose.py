@@ -174,7 +174,7 @@ class _Trial:
         self.longest = int(max(layout.prompts)) + model.max_tokens
         count = max(1, min(MOST_DRAWS, SAMPLES_DRAWN // layout.batch))
         generator = np.random.default_rng(seed)
-        draws = [model.draw(generator, layout.prompts) for _ in range(count)]
+        draws = [model.draw(generator, layout.prompts, layout.lines) for _ in range(count)]
         self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]
         self._seconds: dict[tuple[int, int, int], float] = {}
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
@@ -191,7 +191,7 @@ class _Trial:
     def _left(self, threshold: int, draw: int) -> Unfinished:
         key = (threshold, draw)
         if key not in self._unfinished:
-            self._unfinished[key] = unfinished(self._generations[draw], threshold, self.model)
+            self._unfinished[key] = unfinished(self._generations[draw], threshold, self.model, self.layout.lines)
         return self._unfinished[key]
 
     def mean(self, threshold: int, pool: int) -> float:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import Floats, StageCosts
+from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.layout import PREFETCH_SHARE, Layout
-from rlhf_planner.inter_stage.lengths import Ints
 
 
 class Drained(NamedTuple):

@@ -24,6 +24,8 @@ class Layout:
     """Dedicated ones; 0: generation workers score once they are released."""
     prompts: Sequence[int]
     """Tokens of each sample's prompt; as many as the batch has samples, in the order they are handed out."""
+    lines: Sequence[int] = ()
+    """Which prompt each sample is of; empty: not known."""
     overlap: bool = True
     """A sample is scored as soon as it is finished; False: when all are."""
     mode: Literal["Off", "Auto", "Fixed"] = "Auto"

@@ -1,9 +1,11 @@
-"""How long responses get: learned from the last iterations, by prompt length, with a prior before the first.
+"""How long responses get: learned from the last iterations, by prompt and prompt length; a prior before the first.
 
 Rule: a model is a value; `with_batch` makes the next one. A response that was cut at the limit is only known to be at
 least that long, so distributions are Kaplan-Meier estimates; what lies beyond the longest seen response ends at the
 limit. Prompt lengths count where they tell something (|rank correlation| of at least CORRELATION): samples then fall
-into bands of prompt length, each with a distribution of its own. Must never answer a length below 1 or above the limit.
+into bands of prompt length, each with a distribution of its own. Where prompts repeat, in a batch or between batches,
+and tell something, a sample's distribution is tilted by what is known of its prompt (`prompt_effects`), and samples of
+one prompt are drawn alike. Must never answer a length below 1 or above the limit.
 """
 
 from __future__ import annotations
@@ -11,16 +13,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from rlhf_planner.inter_stage.curve import Curve, Floats, Ints, normal_share, prior_curve
+from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 
 WINDOW: Final = 8
 """Iterations that are remembered: long enough for the tail, short enough to follow training."""
@@ -34,13 +35,10 @@ CORRELATION: Final = 0.1
 """Rank correlation of prompt and response below which prompt lengths are taken to tell nothing."""
 DRIFT_LEVEL: Final = 1.63
 """Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not chance."""
+TILT: Final = 0.1
+"""Standard deviations to which what is known of a prompt is rounded, so that alike samples share a distribution."""
 LEAST_DRIFT: Final = 0.15
 """Distance below which nothing is forgotten: samples of one prompt are alike, so chance alone moves a batch further."""
-PRIOR_SAMPLES: Final = 256
-PRIOR_MEDIAN: Final = 1 / 8
-"""Of the limit. Before anything is known: log-normal, one response in a hundred reaches the limit."""
-PRIOR_P99: Final = 2.3263
-"""Standard deviations to the 99th percentile of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class LengthModel:
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
     drifted: bool = False
     """The distance is large, and more than chance; the window began anew with the newest batch."""
+    effects: PromptEffects = field(default_factory=PromptEffects)
+    """What is known of single prompts."""
 
     @classmethod
     def prior(cls, max_tokens: int) -> LengthModel:
@@ -75,21 +75,30 @@ class LengthModel:
             raise ValueError(f"max_tokens is {max_tokens}, must be at least 1")
         return cls(max_tokens)
 
-    def with_batch(self, pairs: Iterable[tuple[int, int]], limit: int | None = None) -> LengthModel:
+    def with_batch(
+        self, pairs: Iterable[tuple[int, int]], limit: int | None = None, lines: Sequence[int] = ()
+    ) -> LengthModel:
         """The model after one more iteration of (prompt tokens, response tokens); `limit` when it was another one.
 
-        An iteration without samples changes nothing. Raises ValueError for a negative length.
+        `lines`: which prompt each is of; empty when that is not known. An iteration without samples changes nothing.
+        Raises ValueError for a negative length, or another number of lines.
         """
         data = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if len(data) == 0:
             return self
         if (data < 0).any():
             raise ValueError("lengths of prompts and responses must not be negative")
-        data = data[:: -(-len(data) // MOST_SAMPLES)]
-        new = Batch(data[:, 0], np.maximum(1, data[:, 1]), limit or self.max_tokens)
+        if len(lines) not in (0, len(data)):
+            raise ValueError(f"lines names the prompts of {len(lines)} samples, there are {len(data)}")
+        step = -(-len(data) // MOST_SAMPLES)
+        new = Batch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
         distance, beyond_chance = _drift(self.window, new)
         kept = () if beyond_chance else self.window[-(WINDOW - 1) :]
-        return dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=beyond_chance)
+        after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=beyond_chance)
+        if not len(lines):
+            return after
+        effects = self.effects.with_batch(np.asarray(lines, dtype=np.int64), after._scores(data[:, 0], data[:, 1]))
+        return dataclasses.replace(after, effects=effects)
 
     # ---------------------------------------------------------------- questions
 
@@ -97,24 +106,62 @@ class LengthModel:
         """Expected tokens still to come of a response that has `so_far` and goes on; 0 at the limit."""
         return float(self.remaining_each(np.array([so_far]), np.array([prompt_tokens]))[0])
 
-    def remaining_each(self, so_far: Ints, prompts: Ints) -> Floats:
-        """The same for many samples: [n], [n] -> [n]."""
+    def remaining_each(self, so_far: Ints, prompts: Ints, lines: Sequence[int] | Ints = ()) -> Floats:
+        """The same for many samples: [n], [n] tokens, [n] which prompt (empty: not known) -> [n]."""
         answer = np.empty(len(so_far))
         bands = self._bands_of(prompts)
-        for band in np.unique(bands):
-            chosen = bands == band
-            answer[chosen] = self._curves[band].remaining(so_far[chosen], self.max_tokens)
+        if not self.effects.share or not len(lines):
+            for band in np.unique(bands):
+                chosen = bands == band
+                answer[chosen] = self._curves[band].remaining(so_far[chosen], self.max_tokens)
+            return answer
+        mean, left = self.effects.expected(np.asarray(lines, dtype=np.int64))
+        kinds = np.stack([bands, np.rint(mean / TILT), np.rint(left / TILT)], axis=1)
+        for kind in np.unique(kinds, axis=0):
+            chosen = (kinds == kind).all(axis=1)
+            answer[chosen] = self._tilted(*kind).remaining(so_far[chosen], self.max_tokens)
         return answer
 
-    def draw(self, generator: np.random.Generator, prompt_lengths: Sequence[int] | Ints) -> Ints:
-        """[n] one possible response length, 1..max_tokens, for each prompt."""
+    def _tilted(self, band: float, mean: float, left: float) -> Curve:
+        """Of a band, for prompts of this expected effect and variance left, both in steps of TILT."""
+        if (band, mean, left) not in self._tilts:
+            deviation = math.sqrt(left * TILT + 1 - self.effects.share)
+            self._tilts[band, mean, left] = self._curves[int(band)].tilted(mean * TILT, deviation)
+        return self._tilts[band, mean, left]
+
+    def draw(
+        self,
+        generator: np.random.Generator,
+        prompt_lengths: Sequence[int] | Ints,
+        lines: Sequence[int] | Ints = (),
+    ) -> Ints:
+        """[n] one possible response length, 1..max_tokens, for each prompt; `lines` as in `remaining_each`."""
         prompts = np.asarray(prompt_lengths, dtype=np.int64)
-        chance = generator.random(len(prompts))
+        chance = self._chances(generator, len(prompts), np.asarray(lines, dtype=np.int64))
         answer = np.empty(len(prompts), dtype=np.int64)
         bands = self._bands_of(prompts)
         for band in np.unique(bands):
             chosen = bands == band
             answer[chosen] = self._curves[band].quantile(chance[chosen])
+        return answer
+
+    def _chances(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
+        """[n] places in the distribution, those of one prompt alike."""
+        if not self.effects.share or not len(lines):
+            return generator.random(count)
+        names, where = np.unique(lines, return_inverse=True)
+        mean, left = self.effects.expected(names)
+        effect = mean + np.sqrt(left) * generator.standard_normal(len(names))
+        rest = math.sqrt(1 - self.effects.share) * generator.standard_normal(count)
+        return normal_share(effect[where] + rest)
+
+    def _scores(self, prompts: Ints, responses: Ints) -> Floats:
+        """[n] normal scores of responses, each among those of its band."""
+        answer = np.empty(len(prompts))
+        bands = self._bands_of(prompts)
+        for band in np.unique(bands):
+            chosen = bands == band
+            answer[chosen] = self._curves[band].scores(responses[chosen])
         return answer
 
     @property
@@ -159,9 +206,13 @@ class LengthModel:
         return np.searchsorted(self._edges, prompts, side="left").astype(np.int64)
 
     @cached_property
+    def _tilts(self) -> dict[tuple[float, float, float], Curve]:
+        return {}
+
+    @cached_property
     def _curves(self) -> tuple[Curve, ...]:
         if not self.window:
-            return (_prior_curve(self.max_tokens),)
+            return (prior_curve(self.max_tokens),)
         prompts, responses, cut = self._all
         bands = self._bands_of(prompts)
         whole = Curve.estimated(responses, cut, self.max_tokens)
@@ -171,74 +222,6 @@ class LengthModel:
             else whole
             for band in range(len(self._edges) + 1)
         )
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A distribution of lengths: `lengths[i]` with `probability[i]`, rising."""
-
-    lengths: Ints
-    probability: Floats
-
-    @classmethod
-    def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> Curve:
-        """Kaplan-Meier: a cut response was at risk up to its length, and did not end there."""
-        lengths, where = np.unique(np.minimum(responses, limit), return_inverse=True)
-        ended = np.bincount(where, weights=(~cut).astype(np.float64), minlength=len(lengths))
-        seen = np.bincount(where, minlength=len(lengths)).astype(np.float64)
-        at_risk = seen[::-1].cumsum()[::-1]
-        survival = np.cumprod(1 - ended / at_risk)
-        probability = np.concatenate([[1.0], survival[:-1]]) - survival
-        return cls._ending_at(lengths, probability, float(survival[-1]), limit)
-
-    @classmethod
-    def _ending_at(cls, lengths: Ints, probability: Floats, beyond: float, limit: int) -> Curve:
-        """What lies beyond the last ends at the limit: that is how long it is decoded."""
-        if lengths[-1] == limit:
-            probability = probability.copy()
-            probability[-1] += beyond
-        elif beyond > 0:
-            lengths, probability = np.append(lengths, limit), np.append(probability, beyond)
-        kept = probability > 0
-        return cls(lengths[kept], probability[kept] / probability.sum())
-
-    def quantile(self, chance: Floats) -> Ints:
-        """[n] in 0..1 -> [n] lengths."""
-        return self.lengths[np.minimum(np.searchsorted(self._total, chance, side="right"), len(self.lengths) - 1)]
-
-    def remaining(self, so_far: Ints, limit: int) -> Floats:
-        """[n] expected length - so_far, of those longer than so_far; none seen: half of what the limit leaves."""
-        at = np.searchsorted(self.lengths, so_far, side="right")
-        known = at < len(self.lengths)
-        index = np.minimum(at, len(self.lengths) - 1)
-        mean = self._mass_beyond[index] / self._beyond[index]
-        guess = np.maximum(0.0, limit - so_far) / 2
-        return np.where(known, np.maximum(0.0, mean - so_far), guess)
-
-    @cached_property
-    def _total(self) -> Floats:
-        return self.probability.cumsum()
-
-    @cached_property
-    def _beyond(self) -> Floats:
-        return self.probability[::-1].cumsum()[::-1]
-
-    @cached_property
-    def _mass_beyond(self) -> Floats:
-        return (self.probability * self.lengths)[::-1].cumsum()[::-1]
-
-
-def _prior_curve(limit: int) -> Curve:
-    """Log-normal with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
-    sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
-    middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
-    lengths = limit * PRIOR_MEDIAN * np.exp(sigma * _normal_quantile(middles))
-    whole = np.clip(np.rint(lengths), 1, limit).astype(np.int64)
-    return Curve.estimated(whole, np.zeros(PRIOR_SAMPLES, dtype=np.bool_), limit)
-
-
-def _normal_quantile(chance: Floats) -> Floats:
-    return np.array([NormalDist().inv_cdf(float(value)) for value in chance])
 
 
 def _drift(window: tuple[Batch, ...], new: Batch) -> tuple[float, bool]:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
-from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+from rlhf_planner.inter_stage.curve import Ints
+from rlhf_planner.inter_stage.lengths import LengthModel
 
 Flags = npt.NDArray[np.bool_]
 
@@ -32,6 +33,8 @@ class Unfinished:
     prompt_tokens: int
     tokens: int
     """Decoded so far."""
+    line: int = 0
+    """Which prompt it is of, where that is known of all."""
 
 
 class Move(NamedTuple):
@@ -91,7 +94,7 @@ def place(
 def _columns(rows: Sequence[tuple[int, Unfinished]], lengths: LengthModel) -> Held:
     table = np.array([(index, s.prompt_tokens, s.tokens) for index, s in rows], dtype=np.int64).reshape(-1, 3)
     worker, prompt, tokens = table[:, 0], table[:, 1], table[:, 2]
-    return Held(worker, prompt, tokens, lengths.remaining_each(tokens, prompt))
+    return Held(worker, prompt, tokens, lengths.remaining_each(tokens, prompt, [s.line for _, s in rows]))
 
 
 def _require_once(samples: Sequence[int]) -> None:

@@ -16,9 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.decode import Generation, generate
 from rlhf_planner.inter_stage.layout import Forecast, Layout
-from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.scoring import score
 from rlhf_planner.inter_stage.spans import Outcome, spans_of
 from rlhf_planner.inter_stage.tail import Unfinished, gather, unfinished
@@ -45,7 +46,7 @@ def simulate(
     if (known < 1).any():
         raise ValueError(f"a response of {int(known.min())} tokens: every response has at least 1")
     generation = generate(known, layout, costs)
-    left = unfinished(generation, threshold, model) if fuses(threshold, pool, layout) else None
+    left = unfinished(generation, threshold, model, layout.lines) if fuses(threshold, pool, layout) else None
     told = outcome(generation, layout, costs, left, pool or layout.generation_workers, transfer)
     answer = _forecast(generation, layout, told, threshold)
     return replace(answer, spans=spans_of(generation, told, costs)) if spans else answer

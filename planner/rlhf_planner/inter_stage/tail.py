@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.decode import Generation, drain
 from rlhf_planner.inter_stage.layout import Transit
-from rlhf_planner.inter_stage.lengths import Ints, LengthModel
+from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.place import Flags, Held, assign
 
 
@@ -57,15 +58,18 @@ class Tail(NamedTuple):
     pieces: list[Piece]
 
 
-def unfinished(generation: Generation, threshold: int, model: LengthModel | None) -> Unfinished:
-    """The state at the threshold; without a `model` all samples look alike."""
+def unfinished(
+    generation: Generation, threshold: int, model: LengthModel | None, lines: Sequence[int] = ()
+) -> Unfinished:
+    """The state at the threshold; without a `model` all samples look alike. `lines`: as in Layout."""
     start = generation.threshold_time(threshold)
     samples = np.flatnonzero(generation.finish > start)
     steps = np.array([line.steps_at(start) for line in generation.timelines])
     worker = generation.worker[samples]
     tokens = _decoded(generation, samples, steps[worker])
     prompt = generation.prompts[samples].astype(np.int64)
-    remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt)
+    known = np.asarray(lines, dtype=np.int64)[samples] if len(lines) else lines
+    remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt, known)
     limit = int(generation.lengths.max()) if model is None else model.max_tokens
     return Unfinished(start, samples, Held(worker, prompt, tokens, remaining), limit)
 

@@ -1,5 +1,7 @@
 """What the length model says: expectations, cut responses, prompt lengths, drift, and the prior."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,3 +93,73 @@ def test_draws_follow_what_was_seen() -> None:
     drawn = model.draw(np.random.default_rng(1), [5] * 4000)
     assert set(drawn.tolist()) == {3, 30}
     assert (drawn == 30).mean() == pytest.approx(0.25, abs=0.03)
+
+
+def _repeated(visits: int, share: float, seed: int = 3) -> tuple[LengthModel, np.ndarray]:
+    """A model that saw 128 prompts `visits` times, 4 responses each, and the prompts' own effects."""
+    generator = np.random.default_rng(seed)
+    effects = math.sqrt(share) * generator.standard_normal(128)
+    model = LengthModel(4096)
+    for _ in range(visits):
+        scores = np.repeat(effects, 4) + math.sqrt(1 - share) * generator.standard_normal(512)
+        lengths = np.exp(4 + scores).astype(int)
+        model = model.with_batch(((5, int(n)) for n in lengths), lines=np.repeat(np.arange(1, 129), 4).tolist())
+    return model, effects
+
+
+def test_prompts_that_repeat_are_remembered_when_they_tell_something() -> None:
+    model, effects = _repeated(3, 0.6)
+    assert model.effects.share == pytest.approx(0.6, abs=0.12)
+    zeros, prompts = np.zeros(128, dtype=np.int64), np.full(128, 5)
+    expected = model.remaining_each(zeros, prompts, range(1, 129))
+    truth = np.exp(4 + effects + 0.2)  # mean of a log-normal whose rest has variance 0.4
+    apart = np.abs(np.log(expected) - np.log(truth)).mean()
+    blind = np.abs(np.log(model.remaining_each(zeros, prompts)) - np.log(truth)).mean()
+    assert apart < 0.5 * blind
+    unknown = model.remaining_each(zeros[:1], prompts[:1], [999])
+    assert unknown[0] == pytest.approx(model.remaining(0, 5), rel=0.05)
+
+
+def test_prompts_that_tell_nothing_change_nothing() -> None:
+    model, _ = _repeated(3, 0.0)
+    assert model.effects.share == 0
+    so_far, prompts = np.arange(128), np.full(128, 5)
+    assert (model.remaining_each(so_far, prompts, range(1, 129)) == model.remaining_each(so_far, prompts)).all()
+    first, second = (model.draw(np.random.default_rng(0), prompts, lines) for lines in (range(1, 129), ()))
+    assert (first == second).all()
+
+
+def test_samples_of_one_prompt_are_drawn_alike_and_all_together_as_before() -> None:
+    model, _ = _repeated(3, 0.6)
+    lines = np.repeat(np.arange(1000, 3000), 4)  # prompts never seen
+    drawn = np.log(model.draw(np.random.default_rng(0), np.full(8000, 5), lines).reshape(2000, 4))
+    alone = np.log(model.draw(np.random.default_rng(0), np.full(8000, 5)))
+    assert drawn.mean() == pytest.approx(alone.mean(), abs=0.06)
+    assert drawn.std() == pytest.approx(alone.std(), rel=0.05)
+    assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] == pytest.approx(0.6, abs=0.1)
+
+
+def test_what_was_seen_long_ago_of_a_prompt_counts_less() -> None:
+    model, _ = _repeated(2, 0.6)
+    (before,), _ = model.effects.expected(np.array([7]))
+    lengths = np.where(np.arange(512) // 4 == 6, 4000, 50)  # prompt 7 has become the longest of all
+    batch = [(5, int(n)) for n in lengths]
+    model = model.with_batch(batch, lines=np.repeat(np.arange(1, 129), 4).tolist())
+    (after,), _ = model.effects.expected(np.array([7]))
+    assert after > before + 0.5
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 64), st.integers(0, 9))
+def test_answers_with_prompts_stay_within_the_limit(count: int, names: int, so_far: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    model = LengthModel.prior(64)
+    for _ in range(3):
+        lines = generator.integers(1, names + 1, count)
+        lengths = np.minimum(64, lines + generator.integers(0, 8, count))
+        model = model.with_batch(((3, int(n)) for n in lengths), lines=lines.tolist())
+    asked = np.arange(names + 2)
+    left = model.remaining_each(np.full(len(asked), so_far), np.full(len(asked), 3), asked)
+    assert ((left >= 0) & (left <= 64 - so_far)).all()
+    drawn = model.draw(generator, np.full(len(asked), 3), asked)
+    assert ((drawn >= 1) & (drawn <= 64)).all()

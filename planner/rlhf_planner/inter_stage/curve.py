@@ -1,0 +1,116 @@
+"""A distribution of response lengths: estimated, drawn from, tilted by what is known of a prompt.
+
+Rule: a curve is a value. A normal score is where a length stands in its distribution, as standard deviations of a
+normal one, so that "longer than usual" means the same whatever the distribution is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PRIOR_SAMPLES: Final = 256
+PRIOR_MEDIAN: Final = 1 / 8
+"""Of the limit. Before anything is known: log-normal, one response in a hundred reaches the limit."""
+PRIOR_P99: Final = 2.3263
+"""Standard deviations to the 99th percentile of a normal distribution."""
+TABLE: Final = np.linspace(-8.0, 8.0, 8001)
+"""Normal scores at which the normal distribution is tabulated; beyond them nothing is left that counts."""
+SHARES: Final[Floats] = np.array([NormalDist().cdf(float(score)) for score in TABLE])
+
+
+def normal_share(score: Floats) -> Floats:
+    """[n] standard deviations -> share of a normal distribution below; interpolated."""
+    return np.interp(score, TABLE, SHARES)
+
+
+def normal_quantile(chance: Floats) -> Floats:
+    """[n] shares in 0..1 -> standard deviations, within +-8."""
+    return np.interp(chance, SHARES, TABLE)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A distribution of lengths: `lengths[i]` with `probability[i]`, rising."""
+
+    lengths: Ints
+    probability: Floats
+
+    @classmethod
+    def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> Curve:
+        """Kaplan-Meier: a cut response was at risk up to its length, and did not end there."""
+        lengths, where = np.unique(np.minimum(responses, limit), return_inverse=True)
+        ended = np.bincount(where, weights=(~cut).astype(np.float64), minlength=len(lengths))
+        seen = np.bincount(where, minlength=len(lengths)).astype(np.float64)
+        at_risk = seen[::-1].cumsum()[::-1]
+        survival = np.cumprod(1 - ended / at_risk)
+        probability = np.concatenate([[1.0], survival[:-1]]) - survival
+        return cls._ending_at(lengths, probability, float(survival[-1]), limit)
+
+    @classmethod
+    def _ending_at(cls, lengths: Ints, probability: Floats, beyond: float, limit: int) -> Curve:
+        """What lies beyond the last ends at the limit: that is how long it is decoded."""
+        if lengths[-1] == limit:
+            probability = probability.copy()
+            probability[-1] += beyond
+        elif beyond > 0:
+            lengths, probability = np.append(lengths, limit), np.append(probability, beyond)
+        kept = probability > 0
+        return cls(lengths[kept], probability[kept] / probability.sum())
+
+    def quantile(self, chance: Floats) -> Ints:
+        """[n] in 0..1 -> [n] lengths."""
+        return self.lengths[np.minimum(np.searchsorted(self._total, chance, side="right"), len(self.lengths) - 1)]
+
+    def scores(self, lengths: Ints) -> Floats:
+        """[n] lengths -> where they stand in this distribution, in standard deviations of a normal one (mid-ranks)."""
+        at = np.minimum(np.searchsorted(self.lengths, lengths), len(self.lengths) - 1)
+        return normal_quantile(self._total[at] - self.probability[at] / 2)
+
+    def tilted(self, mean: float, deviation: float) -> Curve:
+        """The distribution of those whose normal score has this mean and deviation; (0, 1) is this one."""
+        edges = normal_quantile(np.concatenate([[0.0], self._total]))
+        below = normal_share((edges - mean) / deviation)
+        below[0], below[-1] = 0.0, 1.0
+        probability = np.diff(below)
+        kept = probability > 0
+        return Curve(self.lengths[kept], probability[kept])
+
+    def remaining(self, so_far: Ints, limit: int) -> Floats:
+        """[n] expected length - so_far, of those longer than so_far; none seen: half of what the limit leaves."""
+        at = np.searchsorted(self.lengths, so_far, side="right")
+        known = at < len(self.lengths)
+        index = np.minimum(at, len(self.lengths) - 1)
+        mean = self._mass_beyond[index] / self._beyond[index]
+        guess = np.maximum(0.0, limit - so_far) / 2
+        return np.where(known, np.maximum(0.0, mean - so_far), guess)
+
+    @cached_property
+    def _total(self) -> Floats:
+        return self.probability.cumsum()
+
+    @cached_property
+    def _beyond(self) -> Floats:
+        return self.probability[::-1].cumsum()[::-1]
+
+    @cached_property
+    def _mass_beyond(self) -> Floats:
+        return (self.probability * self.lengths)[::-1].cumsum()[::-1]
+
+
+def prior_curve(limit: int) -> Curve:
+    """Log-normal with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
+    sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
+    middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
+    lengths = limit * PRIOR_MEDIAN * np.exp(sigma * normal_quantile(middles))
+    whole = np.clip(np.rint(lengths), 1, limit).astype(np.int64)
+    return Curve.estimated(whole, np.zeros(PRIOR_SAMPLES, dtype=np.bool_), limit)
