@@ -30,7 +30,7 @@ def world_of(plan: Plan, at: int = 0, *, version: int | None = None, absent: tup
     """Everybody is there with the weights of iteration `at` (or `version`)."""
     size = plan.spec.rollout.batch_size
     ledger = Ledger(at, size, plan.tasks, 1)
-    world = World(Fleet(plan.spec, NOW), ledger, fusion_state(plan.spec), [4] * size)
+    world = World(Fleet(plan.spec, NOW), ledger, fusion_state(plan.spec), [4] * size, range(1, size + 1))
     for number, worker in enumerate(world.fleet, start=1):
         if worker.name in absent:
             continue
