@@ -1,11 +1,22 @@
-"""The cluster fixtures and the unit tests' table of manifests, for tests against a real API server."""
+"""The cluster fixtures and the unit tests' tables of manifests, for tests against a real API server."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
 _TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(_TESTS), str(_TESTS / "unit" / "contract")]
 
+from served import Served, serve  # noqa: E402
+
+from cluster import Cluster  # noqa: E402
 from cluster.fixture import api_cluster  # noqa: E402
 
-__all__ = ["api_cluster"]
+__all__ = ["api_cluster", "served"]
+
+
+@pytest.fixture(scope="session")
+def served(api_cluster: Cluster) -> Served:
+    """RLHFJobs on a real API server."""
+    return serve(api_cluster)

@@ -4,28 +4,26 @@ Both sides come from one set of models and rules; what is tested is that CEL, de
 server what the Python side takes them to mean.
 """
 
-import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kubernetes import client, config
-from manifest_cases import Case, changed, invalid_cases
+from manifest_cases import EXAMPLES, Case, changed, invalid_cases
+from served import KIND, Served
 
 from cluster import Cluster
-from cluster.processes import wait_until
 from rlhf_api import crd
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import read
-from rlhf_api.manifest import ManifestError, Problem, changes, dump, parse
-from rlhf_api.names import GROUP, PLURAL, VERSION
+from rlhf_api.manifest import ManifestError, Problem, parse
+from rlhf_api.names import GROUP, PLURAL
 from rlhf_api.rules import RULES
 
 pytestmark = pytest.mark.slow
 
 SEED = 20260822
-SERVED_TIMEOUT = 60.0  # seconds until a new kind is served; 1 on an idle machine
 RULE_WORDS = tuple(rule.message for rule in RULES)
 MANIFESTS = 300  # random manifests; a dry-run create takes about 5 ms
 
@@ -56,40 +54,6 @@ CHANGES: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def jobs(api_cluster: Cluster) -> client.CustomObjectsApi:
-    api_cluster.kubectl("apply", "-f", str(crd.PATH))  # client side: it must fit the annotation
-    api = client.CustomObjectsApi(config.new_client_from_config(str(api_cluster.kubeconfig)))
-
-    def served() -> bool:
-        # Not `kubectl wait`, which fails while the definition has no conditions at all.
-        try:
-            api.list_namespaced_custom_object(GROUP, VERSION, "default", PLURAL)
-        except client.ApiException as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
-
-    wait_until("the API server to serve RLHFJobs", served, SERVED_TIMEOUT)
-    return api
-
-
-def causes(jobs: client.CustomObjectsApi, job: dict[str, Any]) -> list[tuple[str, str]]:
-    """(field, message) of everything the API server has against a job; empty when it takes it."""
-    try:
-        jobs.create_namespaced_custom_object(
-            GROUP, VERSION, "default", PLURAL, job, dry_run="All", field_validation="Strict"
-        )
-    except client.ApiException as error:
-        if error.status not in (400, 422):
-            raise
-        status = json.loads(error.body)
-        found = [(cause.get("field", ""), cause["message"]) for cause in status.get("details", {}).get("causes", [])]
-        return found or [("", status["message"])]
-    return []
-
-
 def problems(text: str) -> list[Problem]:
     """What the command line has against it, without what only this version lacks."""
     lacks = {lack.field: lack for lack in UNAVAILABLE}
@@ -104,8 +68,8 @@ def problems(text: str) -> list[Problem]:
     return []
 
 
-def assert_same(jobs: client.CustomObjectsApi, text: str) -> None:
-    ours, theirs = problems(text), causes(jobs, read(text).data)
+def assert_same(served: Served, text: str) -> None:
+    ours, theirs = problems(text), served.created(read(text).data)[1]
     assert bool(ours) == bool(theirs), f"{text}\nrlhf validate: {list(map(str, ours))}\nAPI server: {theirs}"
     if any("some validation rules were not checked" in message for _, message in theirs):
         return
@@ -120,12 +84,12 @@ TABLE = [case for case in invalid_cases() if not case.whole_text]
 
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
-def test_table_gets_the_same_verdict(jobs: client.CustomObjectsApi, case: Case) -> None:
-    assert bool(causes(jobs, read(case.text).data)) != case.cluster_accepts
-    assert_same(jobs, case.text)
+def test_table_gets_the_same_verdict(served: Served, case: Case) -> None:
+    assert bool(served.created(read(case.text).data)[1]) != case.cluster_accepts
+    assert_same(served, case.text)
 
 
-def test_random_manifests_get_the_same_verdict(jobs: client.CustomObjectsApi) -> None:
+def test_random_manifests_get_the_same_verdict(served: Served) -> None:
     print(f"seed {SEED}")
     random_ = random.Random(SEED)
     refused = 0
@@ -133,62 +97,27 @@ def test_random_manifests_get_the_same_verdict(jobs: client.CustomObjectsApi) ->
         paths = random_.sample(sorted(CHANGES), random_.randint(1, 3))
         put = {path: random_.choice(CHANGES[path]) for path in paths}
         text = changed(random_.choice(["ppo", "grpo"]), put, [])
-        assert_same(jobs, text)
+        assert_same(served, text)
         refused += bool(problems(text))
     assert MANIFESTS // 5 < refused < MANIFESTS * 4 // 5  # otherwise the values above test one side only
 
 
-def test_stored_object_shows_every_default(jobs: client.CustomObjectsApi) -> None:
-    text = changed("grpo", {}, ["spec.rollout", "spec.generation", "spec.training", "spec.checkpoints"])
-    stored = jobs.create_namespaced_custom_object(
-        GROUP, VERSION, "default", PLURAL, read(text).data, dry_run="All", field_validation="Strict"
-    )
-    assert stored["spec"] == dump(parse(text))["spec"]
+def test_definition_is_structural_and_applied_twice_without_a_change(served: Served, api_cluster: Cluster) -> None:
+    found = api_cluster.get("customresourcedefinition", f"{PLURAL}.{GROUP}")
+    conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
+    assert "NonStructuralSchema" not in conditions
+    assert conditions["NamesAccepted"] == "True"
+    assert api_cluster.apply(crd.PATH).strip().endswith("unchanged")
 
 
-@pytest.mark.parametrize(
-    ("put", "drop"),
-    [
-        ({"spec.seed": 8}, []),
-        ({"spec.training.optimizer.learningRate": 0.1}, []),
-        ({"spec.models.actor.path": "/other"}, []),
-        ({"spec.checkpoints.path": "/other"}, []),
-        ({}, ["spec.checkpoints"]),
-        ({"spec.rollout.stop": ["END"]}, []),
-        ({"spec.iterations": 200, "spec.suspend": True, "spec.checkpoints.every": 5}, []),
-        ({"spec.generation.replicas": 8, "spec.inference.replicas": 1, "spec.runPolicy.backoffLimit": 1}, []),
-        ({"spec.scheduling.priorityClassName": "high"}, []),
-        ({"spec.scheduling.gang.mode": "Off"}, []),
-        ({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, []),
-        ({"spec.generation.template": {"metadata": {"labels": {"a": "b"}}}}, []),
-    ],
-)
-def test_live_job_may_change_in_the_same_fields(
-    jobs: client.CustomObjectsApi, put: dict[str, Any], drop: list[str]
-) -> None:
-    before, after = changed("ppo", {}, []), changed("ppo", put, drop)
-    jobs.create_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, read(before).data)
-    name = read(before).data["metadata"]["name"]
-    try:
-        # An update, not a patch: what is left out is removed.
-        version = jobs.get_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name)["metadata"][
-            "resourceVersion"
-        ]
-        body = read(after).data
-        body["metadata"]["resourceVersion"] = version
-        try:
-            jobs.replace_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name, body, dry_run="All")
-            refused = False
-        except client.ApiException as error:
-            refused = error.status == 422
-        assert refused == bool(changes(parse(before), parse(after)))
-    finally:
-        jobs.delete_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_example_is_accepted(served: Served, api_cluster: Cluster, path: Path) -> None:
+    assert "created (server dry run)" in api_cluster.apply(path, "--dry-run=server")
 
 
-def test_scale_and_columns(jobs: client.CustomObjectsApi, api_cluster: Cluster) -> None:
+def test_scale_and_columns(served: Served, api_cluster: Cluster) -> None:
     text = changed("ppo", {"metadata.name": "shown"}, [])
-    jobs.create_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, yaml.safe_load(text))
+    served.store(yaml.safe_load(text))
     now = "2026-08-22T10:00:00Z"
     running = {"type": "Running", "status": "True", "reason": "Running", "message": "", "lastTransitionTime": now}
     status = {
@@ -199,12 +128,12 @@ def test_scale_and_columns(jobs: client.CustomObjectsApi, api_cluster: Cluster) 
         "scale": {"replicas": 4, "selector": "rlhf.dev/job-name=shown"},
     }
     try:
-        jobs.patch_namespaced_custom_object_status(GROUP, VERSION, "default", PLURAL, "shown", {"status": status})
+        served.api.patch_namespaced_custom_object_status(*KIND, "shown", {"status": status})
         header, row = api_cluster.kubectl("get", "rlhf", "shown").splitlines()
         assert header.split() == ["NAME", "ALGORITHM", "PHASE", "ITERATION", "REWARD", "SAMPLES/S", "POOL", "AGE"]
         assert row.split()[:5] == ["shown", "ppo", "Running", "37/100", "0.5"]
         api_cluster.kubectl("scale", "rlhf", "shown", "--replicas=2")
-        job = jobs.get_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, "shown")
+        job = served.api.get_namespaced_custom_object(*KIND, "shown")
         assert job["spec"]["generation"]["replicas"] == 2
     finally:
-        jobs.delete_namespaced_custom_object(GROUP, VERSION, "default", PLURAL, "shown")
+        served.remove("shown")

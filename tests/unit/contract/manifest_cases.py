@@ -1,5 +1,6 @@
 """The table of invalid manifests as texts; also run against a real API server, so nothing here imports pytest."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,30 @@ def invalid_cases() -> list[Case]:
     ]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two manifests on either side of a rule: the second differs from the first in what the rule is about."""
+
+    name: str
+    holds: str
+    breaks: str
+
+
+def rule_pairs() -> list[Pair]:
+    """The table in `rule_pairs.yaml`."""
+    rows = yaml.safe_load((Path(__file__).parent / "rule_pairs.yaml").read_text())
+    return [
+        Pair(
+            f"{row['from']}: {', '.join(row['breaks'] or row['holds'])}",
+            *(changed(row["from"], row.get("set", {}) | row[side], row.get("unset", [])) for side in SIDES),
+        )
+        for row in rows
+    ]
+
+
+SIDES = ("holds", "breaks")
+
+
 def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
     """An example's text with fields removed, then set."""
     data = yaml.safe_load(
@@ -47,7 +72,7 @@ def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
         parent.pop(name, None)
     for path, value in put.items():
         parent, name = _parent(data, path)
-        parent[name] = value
+        parent[name] = copy.deepcopy(value)
     return str(yaml.safe_dump(data, sort_keys=False))
 
 

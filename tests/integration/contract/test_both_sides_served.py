@@ -1,0 +1,96 @@
+"""Every rule, enum value and default of the generated definition on a real API server: what it takes, what it refuses.
+
+The rows are read off the definition by the unit tests' `definition_rows`, which count that none is missing.
+"""
+
+from collections.abc import Iterator
+
+import definition_rows as rows
+import pytest
+import yaml
+from manifest_cases import rule_pairs
+from served import Causes, Served
+
+from rlhf_api.document import read
+from rlhf_api.manifest import dump, parse
+from rlhf_api.rules import RULES, Values
+from rlhf_api.structure import job_schema, with_defaults
+
+pytestmark = pytest.mark.slow
+
+LEAVES_NO_OTHER = {"spec.suspend", "spec.iterations", "spec.checkpoints.every"}
+"""Some of what must be among the fields that are changed in a live job, so that the list cannot become empty."""
+
+
+@pytest.fixture(scope="module")
+def live(served: Served) -> Iterator[str]:
+    """A stored job in which every field that is fixed has a value."""
+    name = served.store(rows.whole("") | {"metadata": {"name": "live"}})
+    yield name
+    served.remove(name)
+
+
+def says(causes: Causes, field: str, words: str) -> bool:
+    """True when the API server blames `field` in these words."""
+    return any(where == field and words in message for where, message in causes)
+
+
+def test_every_rule_takes_one_side_and_refuses_the_other(served: Served) -> None:
+    for pair in rule_pairs():
+        _, causes = served.created(read(pair.holds).data)
+        assert causes == [], pair.name
+        _, causes = served.created(read(pair.breaks).data)
+        values = Values(with_defaults(read(pair.breaks).data, job_schema()))
+        found = [(rule.field, words.partition(", got")[0]) for rule in RULES if (words := rule.broken(values))]
+        assert found
+        for field, words in found:
+            assert says(causes, field, words), (pair.name, field, words, causes)
+        assert len(causes) == len(found), (pair.name, causes)
+
+
+def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: Served, live: str) -> None:
+    for field, (put, drop) in rows.FIXED.items():
+        data = rows.whole("")
+        for path, value in put.items():
+            rows.placed(data, path, value)
+        for path in drop:
+            del data["spec"][path.removeprefix("spec.")]
+        causes = served.replaced(live, data)
+        assert says(causes, field, rows.TRANSITIONS[field]), (field, causes)
+    changed = set()
+    for other, value in rows.others():
+        data, _ = rows.with_value(other, value)
+        assert served.replaced(live, data) == [], (other.path, value)
+        changed.add(other.path)
+    assert changed >= LEAVES_NO_OTHER
+
+
+def test_every_enum_takes_its_values_and_no_other(served: Served, live: str) -> None:
+    for field in rows.ENUMS:
+        for value in field.node["enum"]:
+            data, _ = rows.with_value(field, value)
+            _, causes = served.status(live, data["status"]) if field.in_status else served.created(data)
+            assert causes == [], (field.path, value)
+        data, where = rows.with_value(field, "Nonesuch")
+        _, causes = served.status(live, data["status"]) if field.in_status else served.created(data)
+        assert says(causes, where, 'Unsupported value: "Nonesuch"'), (field.path, causes)
+
+
+def test_every_default_is_filled_in_as_the_models_do_and_takes_no_other_type(served: Served, live: str) -> None:
+    stored = []
+    for data in rows.bare():
+        found, causes = served.created(data)
+        assert causes == []
+        assert found["spec"] == dump(parse(yaml.safe_dump(data)))["spec"]
+        # What was filled in may also be written.
+        assert served.created({**found, "metadata": data["metadata"]})[1] == []
+        stored.append(found)
+    for status in (rows.STATUS, {}):
+        found, causes = served.status(live, status)
+        assert causes == []
+        stored.append({"status": found["status"]})
+    for field in rows.DEFAULTS:
+        assert rows.filled_in(field, stored), field.path
+        data, where = rows.with_value(field, rows.WRONG[field.node["type"]])
+        _, causes = served.status(live, data["status"]) if field.in_status else served.created(data)
+        assert says(causes, where, "must be of type"), (field.path, causes)
