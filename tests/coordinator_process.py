@@ -56,8 +56,8 @@ class Process:
                     await CoordinatorStub(channel).GetStatus(GetStatusRequest(), wait_for_ready=True, timeout=30)
                     return
 
-    async def until_iteration(self, iteration: int, rate: float = 20.0) -> None:
-        async with aio_channel(self.address, None) as channel:
+    async def until_iteration(self, iteration: int, rate: float = 20.0, certificates: Path | None = None) -> None:
+        async with aio_channel(self.address, certificates) as channel:
             call = CoordinatorStub(channel).WatchStatus(WatchStatusRequest(max_rate_hz=rate), wait_for_ready=True)
             async for status in call:
                 if status.iteration >= iteration:

@@ -4,6 +4,7 @@ Rule: with a certificate folder both sides present a certificate of the job's ow
 without one (embedded tests) the channel is plain text. Must never fall back from TLS to plain text.
 """
 
+import time
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,28 @@ SERVER_NAME: Final = "rlhf-job"
 """Every certificate of a job carries this DNS name: peers are verified by authority, not by changing pod names."""
 
 
-def _read(folder: Path) -> tuple[bytes, bytes, bytes]:
+SETTLE_SECONDS: Final = 0.1
+"""Before a server's credentials are replaced: a thousand times what a handshake takes to get hold of the old ones."""
+_TRIES: Final = 100
+"""Readings of the files in a row that may differ; they are renewed once in months."""
+
+Files = tuple[bytes, bytes, bytes]
+
+
+def _read(folder: Path) -> Files:
+    """The three files as they are at one moment: a key beside the certificate of another stops all connections.
+
+    The kubelet exchanges them all at once, but not while we read: what is read twice alike was not exchanged meanwhile.
+    """
+    found = _files(folder)
+    for _ in range(_TRIES):
+        before, found = found, _files(folder)
+        if found == before:
+            return found
+    raise ValueError(f"certificate folder {folder}: its files change all the time")
+
+
+def _files(folder: Path) -> Files:
     try:
         return tuple((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))  # type: ignore[return-value]
     except OSError as error:
@@ -44,8 +66,9 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
     served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """None keeps what is served. gRPC tears the old configuration down under handshakes that still use it, and the
-        process dies of it now and then, so it is replaced by another one only, which is once in months."""
+        """None keeps what is served. When it is replaced, gRPC tears the old one down under handshakes that are about
+        to use it, and the process dies of it. Those that come later wait for this call, so a pause here lets the
+        others get hold of it."""
         nonlocal served
         try:
             found = _read(folder)
@@ -54,13 +77,14 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
         if found == served:
             return None
         served = found
+        time.sleep(SETTLE_SECONDS)
         return _configuration(found)
 
     # None is documented to mean that nothing changed; the stubs do not know it.
     return grpc.dynamic_ssl_server_credentials(_configuration(served), renewed, require_client_authentication=True)  # type: ignore[arg-type]
 
 
-def _configuration(files: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+def _configuration(files: Files) -> grpc.ServerCertificateConfiguration:
     authority, certificate, key = files
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
 

@@ -109,16 +109,6 @@ def due(certificates: Certificates) -> datetime:
     return certificate.not_valid_after_utc - lifetime * ROTATE_BEFORE
 
 
-def rotate(authority: Authority, current: Certificates, names: Sequence[str], now: datetime) -> Certificates:
-    """`current` while it is good; a new certificate of the same authority when a third of its life is left.
-
-    The authority stays, so processes with the old and the new certificate go on trusting each other.
-    """
-    if current.authority == authority.certificate and now < due(current):
-        return current
-    return authority.issue(names, now)
-
-
 def _name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))

@@ -162,8 +162,10 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
         assert beat.busy_seconds > 0
         await check_probes(first.address, certificates, metrics)
 
-        # The coordinator is killed and comes back at its address; the worker is still what it was.
+        # The coordinator is killed and comes back at its address; the worker is still what it was. Meanwhile the
+        # certificates were renewed, and the old ones are good for nothing any more.
         await coordinator.stop()
+        new_authority("tiny", now).issue([], now).write(certificates)
         await coordinator.listen(certificates, int(coordinator.address.rpartition(":")[2]))
         broken = time.monotonic()
         session = await coordinator.session()
@@ -171,6 +173,7 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
         again = session.register
         assert again.incarnation == first.incarnation
         assert again.state == pb.WorkerState(role="inference", versions={"critic": 0})
+        await check_probes(first.address, certificates, metrics)
         session.welcome(job(folder), epoch=2)
 
         # A load that waits for its peer goes on across a session; samples of the old session are forgotten.

@@ -13,8 +13,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from rlhf_api import channels
 from rlhf_api.channels import SERVER_NAME, server_credentials
-from rlhf_operator.certificates import LIFETIME, new_authority, rotate
+from rlhf_operator.certificates import LIFETIME, due, new_authority
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -55,14 +56,9 @@ def test_the_key_is_readable_by_its_owner_only_and_never_the_authoritys(tmp_path
     assert all(authority.key not in path.read_bytes() for path in folder.iterdir())
 
 
-def test_rotation_waits_for_the_last_third_and_keeps_the_authority() -> None:
-    authority = new_authority("job", NOW)
-    issued = authority.issue([], NOW)
-    assert rotate(authority, issued, [], NOW + LIFETIME * 0.6) is issued
-    rotated = rotate(authority, issued, [], NOW + LIFETIME * 0.7)
-    assert rotated.expires > issued.expires
-    assert rotated.authority == issued.authority
-    assert rotate(new_authority("job", NOW), issued, [], NOW) is not issued
+def test_a_certificate_is_due_when_a_third_of_its_life_is_left() -> None:
+    issued = new_authority("job", NOW).issue([], NOW)
+    assert due(issued) == NOW + LIFETIME * 2 / 3
 
 
 def test_a_certificate_never_outlives_its_authority() -> None:
@@ -108,10 +104,31 @@ def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) 
         server.stop(None)
 
 
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_files_that_are_exchanged_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    """As the kubelet exchanges them, all at once: a key beside the certificate of another stops all connections."""
+    now = datetime.now(UTC)
+    authority = new_authority("job", now)
+    authority.issue([], now).write(tmp_path)
+    read, renewed = Path.read_bytes, authority.issue([], now)
+    reads: list[Path] = []
+
+    def exchanging(path: Path) -> bytes:
+        if len(reads) == turn:
+            renewed.write(tmp_path)
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", exchanging)
+    assert channels._read(tmp_path) == (renewed.authority, renewed.certificate, renewed.key)
+
+
 def test_what_a_server_serves_is_replaced_only_when_the_files_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC crashes now and then when it is replaced under handshakes, which every connection once did."""
+    """gRPC dies when it is replaced under handshakes: within seconds when every connection does, as was seen."""
     now = datetime.now(UTC)
     authority = new_authority("job", now)
     authority.issue([], now).write(tmp_path)

@@ -22,32 +22,25 @@ AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED,
 
 
 class CoordinatorBatches:
-    """One blocking channel to the coordinator, opened at the first fetch."""
+    """Batches by a blocking channel; another one for each fetch, as a process outlives its first certificate."""
 
     def __init__(self, address: str, worker: str, certificates: Path | None, timeout: float) -> None:
         self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout
-        self._channel: grpc.Channel | None = None
 
     def fetch(self, iteration: int, sleep: Callable[[float], None] = time.sleep) -> list[pb.TrainSample]:
         """All samples of the batch. WorkError BatchTimeout, BatchRefused."""
-        if self._channel is None:
-            self._channel = channels.channel(self._address, self._certificates)
-        stub = control_pb2_grpc.CoordinatorStub(self._channel)
         deadline = time.monotonic() + self._timeout
         request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration)
         while True:
             try:
                 left = max(1.0, deadline - time.monotonic())
-                parts = list(stub.FetchBatch(request, timeout=left, wait_for_ready=True))
+                with channels.channel(self._address, self._certificates) as channel:
+                    stub = control_pb2_grpc.CoordinatorStub(channel)
+                    parts = list(stub.FetchBatch(request, timeout=left, wait_for_ready=True))
                 return [sample for part in parts for sample in part.samples]
             except grpc.RpcError as error:
                 self._judge(error, iteration, deadline)
             sleep(RETRY_SECONDS)
-
-    def close(self) -> None:
-        """Closes the channel."""
-        if self._channel is not None:
-            self._channel.close()
 
     def _judge(self, error: grpc.RpcError, iteration: int, deadline: float) -> None:
         """Returns when another try makes sense."""

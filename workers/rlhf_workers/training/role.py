@@ -112,7 +112,6 @@ class TrainingRole:
         return 0
 
     def close(self) -> None:
-        self._batches.close()
         leave_group()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
