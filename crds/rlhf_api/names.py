@@ -77,6 +77,8 @@ class Env(StrEnum):
     """Workers: seconds to wait for the first welcome of the coordinator, then exit; unset means forever."""
     LOG_FORMAT = "RLHF_LOG_FORMAT"
     """json for one JSON object a line; else plain lines."""
+    TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"
+    """Coordinator: file that takes its last report when the job is complete; unset means none."""
 
 
 class ExitCode(IntEnum):

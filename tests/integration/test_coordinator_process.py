@@ -5,6 +5,7 @@ import json
 import random
 import signal
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.coordinator_process import Process
 from tests.simulated_worker import Crew, Pace, crew
 
 from rlhf_api.names import Env, ExitCode, Group
+from rlhf_operator.certificates import new_authority
+from rlhf_operator.reconcile.last_log import last_report
 
 pytestmark = pytest.mark.slow
 
@@ -65,16 +68,49 @@ async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Process
     assert await process.code() == ExitCode.INTERRUPTED
     await workers.end()
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert f"the last checkpoint is {checkpoint}" in process.last_line
     assert json.loads((checkpoint / "checkpoint.json").read_text())["version"] >= 2
     process.start(**{Env.RUN_DIR: str(tmp_path / "other")})
     assert await process.code() == ExitCode.USAGE
     assert checkpoint.name in process.last_line
     assert "--resume" in process.last_line
     assert "spec.checkpoints.path" in process.last_line
-    process.start(**{Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1"})
+    kept = tmp_path / "termination-message"
+    process.start(**{Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1", Env.TERMINATION_MESSAGE: str(kept)})
     workers = crew(COUNTS, process.address)
     assert await process.code() == ExitCode.OK
+    said = last_report(kept.read_text())
+    assert said is not None
+    assert (said.iteration, said.checkpoint) == (4, str(checkpoint.with_name("iteration-000004")))
+    assert "reward" in said.metrics
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
+
+
+async def test_renewed_certificates_are_taken_up_by_who_runs_and_who_comes_back(
+    process: Process, tmp_path: Path
+) -> None:
+    """What is renewed here is the authority too, so that the old certificate is as good as expired."""
+    job = write_files(tmp_path, iterations=12, batch=24)
+    folder = tmp_path / "certificates"
+    renew(folder)
+    process.start(**{Env.CERTIFICATES: str(folder)})
+    workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1), certificates=folder)
+    await process.until_iteration(2, certificates=folder)
+    renew(folder)
+    # The same process lets in whoever shows a new certificate, and keeps the sessions that it has.
+    await process.until_iteration(4, certificates=folder)
+    process.kill()
+    process.start(**{Env.CERTIFICATES: str(folder)})
+    assert await process.code() == ExitCode.OK
+    assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["coordinator_starts"] == 2
+
+
+def renew(folder: Path) -> None:
+    """Files that nobody has seen."""
+    now = datetime.now(UTC)
+    new_authority("simulated", now).issue([], now).write(folder)
 
 
 async def test_a_bad_prompt_line_is_named(process: Process, tmp_path: Path) -> None:

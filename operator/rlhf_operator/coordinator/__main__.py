@@ -26,6 +26,7 @@ from rlhf_operator.coordinator import checkpoint
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.journal_lock import hold
+from rlhf_operator.coordinator.last_report import say
 from rlhf_operator.coordinator.logs import configure_logs
 from rlhf_operator.coordinator.prompt_cache import keep_tokenized, tokenized_before
 from rlhf_operator.coordinator.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
@@ -134,12 +135,13 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(ExitCode.INTERRUPTED))
     try:
-        outcome = asyncio.run(run_job(*prepare()))
+        run, restored = prepare()
+        outcome = asyncio.run(run_job(run, restored))
     except JobError as error:
         return failed(error.failure)
+    say(run)
     if outcome.failure is not None:
         return failed(outcome.failure)
-    log.info("the job is %s", outcome.phase)
     return EXIT_CODES[outcome.phase]
 
 

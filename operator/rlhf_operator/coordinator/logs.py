@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 from rlhf_api.names import Env
 
@@ -16,7 +17,7 @@ NAME = "coordinator"
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "worker": NAME,
@@ -24,6 +25,8 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
+        if (report := getattr(record, "report", None)) is not None:
+            entry["report"] = report
         return json.dumps(entry, ensure_ascii=False)
 
 

@@ -22,7 +22,14 @@ from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 Json = dict[str, Any]
 
 _NOT_HERE: Final = frozenset(
-    {"HOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", Env.LOG_FORMAT.value, Env.METRICS.value}
+    {
+        "HOME",
+        "PYTHONUNBUFFERED",
+        "PYTHONDONTWRITEBYTECODE",
+        Env.LOG_FORMAT.value,
+        Env.METRICS.value,
+        Env.TERMINATION_MESSAGE.value,
+    }
 )
 """Pod variables that have another good value on this machine: the caller's."""
 

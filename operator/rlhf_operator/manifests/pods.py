@@ -16,6 +16,8 @@ from rlhf_operator.manifests.paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, 
 CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
+TERMINATION_MESSAGE: Final = "/dev/termination-log"
+"""Kubernetes' default: the kubelet puts it into the pod's status. Writable, whatever the root file system is."""
 USER_ID: Final = 10001
 """Unprivileged user and group; a template may name another one that is not root."""
 COORDINATOR_GRACE_SECONDS: Final = 300
@@ -52,6 +54,7 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
         Env.INDEX: "0",
         Env.CERTIFICATES: CERTIFICATES_PATH,
         Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
+        Env.TERMINATION_MESSAGE: TERMINATION_MESSAGE,
     }
     container = _container(
         image, "rlhf_operator.coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi"

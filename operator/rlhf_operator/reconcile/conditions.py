@@ -23,7 +23,7 @@ from rlhf_operator.reconcile.plan import Event
 
 Json = dict[str, Any]
 
-MESSAGE_MAX: Final = 1024
+MESSAGE_MAX: Final = 2048
 """Characters of a condition's message: a sentence or three, not a log."""
 _FIRST: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
     ConditionType.PLANNED: ("Unknown", PlannedReason.PLANNED, "not looked at yet"),
@@ -100,9 +100,14 @@ class Conditions:
                 before = now
             changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
             if changed and now["reason"] not in _SILENT:
-                found.append(Event(_event_reason(kind, now), str(now["message"]), _warns(kind, now)))
+                found.append(Event(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
         # A finished job says so twice, as a condition of its own and as its phase; one is enough.
         return list({each.reason: each for each in found}.values())
+
+
+def _first_line(now: Json) -> str:
+    """The sentence; lines of a log that are kept below it are in the status."""
+    return str(now["message"]).partition("\n")[0]
 
 
 def _event_reason(kind: ConditionType, now: Json) -> str:

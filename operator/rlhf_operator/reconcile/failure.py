@@ -23,7 +23,7 @@ from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.failure_policy import Ruling
 from rlhf_operator.reconcile.plan import Event
 from rlhf_operator.reconcile.pod import Pod
-from rlhf_operator.reconcile.words import how_it_ended
+from rlhf_operator.reconcile.words import how_it_ended, log_lines
 
 Json = dict[str, Any]
 
@@ -66,8 +66,8 @@ class Account:
     last_time: str | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Group -> ends that are new in this visit, free ones included."""
-    verdict: tuple[FinishedReason, str] | None = None
-    """The job has failed."""
+    verdict: tuple[FinishedReason, str, str] | None = None
+    """The job has failed: why, in words, and the last lines of the log of whoever ended it."""
     complete: bool = False
     """The coordinator finished."""
     scopes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class _Books:
 
     def __init__(self, limit: int, failures: int, disruptions: int) -> None:
         self.limit, self.failures, self.disruptions = limit, failures, disruptions
-        self.verdict: tuple[FinishedReason, str] | None = None
+        self.verdict: tuple[FinishedReason, str, str] | None = None
         self.scopes: dict[str, tuple[str, str]] = {}
         self.events: list[Event] = []
 
@@ -155,7 +155,7 @@ class _Books:
             if self.failures > self.limit and self.verdict is None:
                 limit = f"the limit of spec.runPolicy.backoffLimit is {self.limit}"
                 words = f"{self.failures} failures, {limit}; the last: {end.told}"
-                self.verdict = (FinishedReason.BACKOFF_LIMIT, words)
+                self.verdict = (FinishedReason.BACKOFF_LIMIT, words, log_lines(end.pod))
         self.events.append(Event(reason, text, warning=True))
         self._restart(end)
 
@@ -165,7 +165,7 @@ class _Books:
         remedy = f". To go on, {ruling.remedy}" if ruling.remedy else ""
         # The coordinator knows why the others ended, so its word goes before theirs.
         if self.verdict is None or coordinator:
-            self.verdict = (ruling.reason, f"{words}{ruling.by}{remedy}")
+            self.verdict = (ruling.reason, f"{words}{ruling.by}{remedy}", log_lines(end.pod))
         self.events.append(Event("CoordinatorEnded" if coordinator else "WorkerFailed", end.told, warning=True))
 
     def _restart(self, end: NewEnd) -> None:

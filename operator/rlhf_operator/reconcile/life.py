@@ -54,9 +54,9 @@ def completed(conditions: Conditions, iterations: int) -> None:
     _at_rest(conditions, "the job has finished")
 
 
-def failed(conditions: Conditions, reason: FinishedReason, message: str) -> None:
-    """The job gave up."""
-    conditions.set(ConditionType.FAILED, True, reason, message)
+def failed(conditions: Conditions, reason: FinishedReason, message: str, log: str = "") -> None:
+    """The job gave up. `log`: lines that are kept below the message, as their pod is deleted."""
+    conditions.set(ConditionType.FAILED, True, reason, f"{message}\n{log}" if log else message)
     conditions.set(ConditionType.RUNNING, False, RunningReason.FAILED, message)
     _at_rest(conditions, "the job has finished")
 

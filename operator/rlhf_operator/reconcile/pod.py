@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.reconcile.last_log import Report, last_report, readable
 
 Json = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ PATIENCE: Final = timedelta(seconds=10)
 INIT_FAILED: Final = "Init:Error"
 """Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
 MESSAGE_KEPT: Final = 600
-"""Characters of a message that are kept: the last lines of a log, or the words of a scheduler."""
+"""Characters of a message that are kept, such as the words of a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,10 @@ class End:
     reason: str
     """OOMKilled, Error, Completed, Evicted, ..."""
     message: str
+    """The last lines of the log, or why the kubelet ended it."""
     at: datetime | None
+    report: Report | None = None
+    """Of a coordinator: its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +193,14 @@ def _end(meta: Json, status: Json, container: Json) -> End | None:
     for state in (container.get("state") or {}, container.get("lastState") or {}):
         if ended := state.get("terminated"):
             full = str(ended.get("containerID") or "").rpartition("/")[2]
+            log = str(ended.get("message") or "")
             return End(
                 id=full[:CONTAINER_ID_SHOWN] or f"{meta.get('uid', '')}/{container.get('restartCount', 0)}",
                 code=int(ended.get("exitCode") or 0),
                 reason=str(ended.get("reason") or ""),
-                message=str(ended.get("message") or "")[-MESSAGE_KEPT:],
+                message=readable(log),
                 at=time_of(ended.get("finishedAt")),
+                report=last_report(log),
             )
     if status.get("phase") in ("Failed", "Succeeded"):
         code = 0 if status["phase"] == "Succeeded" else None

@@ -267,7 +267,10 @@ class _Visit:
     def _status(
         self, accounts: Account, accounted: Mapping[str, str], groups: list[Json], completion: datetime | None
     ) -> Json:
-        reading, before = self.observed.reading, self.before
+        before, ended = self.before, [*self.pods.values(), *self.observed.ended]
+        over, iterations = completion is not None, self.job.spec.iterations
+        reading = self.observed.reading
+        last = status.last_said(reading, ended, iterations, over=over)
         written: Json = {
             "conditions": self.conditions.written(),
             "algorithm": self.job.spec.algorithm.name,
@@ -284,14 +287,15 @@ class _Visit:
         for name in ("progress", "plan", "migrationPool", "lastCheckpoint"):
             if before.get(name):
                 written[name] = before[name]
+        if last is not None:
+            written["progress"] = status.progress(last)
+            if (checkpoint := status.checkpoint(last, before)) is not None:
+                written["lastCheckpoint"] = checkpoint
         if reading is not None:
-            written["progress"] = status.progress(reading)
             if (chosen := status.plan(reading)) is not None:
                 written["plan"] = chosen
             generation = self.sizes.get(Group.GENERATION, 0)
             written["migrationPool"], self.told = pool.pooled(reading, generation, before, self.now)
-            if (checkpoint := status.checkpoint(reading, before)) is not None:
-                written["lastCheckpoint"] = checkpoint
         if accounts.complete:
             written["progress"] = _all_done(written.get("progress"), self.job, self.now)
         return written

@@ -7,6 +7,7 @@ PROGRESS_SECONDS; a condition, a restart or the time of an end is written at onc
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rlhf_api import names
@@ -30,8 +31,10 @@ _SLOW_FIELDS: Final = (
     "completionTime",
     "algorithm",
     "scale",
+    "lastCheckpoint",
 )
-"""Fields whose change is written at once; of conditions, all but the message."""
+"""Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
+that is gone a moment later."""
 TEXT_MAX: Final = 1024
 """Characters of a text in the status."""
 _CHECKPOINT: Final = re.compile(r"iteration-(\d+)/?$")
@@ -94,6 +97,25 @@ def progress(reading: Reading) -> Json:
     if reading.seconds_left > 0:
         found["remainingSeconds"] = round(reading.seconds_left)
     return found
+
+
+def last_said(reading: Reading | None, pods: Iterable[Pod], iterations: int, *, over: bool) -> Reading | None:
+    """The reading, or what the coordinator said when it ended; `over`: it is not started again in its pod."""
+    ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
+    told = [(end.at, end.report) for end in ends if end and end.at and end.report]
+    if not told:
+        return reading
+    at, report = max(told, key=lambda each: each[0])
+    known = reading or Reading(at, "", 0, iterations)
+    return replace(
+        known,
+        at=max(at, known.at),
+        phase="Stopped",
+        iteration=report.iteration,
+        metrics={**known.metrics, **report.metrics},
+        seconds_left=0.0,
+        last_checkpoint=report.checkpoint or known.last_checkpoint,
+    )
 
 
 def plan(reading: Reading) -> Json | None:

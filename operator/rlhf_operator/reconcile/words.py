@@ -3,7 +3,6 @@
 Rule: pure. A sentence names the pod, what is wrong in the words of whoever said so, and what would help.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
@@ -20,6 +19,8 @@ CONFIG_REASONS: Final = frozenset(
 )
 SHOWN: Final = 3
 """Pods that are named; of more, the number is said."""
+LINES_SHOWN: Final = 8
+"""Lines of a log that are told."""
 _KILLED: Final = 137
 """128 + SIGKILL."""
 _MEANINGS: Final = {
@@ -33,16 +34,18 @@ _MEANINGS: Final = {
 }
 
 
-def last_words(message: str) -> str:
-    """The last line of a log, without its JSON: why a process ended, as it said itself."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if not lines:
+def last_words(log: str) -> str:
+    """The last line of a log: why a process ended, as it said itself."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def log_lines(pod: Pod) -> str:
+    """The last lines of its log, to be read below a sentence that has the very last; empty when there are no others."""
+    lines = pod.end.message.splitlines() if pod.end else []
+    if len(lines) < 2:
         return ""
-    try:
-        entry = json.loads(lines[-1])
-    except ValueError:
-        return lines[-1]
-    return str(entry.get("message", lines[-1])) if isinstance(entry, dict) else lines[-1]
+    return "\n  ".join([f"The last lines of the log of {pod.name}:", *lines[-LINES_SHOWN:]])
 
 
 def how_it_ended(end: End) -> str:

@@ -104,7 +104,8 @@ def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, r
     world.settle()
     failed = world.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", reason)
-    assert failed["message"].endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
+    sentence = failed["message"].partition("\n")[0]
+    assert sentence.endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
     assert world.phase == "Failed"
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from rlhf_operator.cli.cluster.columns import Cell, columns, paragraph
 from rlhf_operator.cli.cluster.listing import phase
 from rlhf_operator.cli.cluster.sentence import sentence
-from rlhf_operator.cli.cluster.stored import Stored, age, moment, number, shortened
+from rlhf_operator.cli.cluster.stored import Stored, age, first_line, moment, number, shortened
 from rlhf_operator.cli.cluster.timeline import Iteration
 from rlhf_operator.cli.cluster.workers import Worker, event_time, reasons, telling
 from rlhf_operator.cli.console import duration
@@ -49,6 +49,7 @@ def describe(facts: Facts, now: datetime, width: int | None) -> list[Text]:
     sections = (
         ("", columns([["", ""], *_summary(job, now)], width, wrap=True)[1:]),
         ("Conditions", _conditions(job, now, width)),
+        ("", [Text(each) for each in job.last_log]),
         ("Groups", _groups(job, width)),
         ("Pods", _pods(facts.pods, now, width)),
         ("Last iterations", _iterations(facts.past, width)),
@@ -119,7 +120,7 @@ def _conditions(job: Stored, now: datetime, width: int | None) -> list[Text]:
         status = str(each.get("status"))
         style = _STATUS_STYLES.get(status, "")
         since = age(moment(each.get("lastTransitionTime")), now)
-        cells = [str(each.get("type")), status, str(each.get("reason")), since, str(each.get("message") or "")]
+        cells = [str(each.get("type")), status, str(each.get("reason")), since, first_line(each)]
         rows.append([Text(cell, style=style) for cell in cells])
     return _table(["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], rows, width)
 

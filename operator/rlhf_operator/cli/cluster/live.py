@@ -63,7 +63,7 @@ def _common(status: pb.JobStatus, job: Stored, pods: Sequence[Worker]) -> pb.Job
     status.seconds_left = job.seconds_left
     if job.holds(ConditionType.FAILED):
         failed = job.condition(ConditionType.FAILED)
-        status.failure.CopyFrom(pb.Failure(reason=str(failed.get("reason")), message=str(failed.get("message"))))
+        status.failure.CopyFrom(pb.Failure(reason=str(failed.get("reason")), message=job.told(ConditionType.FAILED)))
     return status
 
 

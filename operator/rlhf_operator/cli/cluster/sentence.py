@@ -60,10 +60,9 @@ def _unseen(job: Stored, operator_age: timedelta | None, now: datetime) -> str:
 
 def _finished(job: Stored, now: datetime) -> str:
     if job.holds(ConditionType.FAILED):
-        condition = job.condition(ConditionType.FAILED)
-        reason = str(condition.get("reason"))
+        reason = str(job.condition(ConditionType.FAILED).get("reason"))
         remedy = f"{_capital(_REMEDIES.get(reason, 'correct the cause'))}, then {_AGAIN}."
-        return f"Failed ({reason}): {_ended(str(condition.get('message')))} {remedy}"
+        return f"Failed ({reason}): {_ended(job.told(ConditionType.FAILED))} {remedy}"
     if not job.holds(ConditionType.COMPLETE):
         return ""
     started, ended = moment(job.status.get("startTime")), moment(job.status.get("completionTime"))

@@ -76,6 +76,15 @@ class Stored:
         """A condition, or nothing."""
         return next((each for each in self.status.get("conditions") or [] if each.get("type") == kind), {})
 
+    def told(self, kind: ConditionType) -> str:
+        """The sentence of a condition, without the lines of a log that may be below it."""
+        return first_line(self.condition(kind))
+
+    @property
+    def last_log(self) -> list[str]:
+        """What the operator kept of a log when the job failed: a heading and lines, or nothing."""
+        return str(self.condition(ConditionType.FAILED).get("message") or "").splitlines()[1:]
+
     def holds(self, kind: ConditionType) -> bool:
         """A condition is True."""
         return self.condition(kind).get("status") == "True"
@@ -112,6 +121,11 @@ class Stored:
         reason = self.condition(ConditionType.FAILED).get("reason")
         known: Mapping[str, ExitCode] = {each.value: code for each, code in _FAILURE_CODES.items()}
         return int(known.get(str(reason), ExitCode.FAILED))
+
+
+def first_line(condition: Json) -> str:
+    """What a condition says, without the lines of a log that may be below it."""
+    return str(condition.get("message") or "").partition("\n")[0]
 
 
 def moment(text: Any) -> datetime | None:

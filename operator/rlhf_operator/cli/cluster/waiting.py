@@ -87,8 +87,8 @@ def judge(goal: Goal, job: Stored | None) -> Verdict | None:
     if goal.kind == "delete" or not job.finished:
         return None
     if job.holds(ConditionType.FAILED):
-        failed = job.condition(ConditionType.FAILED)
-        return Verdict(job.failure_code, f"failed ({failed.get('reason')}): {failed.get('message')}")
+        reason = job.condition(ConditionType.FAILED).get("reason")
+        return Verdict(job.failure_code, f"failed ({reason}): {job.told(ConditionType.FAILED)}")
     return Verdict(ExitCode.FAILED, f"is Complete, so {goal.text} will never hold")
 
 
