@@ -14,7 +14,23 @@ import kubernetes
 import pytest
 import yaml
 
-from .chart import CHART, EVERYTHING, HOME, LEASE, RELEASE, ROOT, USED, pod, render, triples
+from rlhf_operator.gang.apis import KUEUE, MODES
+
+from .audit import Audit
+from .chart import (
+    CHART,
+    EVERYTHING,
+    FLAVORS,
+    HOME,
+    LEASE,
+    RELEASE,
+    ROOT,
+    SCHEDULING,
+    USED,
+    pod,
+    render,
+    triples,
+)
 from .cluster import Cluster, ClusterError
 from .operator_process import OperatorProcess
 from .processes import wait_until
@@ -24,6 +40,12 @@ pytestmark = pytest.mark.slow
 ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
 PATIENCE = 60.0  # seconds for what takes one or two on an idle machine
 DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
+NOT_ASKED_HERE = {
+    ("rlhf.dev", "rlhfjobs", "delete"),  # a job whose time to live is over
+    ("rlhf.dev", "rlhfjobs/finalizers", "update"),  # no request of its own: admission looks it up
+    ("", "pods", "get"),  # a pod that exists already
+    ("", "pods", "patch"),  # the label of the migration pool
+}
 MONITORS = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -47,11 +69,17 @@ MONITORS = {
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    """What the API server is asked."""
+    return Audit(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, audit: Audit) -> Iterator[Cluster]:
     """An API server of its own, as the definition is the release's here."""
     failed_before = request.session.testsfailed
     admission = "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"
-    found = Cluster(level="api", component_args={"kube-apiserver": [admission]}).start()
+    found = Cluster(level="api", component_args={"kube-apiserver": [admission, *audit.arguments]}).start()
     try:
         yield found
     finally:
@@ -143,8 +171,28 @@ def test_the_service_account_has_the_rights_of_the_table_and_no_other(installed:
     assert rights(account, "default") == set()
 
 
+def test_a_gang_that_is_switched_on_brings_the_rights_of_its_table_and_takes_them_along(installed: Cluster) -> None:
+    account, upgrade = (
+        installed.user(ACCOUNT),
+        ("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", "--reset-values"),
+    )
+    for mode in MODES:
+        name = mode.lower()
+        installed.helm(*upgrade, f"--set=scheduling.{name}=true")
+        of_cluster = triples(FLAVORS) if mode == KUEUE else set()
+        assert rights(account, "default") == triples(USED | SCHEDULING[name]) | of_cluster, mode
+    installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-c"}})
+    every = ",".join(f"scheduling.{mode.lower()}=true" for mode in MODES)
+    installed.helm(*upgrade, f"--set={every},watchNamespaces={{team-c}}")
+    everything = triples(USED).union(*map(triples, SCHEDULING.values()))
+    assert rights(account, "team-c") == everything | triples(FLAVORS)
+    assert rights(account, "default") == triples(FLAVORS), "they belong to no namespace"
+    installed.helm(*upgrade)
+    assert rights(account, "default") == triples(USED)
+
+
 @pytest.mark.parametrize("watched", ["", "team-b"], ids=["cluster-wide", "one namespace"])
-def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, watched: str) -> None:
+def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, watched: str, audit: Audit) -> None:
     namespace, chosen = watched or "default", [f"--namespace={watched}"] if watched else []
     if watched:
         installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": watched}})
@@ -162,7 +210,9 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
     with OperatorProcess(
         installed, f"--lease-namespace={HOME}", *chosen, kubeconfig=installed.user(ACCOUNT)
     ) as operator:
-        installed.apply(job("granted", namespace))
+        held = job("granted", namespace)
+        held["spec"]["checkpoints"]["onDeletion"] = "Save"
+        installed.apply(held)
         wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
         for each in ("services", "configmaps", "secrets", "networkpolicies"):
             selector = "--selector=rlhf.dev/job-name=granted"
@@ -176,3 +226,4 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
     said = operator.log.read_text().lower()
     assert "forbidden" not in said
     assert "refused" not in said
+    assert triples(USED | LEASE) - audit.used(ACCOUNT) == NOT_ASKED_HERE

@@ -16,7 +16,8 @@ import pytest
 
 from rlhf_operator.gang.apis import MODES
 
-from .chart import HOME, RELEASE, render
+from .audit import Audit
+from .chart import FLAVORS, HOME, RELEASE, SCHEDULING, render, triples
 from .cluster import Cluster
 from .job_fixture import ALL, ROOT, Seen, manifest
 from .kwok import TAINT
@@ -26,14 +27,24 @@ pytestmark = pytest.mark.slow
 
 CRDS = Path(__file__).parent / "crds"
 PATIENCE = 240.0  # seconds; seconds on an idle machine
+ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
 GATES = {"GenericWorkload": True, "GangScheduling": True}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    """What the API server is asked."""
+    return Audit(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="module")
+def cluster(audit: Audit) -> Iterator[Cluster]:
     """A control plane with gang scheduling switched on; no node yet."""
     with Cluster(
-        level="control-plane", feature_gates=GATES, runtime_config=["scheduling.k8s.io/v1alpha2=true"]
+        level="control-plane",
+        feature_gates=GATES,
+        runtime_config=["scheduling.k8s.io/v1alpha2=true"],
+        component_args={"kube-apiserver": audit.arguments},
     ) as made:
         for each in (ROOT / "crds" / "rlhfjobs.yaml", *sorted(CRDS.glob("*.yaml"))):
             made.apply(each)
@@ -48,7 +59,7 @@ def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
     for (kind, _), body in render(switched_on).items():
         if kind in ("ClusterRole", "ClusterRoleBinding"):
             cluster.apply(body)
-    account = cluster.user(f"system:serviceaccount:{HOME}:{RELEASE}")
+    account = cluster.user(ACCOUNT)
     process = OperatorProcess(cluster, "--no-leader-election", kubeconfig=account)
     try:
         process.start(PATIENCE)
@@ -134,6 +145,8 @@ def test_volcano_gets_a_group_that_its_definition_takes(cluster: Cluster, seen: 
     for each in seen.pods().values():
         assert each["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "job"
         assert (each["spec"]["schedulerName"], each["spec"]["priority"]) == ("volcano", 7)
+    seen.patch(suspend=True)
+    seen.until_gone("podgroups.scheduling.volcano.sh", "job")
 
 
 def test_coscheduling_gets_a_group_that_follows_the_jobs_size(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -144,6 +157,8 @@ def test_coscheduling_gets_a_group_that_follows_the_jobs_size(cluster: Cluster, 
     assert {each["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for each in seen.pods().values()} == {"job"}
     seen.patch(inference={"replicas": 0})
     seen.until("a smaller minimum", lambda: cluster.get(*group)["spec"]["minMember"] == 4, PATIENCE)
+    seen.patch(suspend=True)
+    seen.until_gone("podgroups.scheduling.x-k8s.io", "job")
 
 
 class Kueue:
@@ -231,3 +246,13 @@ def test_a_job_of_multikueue_is_left_alone(cluster: Cluster, seen: Seen, namespa
     seen.until("the job beside it", lambda: len(seen.pods()) == 6, PATIENCE)
     assert "status" not in seen.job("other")
     assert seen.pods("other") == {}
+
+
+def test_every_right_of_every_backend_was_made_use_of(audit: Audit, request: pytest.FixtureRequest) -> None:
+    if sum(each.module is request.module for each in request.session.items) < len(TESTS) or request.session.testsfailed:
+        pytest.skip("the tests of this module before it use the rights")
+    granted = triples(FLAVORS).union(*map(triples, SCHEDULING.values()))
+    assert granted - audit.used(ACCOUNT) == set()
+
+
+TESTS = [name for name in globals() if name.startswith("test_")]

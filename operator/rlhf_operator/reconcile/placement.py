@@ -101,18 +101,19 @@ def wanted(job: RLHFJob, placement: Placement, observed: Observed) -> list[Json]
 
 
 def withdrawn(job: RLHFJob, placement: Placement, observed: Observed) -> tuple[Place, ...]:
-    """Objects of gangs to delete now; none while a pod is left, which may be of them."""
+    """Objects of gangs to delete now; none while a pod is left, which may be of them.
+
+    Those of a suspended job too: schedulers and queues keep room for a group that is there.
+    """
     if observed.pods:
         return ()
     ours = {place for place, mark in observed.applied.items() if place[0] in RESOURCES and mark}
     if placement.backend is None:
         return tuple(sorted(ours))
-    queued = placement.gate is not None
-    stale = job.spec.suspend if queued else False
     keep = set()
     for body, mark, fresh in _compared(job, placement.backend, observed):
         if (
-            not stale
+            not job.spec.suspend
             and not (placement.gate and placement.gate.renew)
             and (mark == fresh or not placement.backend.fixed)
         ):
