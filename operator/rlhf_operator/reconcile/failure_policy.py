@@ -31,7 +31,7 @@ REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.USER_CODE: "correct spec.models.reward, and what it calls",
     ExitCode.BAD_MODEL: "correct spec.models, or the folder it names",
     ExitCode.BAD_DATA: "correct the file that spec.prompts.path names",
-    ExitCode.STORAGE: "free or enlarge the volume under spec.checkpoints.path",
+    ExitCode.STORAGE: "make the volume under spec.checkpoints.path writable, free or enlarge it",
 }
 """What to do about an exit code that no restart cures."""
 

@@ -18,11 +18,11 @@ from rlhf_api.conditions import (
     SuspendedReason,
 )
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import Pod, time_of
-from rlhf_operator.reconcile.words import troubles
+from rlhf_operator.reconcile.troubles import troubles
 
 COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Starting": RunningReason.STARTING,
@@ -89,8 +89,8 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
 def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, lost: str | None) -> None:
     """Sets Running and Suspended of a job that should run. `lost` is the last end that was counted, if any."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
-    wrong = troubles(job, observed.pods.values(), observed.refusals, now)
     reading = observed.reading
+    wrong = troubles(job, observed.pods.values(), observed.refusals, now, reading)
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
         _unread(conditions, observed, now, wrong, began=reading is not None or lost is not None)
@@ -128,4 +128,6 @@ def _unread(conditions: Conditions, observed: Observed, now: datetime, wrong: li
         reason = RunningReason.STARTING
     if observed.unreachable and not wrong:
         text += f"; {observed.unreachable}"
+        if any(pod.group == Group.COORDINATOR and pod.ready for pod in pods):
+            text += f": see that no NetworkPolicy keeps the operator from port {COORDINATOR_PORT} of its pod"
     conditions.set(ConditionType.RUNNING, False, reason, ". ".join([*wrong, text]))

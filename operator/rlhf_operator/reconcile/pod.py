@@ -163,7 +163,11 @@ def _our_container(status: Json) -> Json:
 
 def _init_trouble(status: Json) -> Json | None:
     """Why an init container of the template keeps ours from starting, as the `waiting` state of ours; else None."""
-    for each in status.get("initContainerStatuses") or []:
+    listed = status.get("initContainerStatuses") or []
+    if listed and ((listed[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
+        # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
+        return {"reason": "ContainerCreating"}
+    for each in listed:
         name, state = each.get("name"), each.get("state") or {}
         waiting = state.get("waiting") or {}
         ended = (each.get("lastState") or {}).get("terminated") or state.get("terminated") or {}

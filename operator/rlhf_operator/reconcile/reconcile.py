@@ -26,6 +26,7 @@ from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
 from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
+from rlhf_operator.reconcile.troubles import look_again
 
 Json = dict[str, Any]
 
@@ -183,6 +184,7 @@ class _Visit:
             0.0 if len(apply) >= PODS_A_TURN and not self.observed.refusals else None,
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
+            look_again(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
             placement.AGAIN_SECONDS if self.placed.blocked else None,
         ]

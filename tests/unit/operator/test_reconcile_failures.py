@@ -93,7 +93,7 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
         (20, "RewardFailed", ". To go on, correct spec.models.reward, and what it calls"),
         (21, "BadModel", ". To go on, correct spec.models, or the folder it names"),
         (22, "BadPrompts", ". To go on, correct the file that spec.prompts.path names"),
-        (23, "StorageFailed", ". To go on, free or enlarge the volume under spec.checkpoints.path"),
+        (23, "StorageFailed", ". To go on, make the volume under spec.checkpoints.path writable, free or enlarge it"),
         (24, "WorkerError", ""),
     ],
 )

@@ -12,7 +12,8 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_operator.cli.cluster.stored import moment
 from rlhf_operator.reconcile.pod import Pod, pod_of
-from rlhf_operator.reconcile.words import CONFIG_REASONS, IMAGE_REASONS, how_it_ended
+from rlhf_operator.reconcile.troubles import CONFIG_REASONS, IMAGE_REASONS
+from rlhf_operator.reconcile.words import how_it_ended
 
 Json = Mapping[str, Any]
 

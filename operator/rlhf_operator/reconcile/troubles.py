@@ -1,0 +1,177 @@
+"""What keeps pods of a job from running, in sentences that name the pods, the cause and the remedy.
+
+Rule: pure. The cause is told in the words of whoever said it (API server, scheduler, kubelet), the remedy by the field
+of the manifest or the object that has to change; what nobody says, such as a volume that never comes, is told after a
+while.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import COORDINATOR_PORT, Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.pod import INIT_FAILED, Pod
+from rlhf_operator.reconcile.words import how_it_ended
+
+IMAGE_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+CONFIG_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", INIT_FAILED}
+)
+CREATING: Final = "ContainerCreating"
+SLOW: Final = timedelta(seconds=60)
+"""Until a pod that has its node and does not start is worth a word; volumes are mounted within seconds."""
+UNHEARD: Final = timedelta(seconds=120)
+"""Until workers that run and were never heard of are worth a word; loading torch may take a minute on a slow disk."""
+SHOWN: Final = 3
+"""Pods that are named; of more, the number is said."""
+
+
+def troubles(
+    job: RLHFJob, pods: Iterable[Pod], refusals: Mapping[str, str], now: datetime, reading: Reading | None = None
+) -> list[str]:
+    """What keeps pods from running, the gravest first."""
+    listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
+    found = [_refused(job, refusals)] if refusals else []
+    stuck = [pod for pod in listed if pod.stuck(now)]
+    causes = dict.fromkeys(pod.unschedulable for pod in stuck)
+    found += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
+    if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
+        words, template = images[0].waiting_message or images[0].waiting, _template(images[0].group)
+        remedy = f"correct the image in {template}, or give imagePullSecrets there"
+        found.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
+    if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
+        found.append(_broken(job, broken))
+    if slow := [pod for pod in listed if pod.waiting == CREATING and pod.active and _older(pod, SLOW, now)]:
+        found.append(_slow(job, slow))
+    for pod in [pod for pod in listed if pod.waiting == "CrashLoopBackOff" and pod.end][:SHOWN]:
+        assert pod.end is not None
+        found.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
+    if not found and reading is not None and not reading.streams and reading.phase == "Starting":
+        silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
+        silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
+        found += [_unheard(job, silent)] if silent else []
+    return found
+
+
+def look_again(pods: Iterable[Pod], now: datetime) -> float | None:
+    """Seconds until something is told because of its age."""
+    ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]
+    return min(((SLOW - age).total_seconds() for age in ages if age < SLOW), default=None)
+
+
+def _older(pod: Pod, than: timedelta, now: datetime) -> bool:
+    return pod.created is not None and now - pod.created >= than
+
+
+def _template(group: Group) -> str:
+    return f"spec.{group}.template"
+
+
+def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
+    name, why = next(iter(sorted(refusals.items())))
+    more = f" and {len(refusals) - 1} more" if len(refusals) > 1 else ""
+    remedy = ""
+    if "exceeded quota" in why:
+        remedy = ": free quota in the namespace, or raise it"
+    elif "error looking up service account" in why:
+        remedy = (
+            f": create it in namespace {identity.namespace(job)}, or correct serviceAccountName in the pod template"
+        )
+    elif "violates PodSecurity" in why:
+        remedy = ": take what it names out of the pod template, or lower the Pod Security level of the namespace"
+    elif " per Container is " in why or " per Pod is " in why:
+        remedy = ": give resources in the pod template that the LimitRange of the namespace allows"
+    return f"{name}{more} cannot be created: {why}{remedy}"
+
+
+def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
+    group, words = stuck[0].group, stuck[0].unschedulable.rstrip(".")
+    template = _template(group)
+    remedies = []
+    if "persistentvolumeclaim" in words.lower():
+        source = "spec.training.template" if group is Group.COORDINATOR else template
+        remedies.append(
+            f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
+            f"correct the volumes of {source}"
+        )
+    if "node affinity/selector" in words:
+        remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
+    if "untolerated taint" in words:
+        remedies.append(f"add a toleration to {template}, where the taint is meant for such pods")
+    if "volume node affinity" in words:
+        remedies.append("let the pods go where their volume is, or use a volume that all nodes reach")
+    if "Insufficient" in words or not remedies:
+        remedies.insert(0, _more(job, group))
+    return f"no node can take {_named(stuck)} ({words}): {'; '.join(remedies)}"
+
+
+def _more(job: RLHFJob, group: Group) -> str:
+    if group in (Group.GENERATION, Group.INFERENCE):
+        return f"add nodes, free some, or lower spec.{group}.replicas"
+    if group is Group.TRAINING and job.spec.training.gpus_per_replica:
+        return "add nodes with GPUs, or free some"
+    return "add nodes, free some, or lower what the pods ask for"
+
+
+def _broken(job: RLHFJob, broken: list[Pod]) -> str:
+    first = broken[0]
+    words = first.waiting_message or first.waiting
+    template = _template(first.group)
+    if first.waiting == INIT_FAILED:
+        remedy = f"correct that container of {template}, or what it needs"
+    elif "not found" in words and ("secret" in words or "configmap" in words):
+        remedy = f"create it in namespace {identity.namespace(job)}, or correct {template}"
+    else:
+        remedy = f"correct {template}"
+    return f"{_named(broken)} cannot be started ({first.waiting}: {words}): {remedy}"
+
+
+def _slow(job: RLHFJob, slow: list[Pod]) -> str:
+    mounted = _mounted(job, slow[0].group)
+    what = f"what it mounts is not there ({', '.join(mounted)})" if mounted else "what it mounts is not there"
+    remedy = f"`kubectl describe pod {slow[0].name}` has the kubelet's words"
+    return (
+        f"{_named(slow)} got a node over {SLOW.total_seconds():.0f} s ago and cannot start: the image is large, or "
+        f"{what}; {remedy}"
+    )
+
+
+def _mounted(job: RLHFJob, group: Group) -> list[str]:
+    """Objects that a template's volumes name: `secret hub-token`."""
+    groups: Sequence[Group] = (Group.TRAINING, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
+    found: list[str] = []
+    for each in groups:
+        spec: Mapping[str, Any] = getattr(job.spec, each).template.get("spec") or {}
+        for volume in spec.get("volumes") or []:
+            for kind, field, key in _SOURCES:
+                if name := (volume.get(field) or {}).get(key):
+                    found.append(f"{kind} {name}")
+    return list(dict.fromkeys(found))
+
+
+_SOURCES: Final = (
+    ("secret", "secret", "secretName"),
+    ("configMap", "configMap", "name"),
+    ("claim", "persistentVolumeClaim", "claimName"),
+    ("NFS export", "nfs", "server"),
+)
+
+
+def _unheard(job: RLHFJob, silent: list[Pod]) -> str:
+    """Workers run and none has reached the coordinator: nobody else tells of a network that lets nothing through."""
+    host = identity.pod_host(job, Group.COORDINATOR)
+    return (
+        f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "
+        f"NetworkPolicy of namespace {identity.namespace(job)} keeps pods of the job from DNS and from port "
+        f"{COORDINATOR_PORT}; `kubectl logs {silent[0].name}` says what it tries"
+    )
+
+
+def _named(pods: list[Pod]) -> str:
+    names = ", ".join(pod.name for pod in pods[:SHOWN])
+    return names if len(pods) <= SHOWN else f"{names} and {len(pods) - SHOWN} more"
