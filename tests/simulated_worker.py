@@ -111,13 +111,13 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _live(self) -> int:
-        async with aio_channel(self.coordinator, self.certificates) as channel:
-            stub = CoordinatorStub(channel)
-            while True:
-                code = await self._session(stub)
-                if code is not None:
-                    return code
-                await asyncio.sleep(RECONNECT_SECONDS)
+        while True:
+            # A channel a session, as a worker has it: its certificates may have been renewed.
+            async with aio_channel(self.coordinator, self.certificates) as channel:
+                code = await self._session(CoordinatorStub(channel))
+            if code is not None:
+                return code
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _session(self, stub: CoordinatorStub) -> int | None:
         call = stub.Session()
