@@ -1,6 +1,6 @@
 """What the operator's own code costs, piece by piece, in CPU time of one process: no cluster, hence quick and steady.
 
-`python benchmarks/operator_costs.py [--json]`: one event of a pod (kopf's reactor, our handlers, the index), rendering
+`python benchmarks/operator_costs.py [--json]`: one event of a pod, rendering
 a pod, reading a stored job, and one request through the client against a bare server, beside plain aiohttp.
 Each is the best of several rounds, so that other load on the machine disturbs little.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import json
 import multiprocessing
 import sys
@@ -20,10 +19,6 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from kopf._cogs.structs import ephemera, references
-from kopf._core.actions import lifecycles
-from kopf._core.engines import indexing
-from kopf._core.reactor import inventory, processing
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
@@ -32,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.operator_scale_rig.jobs import job, objects
 
 from rlhf_api.names import Group
-from rlhf_operator import handlers
 from rlhf_operator.cluster import CONCURRENCY, Cluster, session_options
+from rlhf_operator.handlers import Intake
 from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.render import pod
@@ -67,31 +62,18 @@ def stored(name: str) -> Json:
 
 
 def event_cost() -> float:
-    """One event of a running pod, its JSON parsed already."""
+    """One event of a running pod, from its line of JSON into the index."""
     body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
     body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    registry = handlers.registry(Index(), WorkQueue(asyncio.sleep, 1), OperatorMetrics())
-    indexers = indexing.OperatorIndexers()
-    indexers.ensure(registry._indexing.get_all_handlers())
-    given: Json = {
-        "lifecycle": lifecycles.get_default_lifecycle(),
-        "indexers": indexers,
-        "registry": registry,
-        "settings": handlers.settings(),
-        "memories": inventory.ResourceMemories(),
-        "memobase": ephemera.Memo(),
-        "resource": references.Resource("", "v1", "pods", namespaced=True, preferred=True, verbs=frozenset({"watch"})),
-    }
+    intake = Intake(Index(), WorkQueue(asyncio.sleep, 1), OperatorMetrics())
     version = 0
 
     async def events() -> None:
         nonlocal version
         for _ in range(TIMES):
             version += 1
-            seen = copy.copy(body)
-            seen["metadata"] = body["metadata"] | {"uid": "p", "resourceVersion": str(version)}
-            event: Any = {"type": "MODIFIED", "object": seen}
-            await processing.process_resource_event(raw_event=event, event_queue=asyncio.Queue(), **given)
+            meta = body["metadata"] | {"uid": "p", "resourceVersion": str(version)}
+            intake.take("Pod", json.loads(json.dumps({"type": "MODIFIED", "object": body | {"metadata": meta}})))
 
     return best(lambda: asyncio.run(events()))
 

@@ -3,7 +3,8 @@
 `python benchmarks/operator_scale.py [--scenario S1,S5] [--scale 0.1] [--json]`. Every scenario gets a cluster of its
 own; before the operator starts, a bare asyncio client creates the same objects at the same concurrency, by POST and by
 server-side apply, which is what this machine under its present load can do at best. Ratios to that limit compare
-between machines; rates do not. Needs what tests/cluster needs (Go; no root).
+between machines; rates do not. `--results FILE` adds what was found to those of earlier runs, so that scenarios can be
+run one at a time. Needs what tests/cluster needs (Go; no root).
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of jobs and pods; 0.1 for a quick run")
     parser.add_argument("--concurrency", type=int, default=32, help="requests of the bare client at once")
     parser.add_argument("--idle-seconds", type=float, default=330.0, help="for which S4 looks on")
+    told = "no controllers, scheduler and fake nodes beside API server and etcd where a scenario can do without"
+    parser.add_argument("--bare", action="store_true", help=told)
     parser.add_argument("--operator", action="append", default=[], metavar="ARGUMENT", help="passed on; repeatable")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="JSON by scenario; others in it are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
     given.scenarios = [each.strip() for each in given.scenario.split(",")]
@@ -54,12 +58,18 @@ def arguments() -> argparse.Namespace:
     return given
 
 
+def merge(path: Path, name: str, found: dict[str, Any]) -> None:
+    """Puts one scenario's figures beside those that earlier runs left in a file."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
+
+
 def main() -> None:
     """Prints each scenario's figures when it is done."""
     given = arguments()
     # As Ctrl-C: the cluster and the operator end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = Settings(given.scale, given.concurrency, given.idle_seconds, tuple(given.operator))
+    settings = Settings(given.scale, given.concurrency, given.idle_seconds, given.bare, tuple(given.operator))
     results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}
     print("settings", results["settings"])
     print("machine", results["machine"], flush=True)
@@ -72,6 +82,8 @@ def main() -> None:
         results["scenarios"][name] = found
         for key, value in found.items():
             print(f"  {key:36} {value if not isinstance(value, float) else f'{value:.4g}'}", flush=True)
+        if given.results is not None:
+            merge(given.results, name, {"settings": results["settings"], "machine": results["machine"]} | found)
     if given.json:
         print(json.dumps(results))
 

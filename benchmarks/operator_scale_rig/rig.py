@@ -6,17 +6,21 @@ Rule: the operator is started by its command line and looked at from outside: /p
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+from benchmarks.operator_scale_rig import processor_time
 from benchmarks.operator_scale_rig.bare_client import BareClient
 from benchmarks.operator_scale_rig.jobs import ROOT, job, objects
 from benchmarks.operator_scale_rig.progress import Progress
@@ -25,9 +29,9 @@ from tests.cluster.kwok import TAINT
 from tests.cluster.operator_process import OperatorProcess
 
 from rlhf_api import names
+from rlhf_operator import leader
 
 Json = dict[str, Any]
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PODS_A_NODE = 150
 """Fake nodes have room for 256 pods and 64 cores, one of which every coordinator asks for."""
 LONGEST_SECONDS = 1800.0
@@ -51,14 +55,22 @@ class Spent:
 class Rig:
     """Between `async with`: a cluster ready for a scenario; the operator is started by `start_operator`."""
 
-    def __init__(self, *, pods: int, concurrency: int, audit: bool = False, operator: Sequence[str] = ()) -> None:
-        """`pods` of the scenario at most; `audit` has the API server write down every request of the operator."""
-        self._nodes = max(2, -(-pods // PODS_A_NODE))
+    def __init__(
+        self, *, pods: int, concurrency: int, audit: bool = False, bare: bool = False, operator: Sequence[str] = ()
+    ) -> None:
+        """`pods` of the scenario at most; `audit` has the API server write down every request of the operator.
+
+        `bare`: etcd and API server alone, so that pods are made and wait.
+        """
+        self._nodes = 0 if bare else max(2, -(-pods // PODS_A_NODE))
         self._arguments = operator
         self.concurrency = concurrency
         self._audit = audit
         self._requests: Counter[str] = Counter()
         self._read = 0
+        self._raws = 0
+        self._renewals: list[datetime] = []
+        self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         arguments = {}
@@ -73,10 +85,12 @@ class Rig:
             ]
             policy.write_text(yaml.safe_dump({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules}))
             arguments["kube-apiserver"] = [f"--audit-policy-file={policy}", f"--audit-log-path={self._log}"]
-        self.cluster = Cluster(level="control-plane", component_args=arguments).start()
+        level = "control-plane" if self._nodes else "api"
+        self.cluster = Cluster(level=level, component_args=arguments).start()
         self.cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
-        self.cluster.add_kwok_nodes(self._nodes)
-        self.cluster.kubectl("taint", "nodes", "--all", f"{TAINT['key']}-")
+        if self._nodes:
+            self.cluster.add_kwok_nodes(self._nodes)
+            self.cluster.kubectl("taint", "nodes", "--all", f"{TAINT['key']}-")
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         kubeconfig = self.cluster.user(OPERATOR_USER, "system:masters")
         self.operator = OperatorProcess(self.cluster, *self._arguments, kubeconfig=kubeconfig)
@@ -85,7 +99,7 @@ class Rig:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.operator.stop()
+        await self.stop_operator()
         await self.client.__aexit__()
         self.cluster.stop(failed=kind is not None)
         for each in self._folder.iterdir():
@@ -95,6 +109,27 @@ class Rig:
     def start_operator(self) -> None:
         """Returns when it leads."""
         self.operator.start(LONGEST_SECONDS)
+        self._renewals = []
+        self._renewing = asyncio.create_task(self._watch_lease())
+
+    async def stop_operator(self) -> None:
+        """Ends it, if it runs; what was seen of its Lease stays."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewing
+        self.operator.stop()
+
+    async def _watch_lease(self) -> None:
+        async for event in self.client.watch("Lease", "default", leader.NAME):
+            if renewed := (event["object"].get("spec") or {}).get("renewTime"):
+                self._renewals.append(datetime.fromisoformat(renewed))
+
+    def lease(self) -> Json:
+        """Of the operator that was started last: it leads yet, or AssertionError; and how regularly it renewed."""
+        self.operator.check()
+        between = [(after - before).total_seconds() for before, after in itertools.pairwise(self._renewals)]
+        return {"lease_renewals": len(between), "lease_longest_gap_seconds": max(between, default=0.0)}
 
     async def warm_up(self) -> float:
         """One small job through the running operator, deleted again; seconds until its pods existed."""
@@ -102,9 +137,8 @@ class Rig:
         stored = await self.client.create(job("default", "warm"))
         await self.until_count("warm-up", "Pod", "default", 4)
         seconds = time.perf_counter() - begun
-        await self.client.ask("DELETE", f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/warm")
         assert stored["metadata"]["uid"]
-        await self.until_gone("Pod", "default")
+        await self._cleared("default")
         return seconds
 
     async def until(self, what: str, holds: Callable[[], Awaitable[bool]], every: float = 0.05) -> None:
@@ -135,7 +169,9 @@ class Rig:
         await self.until(f"the end of all objects {kind} in {namespace}", gone, 0.25)
 
     async def until_running(self, namespace: str) -> None:
-        """Waits until no pod of a namespace is other than Running."""
+        """Waits until no pod of a namespace is other than Running; not where there are no nodes."""
+        if not self._nodes:
+            return
 
         async def running() -> bool:
             return await self.client.none("Pod", namespace, "status.phase!=Running")
@@ -144,8 +180,11 @@ class Rig:
 
     def spent(self) -> Spent:
         """The operator's time so far."""
-        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
-        return Spent(time.perf_counter(), (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND)
+        return Spent(time.perf_counter(), processor_time.seconds_of(self.operator.pid))
+
+    def used(self) -> dict[str, float]:
+        """Processor time of everything so far, by process."""
+        return processor_time.seconds(self.cluster, self.operator.pid if self.operator.runs() else None)
 
     def memory_mb(self, field: str = "VmRSS") -> float:
         """Memory of the operator now, or its peak (VmHWM), in MB."""
@@ -167,21 +206,23 @@ class Rig:
                     self._requests[f"{entry['verb']} {what.get('resource', entry['requestURI'])}{sub}"] += 1
         return self._requests.copy()
 
-    async def raw_limit(self, jobs: int, pods: int) -> Json:
-        """Rates of a bare client for the objects of `jobs` jobs of `pods` pods, by POST and by server-side apply.
+    async def raw_limit(self, jobs: int, pods: int, *methods: str) -> Json:
+        """What a bare client does with the objects of `jobs` jobs of `pods` pods, by POST and by server-side apply.
 
         Nothing else of ours runs; the scheduler and the fake nodes work on these pods as they do on the operator's.
         """
         found: Json = {}
         await self._raw("warm-up", "apply", 2, 20)
-        for method in ("post", "apply"):
-            count, seconds, cpu = await self._raw(f"raw {method}", method, jobs, pods)
+        for method in methods or ("post", "apply"):
+            count, seconds, each = await self._raw(f"raw {method}", method, jobs, pods)
             found |= {"objects": count, f"{method}_objects_per_second": count / seconds}
-            found |= {f"{method}_cpu_seconds": cpu, f"{method}_pods_per_second": jobs * pods / seconds}
+            found |= {f"{method}_pods_per_second": jobs * pods / seconds, f"{method}_cpu_ms_per_pod": each}
         return found
 
-    async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, float]:
-        namespace = f"raw-{method}-{jobs}"
+    async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, dict[str, float]]:
+        """(objects, seconds until the last was answered, processor time a pod by process until all pods ran)."""
+        self._raws += 1
+        namespace = f"raw-{self._raws}-{method}"
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         made = []
         for number in range(jobs):
@@ -197,13 +238,18 @@ class Rig:
             progress.at(done)
 
         asks = self.client.posts(made) if method == "post" else self.client.applies(made)
-        cpu = time.process_time()
+        before = self.used()
         seconds = await self.client.all_at_once([partial(counted, ask) for ask in asks], self.concurrency)
-        cpu = time.process_time() - cpu
         await self.until_running(namespace)
+        each = processor_time.milliseconds_each(before, self.used(), jobs * pods)
+        await self._cleared(namespace)
+        return len(made), seconds, each
+
+    async def _cleared(self, namespace: str) -> None:
+        """Deletes a namespace's jobs and what belongs to them, which is the garbage collector's where there is one."""
         await self.client.delete_all(names.KIND, namespace)
-        await self.client.delete_all("Pod", namespace)
-        # One ConfigMap of a namespace is the cluster's own; the garbage collector takes the others.
-        for kind, left in (("Pod", 0), ("ConfigMap", 1), ("NetworkPolicy", 0)):
+        for kind in ("Pod",) if self._nodes else ("Pod", "ConfigMap", "NetworkPolicy", "Secret"):
+            await self.client.delete_all(kind, namespace)
+        # One ConfigMap of a namespace is the cluster's own.
+        for kind, left in (("Pod", 0), ("ConfigMap", 1 if self._nodes else 0), ("NetworkPolicy", 0)):
             await self.until_gone(kind, namespace, left)
-        return len(made), seconds, cpu

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.operator_scale_rig import processor_time
 from benchmarks.operator_scale_rig.bare_client import place
 from benchmarks.operator_scale_rig.jobs import FEWEST_PODS, job
 from benchmarks.operator_scale_rig.rig import NAMESPACE, Rig
@@ -39,6 +40,8 @@ class Settings:
     """Requests at once of the bare client; the operator's own is the same."""
     idle_seconds: float = 330.0
     """S4's window: longer than the 300 s after which the operator compares its memory with the cluster."""
+    bare: bool = False
+    """etcd and API server alone; else controllers, scheduler and fake nodes share the cores with what is measured."""
     operator: tuple[str, ...] = ()
     """Further arguments of the operator."""
 
@@ -46,9 +49,11 @@ class Settings:
         """`number`, shrunk."""
         return max(least, round(number * self.scale))
 
-    def rig(self, pods: int, *, audit: bool = False) -> Rig:
-        """A cluster for a scenario."""
-        return Rig(pods=pods, concurrency=self.concurrency, audit=audit, operator=self.operator)
+    def rig(self, pods: int, *, audit: bool = False, nodes: bool = False) -> Rig:
+        """A cluster for a scenario; `nodes`: it needs some in any case."""
+        return Rig(
+            pods=pods, concurrency=self.concurrency, audit=audit, bare=self.bare and not nodes, operator=self.operator
+        )
 
 
 async def one_big_job(settings: Settings) -> Json:
@@ -59,18 +64,50 @@ async def one_big_job(settings: Settings) -> Json:
         rig.start_operator()
         await rig.warm_up()
         alone = await _small(rig, "small-alone")
-        before, begun = rig.spent(), time.perf_counter()
+        watch = _Watch(rig, pods)
         await rig.client.create(job(NAMESPACE, "big", pods=pods))
         beside = asyncio.create_task(_beside(rig, pods))
         await rig.until_count("S1", "Pod", NAMESPACE, pods)
-        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
+        watch.exist()
         waited = await beside
-        await rig.until_running(NAMESPACE)
-        running = time.perf_counter() - begun
-    found = {"pods": pods, "seconds": seconds, "pods_per_second": pods / seconds, "running_seconds": running}
-    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu}
+        found = await watch.run()
+        raw = await _raw_again(rig, raw, 1, pods)
     found |= {"small_job_alone_seconds": alone, "small_job_beside_seconds": waited}
     return found | _ratios(found["pods_per_second"], raw)
+
+
+class _Watch:
+    """Looks at the operator while it makes pods, from its creation."""
+
+    def __init__(self, rig: Rig, pods: int) -> None:
+        """`pods` it makes."""
+        self._rig, self._pods = rig, pods
+        self._used, self._before, self._begun = rig.used(), rig.spent(), time.perf_counter()
+
+    def exist(self) -> None:
+        """All pods exist now."""
+        self._seconds = time.perf_counter() - self._begun
+        self._spent = self._rig.spent().since(self._before)[1]
+
+    async def run(self) -> Json:
+        """Waits until they run; rates, and processor time by process."""
+        await self._rig.until_running(NAMESPACE)
+        running, used = time.perf_counter() - self._begun, self._rig.used()
+        found: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}
+        found |= {"pods_per_second": self._pods / self._seconds, "operator_cpu_seconds": self._spent}
+        found |= {"pods_per_operator_cpu_second": self._pods / self._spent}
+        found |= {"cpu_ms_per_pod": processor_time.milliseconds_each(self._used, used, self._pods)}
+        found |= {"operator_memory_mb": self._rig.memory_mb(), "operator_memory_peak_mb": self._rig.memory_mb("VmHWM")}
+        return found | self._rig.lease()
+
+
+async def _raw_again(rig: Rig, raw: Json, jobs: int, pods: int) -> Json:
+    """`raw` with a second measurement by apply, after the operator's; its rate is the mean of the two."""
+    await rig.stop_operator()
+    again = await rig.raw_limit(jobs, pods, "apply")
+    both = [raw["apply_pods_per_second"], again["apply_pods_per_second"]]
+    told = {"apply_pods_per_second_before": both[0], "apply_pods_per_second_after": both[1]}
+    return raw | told | {"apply_pods_per_second": statistics.mean(both)}
 
 
 async def _beside(rig: Rig, pods: int) -> float:
@@ -94,30 +131,30 @@ async def _small(rig: Rig, name: str) -> float:
 async def many_jobs(settings: Settings) -> Json:
     """S2: 1,000 jobs of four pods, created as fast as the API server takes them."""
     jobs = settings.scaled(1000, 2)
+    shape = min(jobs, RAW_PODS // FEWEST_PODS), FEWEST_PODS
     async with settings.rig(jobs * FEWEST_PODS) as rig:
-        raw = await rig.raw_limit(min(jobs, RAW_PODS // FEWEST_PODS), FEWEST_PODS)
+        raw = await rig.raw_limit(*shape)
         rig.start_operator()
         await rig.warm_up()
-        before, begun = rig.spent(), time.perf_counter()
         posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
+        watch, begun = _Watch(rig, jobs * FEWEST_PODS), time.perf_counter()
         posting = asyncio.create_task(rig.client.all_at_once(posts, rig.concurrency))
         await rig.until_count("S2", "Pod", NAMESPACE, jobs * FEWEST_PODS)
-        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
-        posted = await posting
-        memory = rig.memory_mb()
-    pods = jobs * FEWEST_PODS
-    found = {"jobs": jobs, "pods": pods, "seconds": seconds, "pods_per_second": pods / seconds}
-    found |= {"jobs_per_second": jobs / seconds, "jobs_posted_in_seconds": posted, "operator_memory_mb": memory}
-    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu}
+        watch.exist()
+        seconds, posted = time.perf_counter() - begun, await posting
+        found = await watch.run()
+        raw = await _raw_again(rig, raw, *shape)
+    found |= {"jobs": jobs, "jobs_per_second": jobs / seconds, "jobs_posted_in_seconds": posted}
+    found |= {"objects_per_second": jobs * raw["objects"] / shape[0] / seconds}
     return found | _ratios(found["pods_per_second"], raw)
 
 
 async def resize(settings: Settings) -> Json:
     """S3: 100 jobs grow by 100 generation pods each at once; from 1, as the API wants one in a job that runs."""
     jobs, more = settings.scaled(100, 2), settings.scaled(100, 4)
-    start = jobs * FEWEST_PODS
+    start, shape = jobs * FEWEST_PODS, (1, min(RAW_PODS, jobs * more))
     async with settings.rig(jobs * (FEWEST_PODS + more)) as rig:
-        raw = await rig.raw_limit(1, min(RAW_PODS, jobs * more))
+        raw = await rig.raw_limit(*shape)
         rig.start_operator()
         await rig.client.all_at_once(
             rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)]), rig.concurrency
@@ -126,20 +163,17 @@ async def resize(settings: Settings) -> Json:
         await rig.until_running(NAMESPACE)
         body = json.dumps({"spec": {"replicas": 1 + more}}).encode()
         headers = {"Content-Type": "application/merge-patch+json"}
-        where = place(names.KIND, NAMESPACE)
-        before, begun = rig.spent(), time.perf_counter()
+        where, watch = place(names.KIND, NAMESPACE), _Watch(rig, jobs * more)
 
         def scale(number: int) -> Callable[[], Awaitable[bytes]]:
             return lambda: rig.client.ask("PATCH", f"{where}/job-{number}/scale", body, headers=headers)
 
         await rig.client.all_at_once([scale(each) for each in range(jobs)], rig.concurrency)
         await rig.until_count("S3", "Pod", NAMESPACE, start + jobs * more)
-        seconds, (_, cpu) = time.perf_counter() - begun, rig.spent().since(before)
-        memory = rig.memory_mb()
-    pods = jobs * more
-    found = {"jobs": jobs, "pods": pods, "seconds": seconds, "pods_per_second": pods / seconds}
-    found |= {"operator_cpu_seconds": cpu, "pods_per_operator_cpu_second": pods / cpu, "operator_memory_mb": memory}
-    return found | _ratios(found["pods_per_second"], raw)
+        watch.exist()
+        found = await watch.run()
+        raw = await _raw_again(rig, raw, *shape)
+    return {"jobs": jobs} | found | _ratios(found["pods_per_second"], raw)
 
 
 def _ratios(rate: float, raw: Json) -> Json:
@@ -159,8 +193,8 @@ async def idle_then_restart(settings: Settings) -> Json:
         await _settled(rig)
         taken, (_, cpu) = time.perf_counter() - begun - QUIET_SECONDS, rig.spent().since(first)
         found = {"jobs": jobs, "taken_on_seconds": taken, "taken_on_cpu_seconds": cpu}
-        found |= await _idle(rig, settings.idle_seconds)
-        rig.operator.stop()
+        found |= await _idle(rig, settings.idle_seconds) | rig.lease()
+        await rig.stop_operator()
         before, begun = rig.requests(), time.perf_counter()
         rig.start_operator()
         leads = time.perf_counter() - begun
@@ -170,6 +204,7 @@ async def idle_then_restart(settings: Settings) -> Json:
         found["restart_cpu_seconds"] = rig.spent().cpu_seconds
         found |= _told("restart", rig.requests() - before)
         found["restart_memory_mb"] = rig.memory_mb()
+        found |= {f"restart_{name}": value for name, value in rig.lease().items()}
     return found
 
 
@@ -208,7 +243,7 @@ async def one_killed(settings: Settings) -> Json:
     """S5: one pod of 1,024 is deleted, or fails, several times; time until its successor exists, and runs."""
     pods = settings.scaled(1024, 8)
     times: dict[str, list[float]] = {"deleted": [], "deleted_running": [], "failed": [], "failed_running": []}
-    async with settings.rig(pods) as rig:
+    async with settings.rig(pods, nodes=True) as rig:
         rig.start_operator()
         await rig.client.create(job(NAMESPACE, "big", pods=pods))
         await rig.until_count("S5, before", "Pod", NAMESPACE, pods)
@@ -259,7 +294,7 @@ async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
 async def unreachable(settings: Settings) -> Json:
     """S7: running jobs whose coordinators cannot be dialled, as fake pods cannot; what the operator spends on it."""
     jobs = settings.scaled(500, 2)
-    async with settings.rig(jobs * FEWEST_PODS, audit=True) as rig:
+    async with settings.rig(jobs * FEWEST_PODS, audit=True, nodes=True) as rig:
         rig.start_operator()
         posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
         await rig.client.all_at_once(posts, rig.concurrency)

@@ -151,8 +151,8 @@ async def work(
 ) -> int:
     """Watches and reconciles until told to stop, or until something ends that should not."""
     ready = asyncio.Event()
-    registry = handlers.registry(index, queue, metrics, resync.watched)
-    watch = asyncio.create_task(handlers.watch(registry, options.namespaces, ready, resync.watched), name="watch")
+    watching = handlers.watch(index, queue, metrics, options.namespaces, ready, resync.watched)
+    watch = asyncio.create_task(watching, name="watch")
     others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
     others["apis"] = discovery.changed(cluster, apis)
     if options.leader_election:

@@ -1,24 +1,31 @@
 """The wiring of kopf: what is watched, and how.
 
-Rule: handlers only bring the index up to date and enqueue the job's key; nothing is decided here, nothing is written,
-no finalizer and no annotation is ever set on an object. kopf drops errors of such handlers, so there is nothing in them
-that can fail. The indexing handlers make kopf hold back every event until all first listings are complete: a job is
-never reconciled against half of its pods. They matter until then only, and every handler costs time with every event,
-so from the first event on they are left out.
+kopf logs in, lists, watches, and opens streams anew; each event is taken straight from its stream. Its reactor, which
+gives every object a task, a queue and a memory of its own and builds twenty arguments for a handler, costs ten times
+what reading the event costs, and an operator of pods lives on events.
+
+Rule: an event only brings the index up to date and enqueues the job's key; nothing is decided here, nothing is written,
+no finalizer and no annotation is ever set on an object. No job is enqueued before all first listings are complete: none
+is ever reconciled against half of its pods. What a stream misses is found by `resync`.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.watching import Bookmark, infinite_watch
+from kopf._cogs.structs.references import Resource
 
 from rlhf_api import names
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.stateless import NoDiffBase, NoProgress
 from rlhf_operator.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 Watched = Mapping[str, tuple[str, str, str]]
 WATCHED: Final[Watched] = {
@@ -32,80 +39,50 @@ WATCHED: Final[Watched] = {
 
 KOPF_IDENTITY: Final[Any] = "rlhf-operator"
 """Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
+AGAIN_SECONDS: Final = 5.0
+"""Until a stream is opened again that the API server refused; kopf itself has tried for a minute by then."""
 
 
-def job_key(kind: str, body: Any) -> str | None:
-    """Key of the job that an object is or belongs to."""
-    return key_of(body) if kind == names.KIND else owner_key(body)
-
-
-class _Intake:
+class Intake:
     """Where events go: into the index, and their jobs into the queue when a decision about them may be another now."""
 
-    def __init__(self, index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched) -> None:
-        self._index, self._queue, self._metrics, self._watched = index, queue, metrics, watched
-        self._listing = True
-        self._listed: set[str] = set()
+    def __init__(
+        self, index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched = WATCHED, streams: int = 0
+    ) -> None:
+        """`streams` have a first listing to come."""
+        self._index, self._queue, self._metrics = index, queue, metrics
+        self._plurals = {kind: plural for kind, (_, _, plural) in watched.items()}
+        self._unlisted = streams
+        self._early: set[str] = set()
 
-    def listing(self, **_: Any) -> bool:
-        """The first listings are not complete."""
-        return self._listing
+    def listed(self) -> None:
+        """The first listing of a stream is complete; with the last of them the work begins."""
+        self._unlisted -= 1
+        if self._unlisted == 0:
+            for key in self._early:
+                self._queue.add(key)
+            self._early.clear()
 
-    def seen(self, kind: str, body: Mapping[str, Any]) -> None:
-        """An object of the first listings."""
-        key = job_key(kind, body)
-        if key is None:
-            return
-        self._index.put(kind, key, body)
-        if self._listing:
-            self._listed.add(key)
-        else:
-            self._queue.add(key)
-
-    def happened(self, kind: str, event: kopf.RawEvent) -> None:
-        """Any event; the first one says that the listings are complete."""
-        if self._listing:
-            self._listing = False
-            for each in self._listed:
-                self._queue.add(each)
-            self._listed.clear()
+    def take(self, kind: str, event: Mapping[str, Any]) -> None:
+        """One object of a listing (`type` is None), or one event."""
         body = event["object"]
-        self._metrics.watch.labels(self._watched[kind][2]).set(time.time())
-        key = job_key(kind, body)
+        key = key_of(body) if kind == names.KIND else owner_key(body)
+        if event["type"] is not None:
+            self._metrics.watch.labels(self._plurals[kind]).set(time.time())
         if key is None:
             return
         if event["type"] == "DELETED":
             self._index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]), body)
+        elif not self._index.put(kind, key, body):
+            return
+        if self._unlisted > 0:
+            self._early.add(key)
+        else:
             self._queue.add(key)
-        elif self._index.put(kind, key, body):
-            self._queue.add(key)
-
-
-def registry(
-    index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched = WATCHED
-) -> kopf.OperatorRegistry:
-    """The handlers of this operator."""
-    made = kopf.OperatorRegistry()
-    kopf.on.login(registry=made)(_login)
-    intake = _Intake(index, queue, metrics, watched)
-    for kind, place in watched.items():
-        _watch(made, kind, place, intake)
-    return made
 
 
 async def _login(**given: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
-
-
-def _watch(made: kopf.OperatorRegistry, kind: str, place: tuple[str, str, str], intake: _Intake) -> None:
-    async def seen(body: kopf.Body, **_: Any) -> None:
-        intake.seen(kind, dict(body))
-
-    async def event(event: kopf.RawEvent, **_: Any) -> None:
-        intake.happened(kind, event)
-
-    kopf.index(*place, id=f"{place[0]}-{place[2]}-seen", registry=made, when=intake.listing)(seen)
-    kopf.on.event(*place, id=f"{place[0]}-{place[2]}-event", registry=made)(event)
 
 
 def settings(watched: Watched = WATCHED) -> kopf.OperatorSettings:
@@ -121,8 +98,6 @@ def settings(watched: Watched = WATCHED) -> kopf.OperatorSettings:
             place = f"{group}/{version}/{plural}" if group else f"{version}/{plural}"
             # Asked of the server: a cluster has many more pods than ours.
             made.watching.label_selectors[place] = names.LABEL_JOB_NAME
-    made.persistence.diffbase_storage = NoDiffBase()
-    made.persistence.progress_storage = NoProgress()
     made.networking.request_timeout = 30
     made.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
     # Events are ours to post, on transitions only.
@@ -135,15 +110,53 @@ def settings(watched: Watched = WATCHED) -> kopf.OperatorSettings:
 
 
 async def watch(
-    made: kopf.OperatorRegistry, namespaces: Sequence[str], ready: asyncio.Event, watched: Watched = WATCHED
+    index: Index,
+    queue: WorkQueue,
+    metrics: OperatorMetrics,
+    namespaces: Sequence[str],
+    ready: asyncio.Event,
+    watched: Watched = WATCHED,
 ) -> None:
-    """Runs kopf until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
+    """Watches until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
+    made, registry = settings(watched), kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(_login)
+    everywhere: Sequence[str | None] = namespaces or [None]
+    places = [(kind, namespace) for kind in watched for namespace in everywhere]
+    intake = Intake(index, queue, metrics, watched, len(places))
+
+    async def streams() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for kind, namespace in places:
+                tasks.create_task(_stream(made, kind, watched[kind], namespace, intake), name=f"watch of {kind}")
+
     await kopf.operator(
         ready_flag=ready,
         identity=KOPF_IDENTITY,
-        registry=made,
-        settings=settings(watched),
+        registry=registry,
+        settings=made,
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),
+        # Runs with kopf's credentials, in place of its reactor.
+        _command=streams(),
     )
+
+
+async def _stream(
+    made: kopf.OperatorSettings, kind: str, place: tuple[str, str, str], namespace: str | None, intake: Intake
+) -> None:
+    """One stream, for ever: what exists, then what happens."""
+    resource: Any = Resource(*place, kind=kind, namespaced=True, preferred=True, verbs=frozenset({"list", "watch"}))
+    listing = True
+    while True:
+        try:
+            async for event in infinite_watch(settings=made, resource=resource, namespace=namespace):  # type: ignore[arg-type]
+                if event is Bookmark.LISTED:
+                    if listing:
+                        listing = False
+                        intake.listed()
+                elif not isinstance(event, Bookmark) and event["type"] != "BOOKMARK":
+                    intake.take(kind, event)
+        except APIError as error:
+            log.warning("%s cannot be watched: %s", place[2], error)
+            await asyncio.sleep(AGAIN_SECONDS)

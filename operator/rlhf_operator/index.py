@@ -98,7 +98,7 @@ class Index:
             return False
         owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
         pods[pod.name] = owner, pod
-        return known is None or (owner, pod) != (known[0], replace(known[1], version=pod.version))
+        return known != (owner, pod)
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """A pod is gone. `last`: its last version; one that was being deleted stays to be accounted for.

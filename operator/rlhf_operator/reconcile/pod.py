@@ -5,7 +5,7 @@ kept in memory as these.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -53,8 +53,8 @@ class Pod:
     index: int
     phase: str
     """Pending, Running, Succeeded, Failed, Unknown."""
-    version: int = 0
-    """resourceVersion; a later one is newer."""
+    version: int = field(default=0, compare=False)
+    """resourceVersion; a later one is newer. Two that differ in nothing else are the same to every decision."""
     epoch: int = 0
     ready: bool = False
     address: str = ""
@@ -105,12 +105,15 @@ DISRUPTED: Final = frozenset(
 """`status.reason` of a failed pod that was not the fault of what ran in it."""
 
 
+_GROUPS: Final = frozenset(names.Group)
+
+
 def pod_of(body: Json) -> Pod | None:
     """The record of a pod's body; None for a pod that carries our label but not our form."""
     meta, status = body["metadata"], body.get("status") or {}
     labels = meta.get("labels") or {}
     group, index = labels.get(names.LABEL_GROUP, ""), labels.get(names.LABEL_INDEX, "0")
-    if group not in set(names.Group) or not str(index).isdigit():
+    if group not in _GROUPS or not str(index).isdigit():
         return None
     conditions = {each["type"]: each for each in status.get("conditions") or []}
     container = _our_container(status)
