@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS: Final = 15
 RENEW_DEADLINE: Final = 10.0
+ATTEMPT_SECONDS: Final = 5.0
+"""One attempt: a request that hangs leaves time for another one."""
 RETRY_SECONDS: Final = 2.0
+"""These four are client-go's."""
 NAME: Final = "rlhf-operator"
 
 
@@ -50,7 +53,7 @@ class Leader:
             await asyncio.sleep(RETRY_SECONDS)
             left = max(0.1, RENEW_DEADLINE - (self._clock() - renewed))
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, ATTEMPT_SECONDS)):
                     held = await self._attempt()
                 if held:
                     renewed = self._clock()

@@ -8,7 +8,7 @@ generation, as parsing costs a millisecond and a job is looked at often.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,12 @@ from rlhf_api import manifest
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError, Problem
+from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import Images, TemplateError
-from rlhf_operator.manifests.render import pod
+from rlhf_operator.manifests.render import plain, pod, template_mark
+from rlhf_operator.reconcile.applied import fingerprint
 from rlhf_operator.reconcile.scale import desired
 
 REMEMBERED: Final = 2048
@@ -42,6 +45,17 @@ class Admission:
     def planned(self) -> bool:
         """Pods may be made."""
         return not self.problem
+
+    @cached_property
+    def marks(self) -> Mapping[Group, str]:
+        """`template_mark` of every group."""
+        return {} if self.job is None else {group: template_mark(self.job, group) for group in desired(self.job)}
+
+    @cached_property
+    def fingerprints(self) -> Mapping[tuple[str, str], str]:
+        """(kind, name) -> fingerprint of what pods need beside the Secret; the objects themselves would fill memory."""
+        made = [] if self.job is None else plain(self.job)
+        return {(kind_of(each), str(each["metadata"]["name"])): fingerprint(each) for each in made}
 
 
 def admit(body: Mapping[str, Any]) -> Admission:

@@ -132,8 +132,8 @@ class _Visit:
         return self.job.spec.suspend or self.placed.closed
 
     def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
-        rolls = self.admission.planned
-        return restart.wanted(self.job, self.sizes, self.before, scopes, rolls=rolls)
+        marks = self.admission.marks if self.admission.planned else {}
+        return restart.wanted(self.job, self.sizes, self.before, scopes, marks)
 
     def _planned(self) -> None:
         told = self.admission.problem or "the manifest is valid"
@@ -209,8 +209,8 @@ class _Visit:
             return (), False
         expire = self.observed.certificates_expire
         issue = expire is None or expire <= self.now
-        plains = (each for each in plain(self.job) if self._outdated(each))
-        found = [_marked(each) for each in (*plains, *placement.wanted(self.job, self.placed, self.observed))]
+        made = [*self._outdated(), *placement.wanted(self.job, self.placed, self.observed)]
+        found = [_marked(each) for each in made]
         if expire is not None and not self.placed.blocked:
             images = self.observed.images
             epochs, marks = self.wanted.epochs, self.wanted.marks
@@ -222,9 +222,11 @@ class _Visit:
             ]
         return tuple(found), issue
 
-    def _outdated(self, manifest: Json) -> bool:
-        place = kind_of(manifest), manifest["metadata"]["name"]
-        return self.observed.applied.get(place) != fingerprint(manifest)
+    def _outdated(self) -> list[Json]:
+        """What pods need and is not there as it should be."""
+        known = self.observed.applied
+        due = {place for place, mark in self.admission.fingerprints.items() if known.get(place) != mark}
+        return [each for each in plain(self.job) if (kind_of(each), each["metadata"]["name"]) in due] if due else []
 
     def _missing(self) -> list[tuple[Group, int]]:
         taken = self.pods.keys() | self.observed.taken

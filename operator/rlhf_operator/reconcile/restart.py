@@ -17,7 +17,6 @@ from typing import Any, Final
 from rlhf_api.conditions import ConditionType, RestartingReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.manifests.render import template_mark
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Reading
 from rlhf_operator.reconcile.pod import Pod
@@ -57,13 +56,16 @@ class Wanted:
 
 
 def wanted(
-    job: RLHFJob, sizes: Mapping[Group, int], before: Mapping[str, Any], scopes: Iterable[str], *, rolls: bool
+    job: RLHFJob,
+    sizes: Mapping[Group, int],
+    before: Mapping[str, Any],
+    scopes: Iterable[str],
+    marks: Mapping[Group, str],
 ) -> Wanted:
-    """`scopes`: groups that are restarted from now on; `rolls`: the templates are good to make pods from."""
+    """`scopes`: groups that are restarted from now on; `marks`: of templates that are good to make pods from."""
     known = {str(each["name"]): int(each.get("epoch") or 0) for each in before.get("groups") or []}
     restarted = set(scopes)
     epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
-    marks = {group: template_mark(job, group) for group in sizes if rolls}
     return Wanted(epochs, marks, keeps_coordinator=job.spec.checkpoints is None)
 
 

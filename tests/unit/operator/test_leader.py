@@ -1,0 +1,63 @@
+"""Who leads: the holder of a Lease, as long as it renews it in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlhf_operator import leader
+from rlhf_operator.leader import Leader, LostError
+
+Json = dict[str, Any]
+
+
+class Leases:
+    """The API server's side of one Lease; replacing it hangs `hang` times."""
+
+    def __init__(self, hang: int) -> None:
+        self.hang, self.renewed, self.lease = hang, 0, None
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        return self.lease
+
+    async def create(self, manifest: Json) -> Json:
+        self.lease = manifest
+        return {"metadata": {"resourceVersion": "1"}}
+
+    async def replace(self, manifest: Json) -> Json:
+        if self.hang:
+            self.hang -= 1
+            await asyncio.sleep(3600)
+        self.renewed += 1
+        return {"metadata": {"resourceVersion": str(self.renewed + 1)}}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("RENEW_DEADLINE", 1.0), ("ATTEMPT_SECONDS", 0.5), ("RETRY_SECONDS", 0.05)):
+        monkeypatch.setattr(leader, name, seconds)
+
+
+async def led(leases: Any) -> None:
+    found = Leader(leases, "team", "one")
+    await found.acquire()
+    await found.hold()
+
+
+def test_a_renewal_that_hangs_leaves_time_for_another_one() -> None:
+    leases = Leases(hang=1)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await led(leases)
+
+    asyncio.run(run())
+    assert leases.renewed > 1
+
+
+def test_a_leader_whose_renewals_all_hang_gives_up_in_time() -> None:
+    with pytest.raises(LostError, match="team/rlhf-operator was not renewed for 1 s"):
+        asyncio.run(asyncio.wait_for(led(Leases(hang=1000)), 60))
