@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import kopf
 from kopf._cogs.clients.errors import APIError
-from kopf._cogs.clients.watching import Bookmark, infinite_watch
+from kopf._cogs.clients.watching import Bookmark, WatchingError, infinite_watch
 from kopf._cogs.structs.references import Resource
 
 from rlhf_api import names
@@ -157,6 +157,6 @@ async def _stream(
                         intake.listed()
                 elif not isinstance(event, Bookmark) and event["type"] != "BOOKMARK":
                     intake.take(kind, event)
-        except APIError as error:
+        except (APIError, WatchingError) as error:
             log.warning("%s cannot be watched: %s", place[2], error)
             await asyncio.sleep(AGAIN_SECONDS)

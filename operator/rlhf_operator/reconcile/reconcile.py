@@ -33,8 +33,8 @@ Json = dict[str, Any]
 REFUSED_AGAIN_SECONDS: Final = 15.0
 """Between attempts at what the API server refused (quota): somebody has to act, and then waits for us."""
 
-PODS_A_TURN: Final = 100
-"""Pods one plan makes: a tenth of a second of rendering, then other jobs have their turn."""
+PODS_A_TURN: Final = 250
+"""Pods one plan makes: 25 milliseconds of rendering, then other jobs have their turn."""
 
 
 def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from kopf._cogs.clients.watching import Bookmark, WatchingError
 
 from rlhf_api import names
+from rlhf_operator import handlers
 from rlhf_operator.handlers import Intake
 from rlhf_operator.index import Index
 from rlhf_operator.operator_metrics import OperatorMetrics
@@ -100,3 +104,38 @@ def test_a_version_without_news_is_known_as_the_newest(index: Index, queue: Aske
     for version in (1, 5):
         found.take("Pod", {"type": "MODIFIED", "object": pod(version)})
     assert index.known("Pod")["p"][2] == 5
+
+
+def test_a_stream_that_breaks_is_opened_again_and_its_second_listing_is_no_first_one(
+    index: Index, queue: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, told = 0, asyncio.Event()
+
+    async def streams(**_: Any) -> AsyncIterator[Any]:
+        nonlocal opened
+        opened += 1
+        yield {"type": None, "object": pod(opened)}
+        yield Bookmark.LISTED
+        yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
+        if opened == 1:
+            raise WatchingError("etcd is away")
+        yield {"type": "MODIFIED", "object": pod(10, "Running")}
+        told.set()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(handlers, "infinite_watch", streams)
+    monkeypatch.setattr(handlers, "AGAIN_SECONDS", 0.0)
+    # The stream of jobs is not listed yet, so nobody gets a turn.
+    found = intake(index, queue, streams=2)
+
+    async def run() -> None:
+        place = handlers.WATCHED["Pod"]
+        running = asyncio.create_task(handlers._stream(handlers.settings(), "Pod", place, None, found))
+        await told.wait()
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert (opened, queue.taken()) == (2, [])
+    assert index.pods("team/job", "j")[0]["job-training-0"].phase == "Running"
+    found.listed()
+    assert queue.taken() == ["team/job"]
