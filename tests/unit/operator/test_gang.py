@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.world import stored_job
 
@@ -206,6 +206,7 @@ def test_a_written_sum_is_never_less_than_the_sum(milli: int, micro: int) -> Non
     assert 0 <= amount(written(total)) - total < Decimal("0.001")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 4))
 def test_the_minimum_never_exceeds_the_pods_that_the_job_wants(generation: int, inference: int, ranks: int) -> None:
     found = job(
