@@ -3,6 +3,8 @@
 import pytest
 from tests.unit.operator.world import World
 
+from rlhf_operator.reconcile.reconcile import PODS_A_TURN
+
 EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 
 
@@ -237,13 +239,13 @@ def test_growing_again_before_the_leaving_pods_are_gone_counts_no_disruption() -
 
 
 def test_a_big_job_is_made_in_turns_so_that_small_ones_are_served_between() -> None:
-    world = World(generation={"replicas": 250})
+    world = World(generation={"replicas": 400})
     world.carry_out(world.plan())
     plan = world.plan()
-    assert len([each for each in plan.apply if each["kind"] == "Pod"]) == 100
+    assert len([each for each in plan.apply if each["kind"] == "Pod"]) == PODS_A_TURN < 400
     assert plan.look_again_after == 0
     world.settle()
-    assert len(world.pods) == 254
+    assert len(world.pods) == 404
 
 
 def test_a_resize_goes_on_until_the_group_that_grows_is_there_though_another_shrank_meanwhile() -> None:
