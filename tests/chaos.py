@@ -42,6 +42,8 @@ class Kills:
     """Iterations trained before each kill since the one before, so that it meets a job at work; 0: also recovery."""
     at_event: str = ""
     """Kind of event in events.jsonl at which to kill, without further calm: its next one since the kill before."""
+    in_phases: Sequence[str] = ()
+    """Phases of the job at whose next beginning to kill, one a kill, without further calm."""
 
 
 @dataclass
@@ -141,6 +143,11 @@ def _told(run_dir: Path, kind: str) -> int:
     return events.read_text().count(f'"kind": "{kind}"') if kind and events.is_file() else 0
 
 
+def _begun(run_dir: Path, phase: str) -> int:
+    log = run_dir / "logs" / "coordinator.log"
+    return log.read_text().count(f" {phase} (iteration ") if phase and log.is_file() else 0
+
+
 def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
     rng = random.Random(kills.seed)
@@ -154,7 +161,11 @@ def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, start
         told = _told(run_dir, kills.at_event)
         while runner.poll() is None and kills.at_event and _told(run_dir, kills.at_event) == told:
             time.sleep(0.002)
-        time.sleep(0.0 if kills.at_event else calm)
+        phase = kills.in_phases[number] if number < len(kills.in_phases) else ""
+        begun = _begun(run_dir, phase)
+        while runner.poll() is None and phase and _begun(run_dir, phase) == begun:
+            time.sleep(0.002)
+        time.sleep(0.0 if kills.at_event or phase else calm)
         while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:
             pid = processes(runner.pid).get(victim)
             if pid is not None:

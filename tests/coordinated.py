@@ -19,6 +19,7 @@ from rlhf_api.algorithms import graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.batch import packed, spans_of
+from rlhf_operator.coordinator.fleet import wanted
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.prompts import Prompt, PromptSet, random_key
 from rlhf_operator.coordinator.restore import restore
@@ -190,9 +191,4 @@ class Coordinated:
 
     def counts(self) -> Mapping[Group, int]:
         """Workers of the job."""
-        spec = self.job.spec
-        return {
-            Group.GENERATION: spec.generation.replicas,
-            Group.INFERENCE: spec.inference.replicas,
-            Group.TRAINING: spec.training.ranks,
-        }
+        return wanted(self.job.spec)

@@ -68,7 +68,8 @@ class SimulatedRank:
     pace: Pace
     collective: Collective | None
     roles: set[str]
-    versions: dict[str, int]
+    trained_version: int
+    trained_models: list[str]
     weights: str
     group_epoch: int
     number: int
@@ -86,14 +87,14 @@ class SimulatedRank:
             self.weights = min(Path(order.checkpoint).glob("actor/*.safetensors")).read_text()
         table = json.loads(order.schedule)
         self.schedule = table["method"]
-        models = {pipeline["model"] for pipeline in table["pipelines"]}
-        self.versions = dict.fromkeys(models, order.version)
+        self.trained_models = sorted({pipeline["model"] for pipeline in table["pipelines"]})
+        self.trained_version = order.version
 
     async def _train(self, command_id: int, order: pb.Train, stub: CoordinatorStub) -> None:
         iteration = order.iteration
         self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
         self.schedules.append(self.schedule)
-        assert self.versions["actor"] == iteration, f"trains {iteration} at {self.versions}"
+        assert self.trained_version == iteration, f"trains {iteration} at {self.trained_version}"
         samples: list[pb.TrainSample] | None = None
         while samples is None:
             samples = await self._fetch(iteration, stub)
@@ -101,7 +102,7 @@ class SimulatedRank:
         if self.collective is not None:
             await self.collective.meet(self.group_epoch, iteration, self.index)
         self.weights = next_weights(self.weights, samples)
-        self.versions = dict.fromkeys(self.versions, iteration + 1)
+        self.trained_version = iteration + 1
         self.trained.append((self.number, self.group_epoch, iteration))
         result = pb.TrainResult(
             iteration=iteration, version=iteration + 1, metrics={"actor/loss": 1.0 / (iteration + 1)}
@@ -132,7 +133,7 @@ class SimulatedRank:
     def _save(self, folder: Path) -> pb.CheckpointResult:
         data = self.weights.encode()
         files = []
-        for model in self.versions:
+        for model in self.trained_models:
             path = folder / model / f"model-stage-{self.index:05d}.safetensors"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)

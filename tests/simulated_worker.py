@@ -52,6 +52,8 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         """Method of the table of every Train."""
         self.schedule = ""
         self.parks: list[str] = []
+        self.clashes: list[str] = []
+        """Commands of one side that came while the other was at work; a worker that is also a rank takes turns."""
         self.measures = 0
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.address = f"simulated:{self.name}"
@@ -83,6 +85,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.number = next(self._incarnations)
         self.roles: set[str] = set()
         self.versions: dict[str, int] = {}
+        self.trained_version, self.trained_models = 0, []
         self.weights = ""
         self.group_epoch = 0
         self.last_train: pb.TrainResult | None = None
@@ -155,9 +158,11 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         state = pb.WorkerState(
             role="+".join(sorted(self.roles)),
             versions=self.versions,
+            trained_version=self.trained_version,
             group_epoch=self.group_epoch,
             busy=self._running != 0,
             command_id=self._running,
+            command="train" if self._running else "",
             last_train=self.last_train,
         )
         held = [self._progress(item, 0) for item in self._decoding.values()]
@@ -211,6 +216,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     def _obey(self, command: pb.Command, stub: CoordinatorStub) -> None:
         kind = str(command.WhichOneof("command"))
+        self._watch_turns(kind)
         if kind == "train":
             self._start(command.id, self._train(command.id, command.train, stub))
             return
@@ -220,6 +226,11 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         done = pb.CommandDone(command_id=command.id)
         getattr(self, f"_on_{kind}")(getattr(command, kind), done)
         self._outbox.append(pb.WorkerMessage(done=done))
+
+    def _watch_turns(self, kind: str) -> None:
+        training, samples = kind in ("train", "become_training"), bool(self._decoding or self._scores or self._to_score)
+        if samples if training else self._running and kind not in ("save_checkpoint", "park", "withdraw"):
+            self.clashes.append(kind)
 
     def _on_load_weights(self, order: pb.LoadWeights, done: pb.CommandDone) -> None:
         assert order.sources
@@ -310,15 +321,16 @@ def crew(
     pace: Pace | None = None,
     certificates: Path | None = None,
 ) -> Crew:
-    """Starts all workers of a job."""
-    collective = Collective(counts.get(Group.TRAINING, 0))
+    """Starts all workers of a job; without a training group every generation worker holds a rank."""
+    ranks = Group.TRAINING if Group.TRAINING in counts else Group.GENERATION
+    collective = Collective(counts[ranks])
     return Crew(
         [
             SimulatedWorker(
                 group,
                 index,
                 coordinator,
-                collective=collective if group is Group.TRAINING else None,
+                collective=collective if group is ranks else None,
                 pace=pace,
                 certificates=certificates,
             )

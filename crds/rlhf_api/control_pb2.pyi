@@ -271,6 +271,8 @@ class WorkerState(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     COMMAND_ID_FIELD_NUMBER: _builtins.int
     LAST_TRAIN_FIELD_NUMBER: _builtins.int
+    TRAINED_VERSION_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"", "generation", "inference", "training"; several joined by "+" """
     group_epoch: _builtins.int
@@ -279,9 +281,13 @@ class WorkerState(_message.Message):
     """a command is still running; its CommandDone will come through the new session"""
     command_id: _builtins.int
     """that command"""
+    trained_version: _builtins.int
+    """training: weight version its rank holds, of every trained model"""
+    command: _builtins.str
+    """name of the command that still runs, such as "train" """
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """model role -> weight version it holds"""
+        """model role -> weight version it decodes and scores by"""
 
     @_builtins.property
     def last_train(self) -> Global___TrainResult:
@@ -296,10 +302,12 @@ class WorkerState(_message.Message):
         busy: _builtins.bool = ...,
         command_id: _builtins.int = ...,
         last_train: Global___TrainResult | None = ...,
+        trained_version: _builtins.int = ...,
+        command: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_train", b"last_train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "role", b"role", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command", b"command", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "role", b"role", "trained_version", b"trained_version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

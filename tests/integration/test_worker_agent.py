@@ -185,7 +185,7 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
         session.end()
         session = await coordinator.session()
         assert session.register.state == pb.WorkerState(
-            role="inference", versions={"critic": 0}, busy=True, command_id=3
+            role="inference", versions={"critic": 0}, busy=True, command_id=3, command="load_weights"
         )
         session.welcome(job(folder), epoch=2)
         stage.open.set()

@@ -103,7 +103,7 @@ class Agent:
         settings = self._settings
         host, port = split_address(Env.ADVERTISE, settings.advertise or settings.listen)
         self._advertise = f"[{host}]:{port or server.port}" if ":" in host else f"{host}:{port or server.port}"
-        if settings.group == Group.TRAINING:
+        if settings.rendezvous or settings.group == Group.TRAINING:
             self._rendezvous = f"{settings.rendezvous_host}:{free_port(settings.rendezvous_host)}"
         log.info("serves peers at %s; dials the coordinator at %s", self._advertise, settings.coordinator)
 
@@ -171,13 +171,15 @@ class Agent:
 
     def _register(self) -> pb.Register:
         settings, snapshot = self._settings, self._compute.snapshot
-        command = self._outbox.running()
+        command, name = self._outbox.running()
         state = pb.WorkerState(
             role="+".join(snapshot.roles),
             versions=snapshot.versions,
+            trained_version=snapshot.trained_version,
             group_epoch=snapshot.group_epoch,
             busy=command != 0,
             command_id=command,
+            command=name,
             last_train=self._outbox.last_train,
         )
         return pb.Register(

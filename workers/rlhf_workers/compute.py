@@ -25,6 +25,7 @@ from rlhf_workers.failures import failure_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.role import KvReceiver, Outbox, Role, WeightProvider, WorkError
 from rlhf_workers.roles import BUILDERS, build_role
+from rlhf_workers.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class Snapshot:
 
     roles: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    """Model -> weight version it decodes and scores by."""
+    trained_version: int = 0
+    """Weight version of its rank."""
     group_epoch: int = 0
     active: int = 0
 
@@ -90,6 +94,7 @@ class Compute:
         self._build = build
         self._job: RLHFJob | None = None
         self._roles: dict[str, Role] = {}
+        self._turns = Turns(self._roles)
         self._group_epoch = 0
         self._changed = threading.Condition()
         self._queue: deque[pb.Command | _Reset | _Call] = deque()
@@ -121,6 +126,7 @@ class Compute:
             role = next((role for role in self._roles.values() if hasattr(role, "arrivals")), None)
             if role is None:
                 raise WorkError("WrongRole", "this worker does not decode", retryable=True)
+            self._turns.begin(role.name, "receive", self._outbox)
             return work(role.arrivals, self._outbox)
 
         answer: Future[T] = Future()
@@ -204,13 +210,15 @@ class Compute:
             item.held.set_result(held)
             return True
         name = str(item.WhichOneof("command"))
-        if not self._outbox.begin(item.id):
+        if not self._outbox.begin(item.id, name):
             return True
         try:
             if name in BUILDERS:
                 self._become(name, item)
             else:
-                self._role_for(name, item).handle(item, self._outbox)
+                role = self._role_for(name, item)
+                self._turns.begin(role.name, name, self._outbox)
+                role.handle(item, self._outbox)
         except Exception as error:
             self._log(error, f"command {name} failed")
             self._outbox.done(pb.CommandDone(command_id=item.id, failure=failure_of(error, name)))
@@ -224,6 +232,7 @@ class Compute:
             former.close()
             if self.weight_provider is former:
                 self.weight_provider = None
+        self._turns.begin(kind, name, self._outbox)
         started, start_ns = time.monotonic(), time.time_ns()
         role = self._build(self._job, command, self._device, self._certificates)
         self._roles[role.name] = role
@@ -268,9 +277,11 @@ class Compute:
         return worked
 
     def _observe(self) -> None:
-        versions = {model: version for role in self._roles.values() for model, version in role.versions().items()}
+        versions = {name: role.versions() for name, role in self._roles.items()}
+        trained = max(versions.pop(Group.TRAINING, {}).values(), default=0)  # all models of a rank have one version
+        used = {model: version for held in versions.values() for model, version in held.items()}
         active = sum(role.active() for role in self._roles.values())
-        self.snapshot = Snapshot(tuple(sorted(self._roles)), versions, self._group_epoch, active)
+        self.snapshot = Snapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active)
 
     @staticmethod
     def _log(error: Exception, what: str) -> None:

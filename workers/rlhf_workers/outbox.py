@@ -32,6 +32,7 @@ class SessionOutbox:
         self._lock = threading.Lock()
         self._messages: deque[pb.WorkerMessage] = deque()
         self._running: dict[int, bool] = {}  # command id -> answered (but not yet sent)
+        self._names: dict[int, str] = {}  # command id -> its name
         self._fenced = False
         self._tokens = 0
         self._last_train: pb.TrainResult | None = None
@@ -75,12 +76,12 @@ class SessionOutbox:
 
     # ------------------------------------------------------------ for the compute thread
 
-    def begin(self, command_id: int) -> bool:
+    def begin(self, command_id: int, name: str = "") -> bool:
         """A command will be worked on and answered once; False: its session broke meanwhile, forget it."""
         with self._lock:
             if self._fenced:
                 return False
-            self._running[command_id] = False
+            self._running[command_id], self._names[command_id] = False, name
             return True
 
     def unanswered(self) -> list[int]:
@@ -119,6 +120,7 @@ class SessionOutbox:
                 self._messages.popleft()
                 if message.WhichOneof("message") == "done":
                     self._running.pop(message.done.command_id, None)
+                    self._names.pop(message.done.command_id, None)
 
     def fence(self) -> None:
         """The session broke. Keeps one command at most: the oldest whose answer has not left."""
@@ -126,13 +128,15 @@ class SessionOutbox:
             self._fenced = True
             kept = next(iter(self._running), None)
             self._running = {} if kept is None else {kept: self._running[kept]}
+            self._names = {} if kept is None else {kept: self._names[kept]}
             answers = (message for message in self._messages if message.WhichOneof("message") == "done")
             self._messages = deque(message for message in answers if message.done.command_id == kept)
 
-    def running(self) -> int:
-        """Id of the oldest command whose answer has not left, 0 when there is none."""
+    def running(self) -> tuple[int, str]:
+        """Id and name of the oldest command whose answer has not left; 0 and empty when there is none."""
         with self._lock:
-            return next(iter(self._running), 0)
+            oldest = next(iter(self._running), 0)
+            return oldest, self._names.get(oldest, "")
 
     @property
     def tokens(self) -> int:

@@ -90,6 +90,9 @@ class Role(Protocol):
     def active(self) -> int:
         """Samples held, for the heartbeat."""
 
+    def sleep(self) -> None:
+        """Leaves device memory, holding no sample; its next work brings back what it needs. On a CPU nothing moves."""
+
     def close(self) -> None:
         """Frees devices and sockets; called once, at a clean exit."""
 

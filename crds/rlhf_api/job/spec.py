@@ -12,6 +12,7 @@ from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.job.scheduling import OURS, ManagedBy, Scheduling
 from rlhf_api.job.status import RLHFJobStatus
+from rlhf_api.names import Group
 
 
 class RLHFJobSpec(ApiModel):
@@ -25,6 +26,8 @@ class RLHFJobSpec(ApiModel):
     """Seed of every random number of the job; below 2^53, which every JSON reader keeps exact."""
     deterministic: bool = False
     """True: results do not depend on batching, placement, timing or faults (bitwise on CPU), at some cost in speed."""
+    placement: Literal["Dedicated", "Colocated"] = "Dedicated"
+    """Dedicated: training ranks are workers of their own. Colocated: rank r runs in generation worker r, in turn."""
     suspend: bool = False
     """True: checkpoint, then stop all workers until false again."""
     models: Models
@@ -51,6 +54,11 @@ class RLHFJobSpec(ApiModel):
     """Gangs, queues, priority."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
+
+    @property
+    def rank_group(self) -> Group:
+        """The group whose workers hold the training ranks, rank r in worker r."""
+        return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
 
 
 class RLHFJob(ApiModel):

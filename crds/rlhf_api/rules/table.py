@@ -8,6 +8,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
+from rlhf_api.rules.placement import of_placement
 from rlhf_api.rules.rule import Rule, Values
 
 MAX_WORKERS: Final = 4096
@@ -200,6 +201,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *_STATEMENTS,
     _only_with("queue", "Volcano"),
     _only_with("timeoutSeconds", "Coscheduling"),
+    *of_placement(),
     *of_failure_policy(),
 )
 """Every rule that crosses fields."""
@@ -208,6 +210,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.algorithm",
     "spec.seed",
     "spec.deterministic",
+    "spec.placement",
     "spec.models",
     "spec.prompts",
     "spec.rollout",

@@ -19,7 +19,6 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_operator.cli import overrides
 from rlhf_operator.cli.console import output, size
 from rlhf_operator.cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
-from rlhf_operator.cli.memory import Estimate, estimates
 from rlhf_operator.local.devices import this_machine
 from rlhf_operator.local.errors import RunError
 from rlhf_operator.local.folder import RUNS
@@ -27,6 +26,8 @@ from rlhf_operator.local.job import LocalJob, plan
 from rlhf_operator.local.ports import free_ports
 from rlhf_operator.local.resolve import resolve
 from rlhf_operator.local.translate import Place, Process
+from rlhf_operator.model_sizes import read_sizes
+from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.terminal import threshold_chart
 
 NO_ESTIMATE: Final = Estimate({})
@@ -41,12 +42,16 @@ def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Pat
     resolved = resolve(job, base, run_dir)
     free = free_ports(Random())  # noqa: S311 only to keep two runs apart
     local = plan(resolved, Place(run_dir, base), this_machine(), free)
-    memory = estimates(resolved)
+    sizes = read_sizes(resolved.spec)
+    memory = estimates(resolved.spec, sizes)
+    turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
     fusion = fusion_plan(resolved, RUNS)
     if as_json:
-        print(json.dumps(_document(resolved, local, memory) | {"fusion": document(fusion)}))
+        found = {"phases": _phases(turns)} if turns else {}
+        print(json.dumps(_document(resolved, local, memory) | found | {"fusion": document(fusion)}))
     else:
         _print_tables(resolved, local, memory)
+        _print_phases(turns)
         _print_fusion(fusion)
     if picture is not None:
         _draw(fusion, picture)
@@ -133,14 +138,37 @@ def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) 
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:
+def _phases(turns: Budget) -> dict[str, Any]:
+    named = {phase.name: dict(phase.awake.parts) for phase in turns.phases}
+    return {"awake": named, "peak": turns.peak.name, "host": dict(turns.host.parts)}
+
+
+def _print_phases(turns: Budget | None) -> None:
+    if turns is None:
+        return
+    out = output()
+    out.print("\nMemory of a generation worker and its training rank, in turn", style="bold")
+    for phase in turns.phases:
+        out.print(f"{phase.name}: {_told(phase.awake)}", markup=False, soft_wrap=True)
+    if turns.host.parts:
+        out.print(f"host memory, for what sleeps: {_told(turns.host)}", markup=False, soft_wrap=True)
+
+
+def _told(estimate: Estimate) -> str:
+    return f"{size(estimate.total)} ({', '.join(_parts(estimate))})"
+
+
+def _parts(estimate: Estimate) -> list[str]:
     parts = [f"{name} {size(count)}" for name, count in estimate.parts.items()]
-    parts += [f"{role} unknown (not on this disk)" for role in estimate.unknown]
+    return parts + [f"{role} unknown (not on this disk)" for role in estimate.unknown]
+
+
+def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:
     return (
         process.name,
         process.device,
         ",".join(map(str, sorted(process.cores))) if process.cores else "any",
         str(process.port),
         size(estimate.total) if estimate.parts else "",
-        ", ".join(parts),
+        ", ".join(_parts(estimate)),
     )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import ManifestError, Problem, load
-from rlhf_api.names import ExitCode
+from rlhf_api.names import ExitCode, Group
 
 
 def validate(path: Path, *, as_json: bool = False, console: Console | None = None) -> int:
@@ -60,4 +60,6 @@ def _summary(job: RLHFJob) -> str:
     workers = (
         f"{spec.generation.replicas} generation, {spec.inference.replicas} inference, {spec.training.ranks} training"
     )
+    if spec.rank_group is not Group.TRAINING:
+        workers += f" ranks in {spec.rank_group} workers"
     return f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator.ledger import Ledger
 
 PHASE_METRICS: Final = {
@@ -33,6 +34,8 @@ class Accounts:
     phase_begun: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     control_seconds: float = 0.0
+    turns: dict[str, float] = field(default_factory=dict)
+    """Worker -> seconds in which its device changed hands between training and the other roles."""
 
     def enter(self, phase: str, now: float) -> float:
         """Another phase begins; returns the seconds of the one before."""
@@ -44,7 +47,12 @@ class Accounts:
     def begin(self, now: float) -> None:
         """The next iteration begins."""
         self.enter(self.phase, now)
-        self.begun, self.seconds, self.control_seconds = now, {}, 0.0
+        self.begun, self.seconds, self.control_seconds, self.turns = now, {}, 0.0, {}
+
+    def turned(self, span: pb.Span) -> None:
+        """Takes in a worker's span of going to sleep or waking."""
+        if span.name.startswith(("park/", "wake/")):
+            self.turns[span.worker] = self.turns.get(span.worker, 0.0) + (span.end_ns - span.start_ns) / 1e9
 
     def metrics(self, ledger: Ledger, training: Mapping[str, float], now: float) -> dict[str, float]:
         """Everything worth keeping of a finished iteration. A reward that nobody gave is absent, never zero."""
@@ -63,6 +71,8 @@ class Accounts:
         for phase, name in PHASE_METRICS.items():
             result[name] = self.seconds.get(phase, 0.0)
         result["seconds/generation_and_inference"] = result["seconds/generation"] + result["seconds/inference"]
+        if self.turns:
+            result["seconds/turns"] = max(self.turns.values())
         result.update({f"training/{name}": value for name, value in training.items()})
         return {name: value for name, value in result.items() if math.isfinite(value)}
 

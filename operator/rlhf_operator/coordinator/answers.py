@@ -53,28 +53,26 @@ class Answers:
     def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
         plan = self._run.plan
         kind = message.WhichOneof("result")
-        if kind == "measure" and worker.group is Group.GENERATION:
-            fusing.measured(self._run, worker.name, pending.role, message.measure)
-        elif kind == "measure":
+        if kind == "measure" and pending.role == Group.TRAINING:
             choosing.measured(self._run, worker.name, message.measure)
+        elif kind == "measure":
+            fusing.measured(self._run, worker.name, pending.role, message.measure)
         elif kind == "train":
-            worker.versions = dict.fromkeys(plan.graph.trained, message.train.version)
-            worker.trained = message.train
+            worker.trained_version, worker.trained = message.train.version, message.train
         elif pending.work is Work.CHECKPOINT:
             self._saving.written(worker.name, message.checkpoint)
         elif pending.work is Work.BECOME:
             worker.add_role(pending.role)
-            models = {
-                Group.GENERATION: ("actor",),
-                Group.INFERENCE: plan.scored_models,
-                Group.TRAINING: plan.graph.trained,
-            }[Group(pending.role)]
-            worker.versions |= dict.fromkeys(models, pending.version)
+            if pending.role == Group.TRAINING:
+                worker.trained_version = pending.version
+            else:
+                models = ("actor",) if pending.role == Group.GENERATION else plan.scored_models
+                worker.versions |= dict.fromkeys(models, pending.version)
         elif pending.work is Work.LOAD:
             worker.versions[pending.model] = pending.version
         elif kind == "load" and worker.group is Group.GENERATION:
             worker.versions["actor"] = message.load.version
-        elif pending.work is Work.UNKNOWN and worker.group is Group.TRAINING and not worker.role:
+        elif pending.work is Work.UNKNOWN and not pending.from_ranks and worker.rank is not None and not worker.trains:
             # It joined a group of an earlier coordinator; which version it holds is not known.
             message_text = "it joined a training group of an earlier coordinator"
             self._training_failed(worker, pb.Failure(message=message_text, exit_code=ExitCode.RESTART))
@@ -84,7 +82,7 @@ class Answers:
         self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
         if pending.work is Work.CHECKPOINT:
             self._saving.failed(failure)
-        elif worker.group is Group.TRAINING:
+        elif worker.rank is not None and self._of_rank(pending):
             if pending.work is Work.MEASURE and failure.exit_code != ExitCode.RESTART:
                 choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
             self._training_failed(worker, failure)
@@ -96,6 +94,10 @@ class Answers:
             # The samples of the command may or may not be held: a new session settles it.
             self._try_again(worker, failure)
             self._run.sessions.end(worker.name)
+
+    @staticmethod
+    def _of_rank(pending: Pending) -> bool:
+        return pending.role == Group.TRAINING or (pending.work is Work.UNKNOWN and not pending.from_ranks)
 
     def _can_do_without(self, worker: Worker) -> bool:
         """A generation worker need not score: there are inference workers."""

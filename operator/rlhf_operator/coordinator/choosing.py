@@ -49,7 +49,8 @@ def ask(run: Run) -> None:
         order.rounds = max(1, min(MOST_ROUNDS, int(VERIFY_SECONDS / max(predicted, 1e-6))))
         detail = f"time mini-batches under the schedules {', '.join(state.timed)}"
     for rank in group:
-        send(run, rank.name, pb.Command(measure=order), Pending(Work.MEASURE, 0.0, detail))
+        pending = Pending(Work.MEASURE, 0.0, detail, role=Group.TRAINING)
+        send(run, rank.name, pb.Command(measure=order), pending)
 
 
 def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:
@@ -228,9 +229,9 @@ def annotate(run: Run, span: pb.Span) -> None:
     iteration also gets the whole prediction drawn, on a row of its own."""
     state = run.world.schedule
     worker = run.world.fleet.workers.get(span.worker)
-    if not state.forecast or worker is None or worker.group is not Group.TRAINING:
+    if not state.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
         return
-    rank = worker.index % len(state.forecast)
+    rank = worker.rank % len(state.forecast)
     if span.name == "train/step":
         span.attributes["predicted_ms"] = f"{1000 * state.predicted:.3f}"
         if span.attributes["number"] == "0":

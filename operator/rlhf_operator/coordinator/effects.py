@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
-from rlhf_api.names import ExitCode
+from rlhf_api.names import ExitCode, Group
 from rlhf_operator.coordinator import choosing, fusing, moving, training_group
 from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator.batch import packed, spans_of
@@ -138,10 +138,10 @@ class Effects:
         run, state = self._run, self._run.world.checkpoint
         group = training_group.ranks(run.world)
         run.world.group_epoch = decision.group_epoch
-        for rank in group:
+        for number, rank in enumerate(group):
             rank.group_epoch, rank.table = decision.group_epoch, self._table
             order = pb.BecomeTraining(
-                rank=rank.index,
+                rank=number,
                 world_size=len(group),
                 rendezvous=group[0].rendezvous,
                 group_epoch=decision.group_epoch,
@@ -150,7 +150,7 @@ class Effects:
                 version=state.newest,
             )
             detail = f"join training group {decision.group_epoch} at version {state.newest}"
-            pending = Pending(Work.BECOME, 0.0, detail, version=state.newest, role="training")
+            pending = Pending(Work.BECOME, 0.0, detail, version=state.newest, role=Group.TRAINING)
             send(run, rank.name, pb.Command(become_training=order), pending)
         text = f"training group {decision.group_epoch} of {len(group)} ranks forms at version {state.newest}"
         log.info(text)
@@ -161,8 +161,8 @@ class Effects:
         order = pb.Train(iteration=decision.iteration)
         if rank.table != self._table:
             rank.table = order.schedule = self._table
-        command = pb.Command(train=order)
-        send(self._run, rank.name, command, Pending(Work.TRAIN, 0.0, f"train on iteration {decision.iteration}"))
+        detail = f"train on iteration {decision.iteration}"
+        send(self._run, rank.name, pb.Command(train=order), Pending(Work.TRAIN, 0.0, detail, role=Group.TRAINING))
         self._run.world.ever_ready = True
 
     @property

@@ -50,6 +50,10 @@ SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.MEASURE, 
 """A worker with one of these pending is busy: it gets no other command but Exit."""
 
 
+LOADS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
+"""Commands, by their names on the wire, in which a worker may read weights from training ranks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """A sample that a worker was asked to give away."""
@@ -88,6 +92,8 @@ class Worker:
     name: str
     group: Group
     index: int
+    rank: int | None = None
+    """Of the training group; None: it holds none."""
     session: int = 0
     """0: not connected."""
     seen: bool = False
@@ -104,6 +110,9 @@ class Worker:
     role: str = ""
     """Several are joined by "+"."""
     versions: dict[str, int] = field(default_factory=dict)
+    """Model -> weight version that it decodes and scores by."""
+    trained_version: int = 0
+    """Weight version of its rank, which is one of its own."""
     group_epoch: int = 0
     table: str = ""
     """The schedule table it trains by, when that is known."""
@@ -136,7 +145,7 @@ class Worker:
 
     @property
     def roles(self) -> frozenset[str]:
-        """What it is: generation, inference, both, or training."""
+        """What it is: generation, inference, training; it may be several."""
         return frozenset(self.role.split("+")) - {""}
 
     def add_role(self, role: str) -> None:
@@ -152,6 +161,20 @@ class Worker:
         return None
 
     @property
+    def rank_work(self) -> Pending | None:
+        """The slow command that its rank is busy with, as far as that is known."""
+        for item in self.pending.values():
+            own = item.work in (Work.TRAIN, Work.CHECKPOINT, Work.UNKNOWN) or item.role == Group.TRAINING
+            if own and item.work in SLOW_WORK and not item.from_ranks:
+                return item
+        return None
+
+    @property
+    def trains(self) -> bool:
+        """It is a rank of a training group."""
+        return Group.TRAINING in self.roles
+
+    @property
     def idle(self) -> bool:
         """It can be given a slow command now."""
         return self.connected and self.slow is None
@@ -161,9 +184,9 @@ class Worker:
         """Its failure says that it only needs its group to come back (a peer was lost)."""
         return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
 
-    def holds(self, model: str, version: int) -> bool:
-        """It has exactly these weights and is not loading others."""
-        return self.connected and self.versions.get(model) == version and self.slow is None
+    def serves(self, version: int) -> bool:
+        """Its rank has exactly these weights, and gives them to whoever asks."""
+        return self.connected and self.trains and self.trained_version == version and self.rank_work is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +215,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         """Everybody who was wanted at some time: late messages of those who left find themselves here."""
         self.sizes = wanted(spec)
+        self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self._add_missing(now)
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / BEATS_A_SECOND))
         """Seconds between two heartbeats of a worker."""
@@ -199,6 +223,10 @@ class Fleet:
     def of(self, group: Group) -> list[Worker]:
         """Workers of a group by index."""
         return [worker for worker in self if worker.group is group]
+
+    def ranks(self) -> list[Worker]:
+        """Who holds the ranks of the training group, by rank."""
+        return self.of(self.rank_group)[: self.world_size]
 
     def __iter__(self) -> Iterator[Worker]:
         return (worker for worker in self.workers.values() if not self._retired(worker))
@@ -214,8 +242,10 @@ class Fleet:
             if name not in (Group.GENERATION, Group.INFERENCE) or name not in self.sizes:
                 raise ValueError(f"group {name!r} cannot be resized: give generation or inference, if the job has it")
             least = 0 if name == Group.INFERENCE else 1  # generation workers can score too
+            least = self.world_size if name == self.rank_group else least
             if not least <= count <= MAX_WORKERS:
-                raise ValueError(f"{name} = {count}: must be {least} to {MAX_WORKERS}")
+                holds = ", the first of which hold the training ranks" if name == self.rank_group else ""
+                raise ValueError(f"{name} = {count}: must be {least} to {MAX_WORKERS}{holds}")
             sizes[Group(name)] = count
         if sizes == self.sizes:
             return False
@@ -230,7 +260,8 @@ class Fleet:
             for index in range(count):
                 name = worker_name(group, index)
                 if name not in self.workers or name in retired:
-                    self.workers[name] = Worker(name, group, index, since=now)
+                    rank = index if group is self.rank_group and index < self.world_size else None
+                    self.workers[name] = Worker(name, group, index, rank, since=now)
 
     def _retired(self, worker: Worker) -> bool:
         """Beyond its group's size, and gone: nobody waits for it."""
@@ -263,14 +294,15 @@ class Fleet:
         worker.session, worker.seen, worker.lost, worker.leaving = session, True, False, False
         worker.incarnation, worker.address = message.incarnation, message.address
         worker.rendezvous, worker.device = message.rendezvous, message.device
-        worker.role, worker.versions, worker.group_epoch = state.role, dict(state.versions), state.group_epoch
+        worker.role, worker.versions = state.role, dict(state.versions)
+        worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
         worker.trained = state.last_train if state.HasField("last_train") else keep
         worker.train_failure, worker.table = None, ""
         worker.pending, worker.awake = {}, True
         if state.busy:
             detail = "finish the command of its last session"
-            loads = worker.group is not Group.TRAINING
-            worker.pending[state.command_id] = Pending(Work.UNKNOWN, now, detail, from_ranks=loads)
+            pending = Pending(Work.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
+            worker.pending[state.command_id] = pending
         worker.since = worker.heard = worker.moved = worker.breathed = now
         worker.heartbeat, worker.rates = pb.Heartbeat(), (0.0, 0.0)
 
@@ -312,7 +344,7 @@ class Fleet:
 def forget(worker: Worker) -> None:
     """The process is gone, and with it all it was."""
     worker.session = 0
-    worker.role, worker.versions, worker.group_epoch = "", {}, 0
+    worker.role, worker.versions, worker.trained_version, worker.group_epoch = "", {}, 0, 0
     worker.pending, worker.trained, worker.train_failure = {}, None, None
     worker.leaving = False
     worker.rates = (0.0, 0.0)
@@ -325,5 +357,7 @@ def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
         Group.INFERENCE: spec.inference.replicas,
         Group.TRAINING: spec.training.ranks,
     }
+    if spec.rank_group is not Group.TRAINING:
+        del counts[Group.TRAINING]
     graph = graph_of(spec)
     return {group: count for group, count in counts.items() if graph.tasks_of(group)}

@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group
+from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator import choosing, fusing, moving
 from rlhf_operator.coordinator.answers import Answers
 from rlhf_operator.coordinator.batch import response_of, unpacked
 from rlhf_operator.coordinator.fleet import Joined, Refused
 from rlhf_operator.coordinator.journal_pb2 import Record
+from rlhf_operator.coordinator.memory import DeviceMemory
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.sample import Response, Sample
 from rlhf_operator.coordinator.saving import Saving
@@ -36,6 +37,7 @@ class Intake:
         self._run = run
         self._saving = saving
         self._answers = Answers(run, saving)
+        self._memory = DeviceMemory(run.plan)
 
     # ---------------------------------------------------------------- sessions
 
@@ -54,8 +56,8 @@ class Intake:
             return result
         run.world.ledger.release(message.worker, held)
         run.world.group_epoch = max(run.world.group_epoch, result.worker.group_epoch)
-        if result.worker.group is Group.TRAINING:
-            self._saving.lost(message.worker)
+        self._saving.lost(message.worker)
+        run.world.failure = run.world.failure or self._memory.problem(message, result.worker.rank)
         kind = "worker-restarted" if result.restarted else "worker-registered"
         run.event(kind, f"{message.worker} registered from process {message.pid}", worker=message.worker)
         run.wake()
@@ -100,6 +102,7 @@ class Intake:
             case "span":
                 choosing.annotate(run, message.span)
                 fusing.annotate(run, message.span)
+                run.accounts.turned(message.span)
                 run.recorder.span(message.span)
             case other:
                 raise ValueError(f"a {other or 'empty'} message in the middle of a session")

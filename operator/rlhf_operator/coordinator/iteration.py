@@ -47,10 +47,10 @@ def phase(plan: Plan, world: World) -> str:
             return "Generating" if world.ever_ready else "Starting"
         if not world.ledger.all_scored:
             return "Scoring"
-        begun = training_group.version(plan, world) == world.iteration or training_group.train_under_way(plan, world)
+        begun = training_group.version(world) == world.iteration or training_group.train_under_way(world)
         begun = begun or training_group.measuring(world)
         return "Training" if begun else _without_group(world)
-    group_ready = training_group.version(plan, world) == world.version
+    group_ready = training_group.version(world) == world.version
     if not _published(plan, world):
         return "Publishing" if group_ready else _without_group(world)
     if _checkpoint_due(plan, world) and world.checkpoint.stage == "idle" and not group_ready:
@@ -68,7 +68,7 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
     decisions += training_group.decide(plan, world, now)
     decisions += _samples(plan, world, now)
     if not world.trained:
-        if training_group.version(plan, world) == world.iteration + 1 and world.ledger.all_scored:
+        if training_group.version(world) == world.iteration + 1 and world.ledger.all_scored:
             decisions.append(CommitTrained())
         elif world.stop is not None:
             decisions += _stop(plan, world, now)
@@ -127,15 +127,15 @@ def _after_training(plan: Plan, world: World, now: float) -> list[Decision]:
 
 def _stop(plan: Plan, world: World, now: float) -> list[Decision]:
     """A running optimizer batch is finished first; a group that is away is not waited for: the journal has it all."""
-    if training_group.train_under_way(plan, world) or world.checkpoint.stage != "idle":
+    if training_group.train_under_way(world) or world.checkpoint.stage != "idle":
         return []
-    if _checkpoint_due(plan, world) and training_group.version(plan, world) == world.version:
+    if _checkpoint_due(plan, world) and training_group.version(world) == world.version:
         return _save(plan, world, now)
     return [Finish("Stopped")]
 
 
 def _save(plan: Plan, world: World, now: float) -> list[Decision]:
-    ready = training_group.version(plan, world) == world.version and now >= world.checkpoint.not_before
+    ready = training_group.version(world) == world.version and now >= world.checkpoint.not_before
     return [SaveCheckpoint(world.version)] if ready else []
 
 

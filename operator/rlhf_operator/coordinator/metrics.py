@@ -32,7 +32,7 @@ class RunCollector(Collector):
         """Every series."""
         run, world = self._run, self._run.world
         phase = run.outcome.phase if run.outcome else run.accounts.phase
-        workers = [worker_status(worker, world.ledger) for worker in list(world.fleet)]
+        workers = [worker_status(worker, world.ledger, run.plan.graph.trained) for worker in list(world.fleet)]
         yield self._gauge("iteration", "Iteration in progress, from 0.", {(): world.iteration})
         yield self._gauge("weight_version", "Weight version the job has reached.", {(): world.version})
         yield self._gauge("phase", "1 for the phase the job is in.", {(p,): p == phase for p in PHASES}, "phase")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group, worker_name
+from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator import checkpoint
 from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.failures import JobError, storage_error
@@ -47,9 +47,9 @@ class Saving:
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
-        ranks = range(run.plan.spec.training.parallelism.pipeline)
+        writers = run.world.fleet.ranks()[: run.plan.spec.training.parallelism.pipeline]
         self._version, self._results, self._begun = version, [], time.time_ns()
-        self._waiting = {worker_name(Group.TRAINING, rank) for rank in ranks}
+        self._waiting = {rank.name for rank in writers}
         run.world.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
             pending = Pending(Work.CHECKPOINT, 0.0, f"write its part of checkpoint {version}")

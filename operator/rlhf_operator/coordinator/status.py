@@ -4,6 +4,7 @@ Rule: built from the run on request, never stored; says in words what the job wa
 """
 
 import time
+from collections.abc import Iterable
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator import release, waits
@@ -21,7 +22,7 @@ def job_status(run: Run) -> pb.JobStatus:
         iteration=world.iteration,
         iterations=run.plan.spec.iterations,
         ledger=world.ledger.counts(),
-        workers=[worker_status(worker, world.ledger) for worker in world.fleet],
+        workers=[worker_status(worker, world.ledger, run.plan.graph.trained) for worker in world.fleet],
         metrics=run.last_metrics,
         weight_version=world.version,
         last_checkpoint=world.checkpoint.folder,
@@ -67,8 +68,9 @@ def seconds_left(run: Run, now: float) -> float:
     return max(0.0, remaining * pace - min(pace, now - run.accounts.begun))
 
 
-def worker_status(worker: Worker, ledger: Ledger) -> pb.WorkerStatus:
-    """What one worker is and does."""
+def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str]) -> pb.WorkerStatus:
+    """What one worker is and does. What it decodes and scores by counts before what its rank holds."""
+    held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates
     return pb.WorkerStatus(
@@ -77,7 +79,7 @@ def worker_status(worker: Worker, ledger: Ledger) -> pb.WorkerStatus:
         activity=_activity(worker, decoding, scoring),
         active_samples=worker.heartbeat.active_samples or decoding,
         tokens_per_second=tokens_per_second,
-        versions=worker.versions,
+        versions=held | worker.versions,
         busy_share=busy,
     )
 

@@ -9,7 +9,7 @@ Rule: pure. Must never let ranks train while a worker reads weights from them.
 
 from typing import Final
 
-from rlhf_api.names import Group
+from rlhf_operator.coordinator import turns
 from rlhf_operator.coordinator.decisions import (
     CommitBatch,
     Decision,
@@ -19,52 +19,53 @@ from rlhf_operator.coordinator.decisions import (
     RestartGroup,
     Train,
 )
-from rlhf_operator.coordinator.fleet import Work, Worker
+from rlhf_operator.coordinator.fleet import Pending, Work, Worker
 from rlhf_operator.coordinator.world import Plan, World
 
 SUSPECT_SECONDS: Final = 4.0
 """When a rank dies the others fail too, and may say so before the dead one's session counts as lost: wait this long for
 that explanation before a failure of training is taken at its word."""
 
-ROLE: Final = "training"
-
 
 def ranks(world: World) -> list[Worker]:
-    """All training workers by rank."""
-    return world.fleet.of(Group.TRAINING)
+    """Who holds the ranks, by rank."""
+    return world.fleet.ranks()
 
 
 def formed(world: World) -> bool:
     """All ranks are training under one group epoch and none has failed."""
     group = ranks(world)
     same = len({rank.group_epoch for rank in group}) == 1
-    return same and all(rank.connected and rank.role == ROLE and rank.train_failure is None for rank in group)
+    return same and all(rank.connected and rank.trains and rank.train_failure is None for rank in group)
 
 
-def version(plan: Plan, world: World) -> int | None:
+def version(world: World) -> int | None:
     """The version that every rank holds, idle; None while they train, restart, or differ."""
     if not formed(world):
         return None
-    held = {rank.versions.get(plan.lead) if rank.slow is None else None for rank in ranks(world)}
+    held = {rank.trained_version if rank.rank_work is None else None for rank in ranks(world)}
     return held.pop() if len(held) == 1 else None
 
 
-def train_under_way(plan: Plan, world: World) -> bool:
+def train_under_way(world: World) -> bool:
     """Some rank trains on the current batch, or has."""
     return not world.trained and any(
-        rank.versions.get(plan.lead) == world.iteration + 1
-        or (rank.slow is not None and rank.slow.work in (Work.TRAIN, Work.UNKNOWN) and _at(plan, rank, world.iteration))
+        rank.trains
+        and (
+            rank.trained_version == world.iteration + 1
+            or (rank.trained_version == world.iteration and _may_train(rank.rank_work))
+        )
         for rank in ranks(world)
     )
 
 
+def _may_train(work: Pending | None) -> bool:
+    return work is not None and work.work in (Work.TRAIN, Work.UNKNOWN)
+
+
 def measuring(world: World) -> bool:
     """Its ranks measure for the choice of a schedule."""
-    return any(rank.slow is not None and rank.slow.work is Work.MEASURE for rank in ranks(world))
-
-
-def _at(plan: Plan, rank: Worker, wanted: int) -> bool:
-    return rank.role == ROLE and rank.versions.get(plan.lead) == wanted
+    return any(rank.rank_work is not None and rank.rank_work.work is Work.MEASURE for rank in ranks(world))
 
 
 def decide(plan: Plan, world: World, now: float) -> list[Decision]:
@@ -73,20 +74,20 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
     if not group:
         return []
     members = [rank for rank in group if _is_member(rank)]
-    reason = _broken(plan, world, members, now)
+    reason = _broken(world, members, now)
     if reason is not None:
         return _restart(plan, world, members, *reason)
     if not members and all(rank.idle and now >= rank.not_before for rank in group) and world.stop is None:
         return [Form(world.group_epoch + 1)]
-    return _train(plan, world) if formed(world) else []
+    return _train(world) if formed(world) else []
 
 
 def _is_member(rank: Worker) -> bool:
-    forming = rank.slow is not None and rank.slow.work in (Work.BECOME, Work.UNKNOWN)
-    return rank.role == ROLE or forming or rank.train_failure is not None
+    forming = rank.rank_work is not None and rank.rank_work.work in (Work.BECOME, Work.UNKNOWN)
+    return rank.trains or forming or rank.train_failure is not None
 
 
-def _broken(plan: Plan, world: World, members: list[Worker], now: float) -> tuple[str, bool] | None:
+def _broken(world: World, members: list[Worker], now: float) -> tuple[str, bool] | None:
     """(why, counted as a failure) when the group cannot go on."""
     if not members:
         return None
@@ -97,7 +98,7 @@ def _broken(plan: Plan, world: World, members: list[Worker], now: float) -> tupl
         return "its ranks belong to different groups", False
     ahead = world.version if world.trained or not world.ledger.all_scored else world.version + 1
     for rank in members:
-        if rank.versions.get(plan.lead, 0) > ahead:
+        if rank.trained_version > ahead:
             return f"{rank.name} holds a version the journal does not know", False
     for rank in members:
         failure = rank.train_failure
@@ -121,10 +122,11 @@ def _restart(plan: Plan, world: World, members: list[Worker], reason: str, count
 def _measure(world: World, group: list[Worker]) -> list[Decision]:
     """All ranks at once, or none: a rank that measures waits for the others."""
     wanted = world.schedule.stage in ("stages", "tables") and world.stop is None
-    return [MeasureSchedule()] if wanted and all(rank.idle for rank in group) else []
+    ready = all(rank.idle and not turns.decodes(world, rank) for rank in group)
+    return [MeasureSchedule()] if wanted and ready else []
 
 
-def _train(plan: Plan, world: World) -> list[Decision]:
+def _train(world: World) -> list[Decision]:
     group = ranks(world)
     if any(item.from_ranks for worker in world.fleet for item in worker.pending.values()):
         return []
@@ -133,13 +135,13 @@ def _train(plan: Plan, world: World) -> list[Decision]:
     if world.schedule.stage != "decided":
         return _measure(world, group)
     target = world.version
-    if not world.trained and world.ledger.all_scored and (world.stop is None or train_under_way(plan, world)):
+    if not world.trained and world.ledger.all_scored and (world.stop is None or train_under_way(world)):
         target += 1
-    if world.stop is not None and not train_under_way(plan, world):
+    if world.stop is not None and not train_under_way(world):
         return []
-    ready = [rank for rank in group if rank.idle and rank.versions.get(plan.lead, 0) < target]
-    decisions: list[Decision] = [Train(rank.name, rank.versions.get(plan.lead, 0)) for rank in ready]
-    new = any(rank.versions.get(plan.lead, 0) == world.iteration for rank in ready)
+    ready = [rank for rank in group if rank.idle and rank.trained_version < target]
+    decisions: list[Decision] = [Train(rank.name, rank.trained_version) for rank in ready]
+    new = any(rank.trained_version == world.iteration for rank in ready)
     return [CommitBatch(), *decisions] if new and not world.trained else decisions
 
 

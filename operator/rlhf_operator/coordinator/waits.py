@@ -6,7 +6,6 @@ Rule: pure. Every wait names the worker and what it is to do, and since when.
 import math
 from dataclasses import dataclass
 
-from rlhf_api.names import Group
 from rlhf_operator.coordinator.fleet import Work, Worker
 from rlhf_operator.coordinator.world import Plan, World
 
@@ -53,7 +52,7 @@ def _leaving(worker: Worker) -> list[Wait]:
 
 def _absent(world: World, worker: Worker) -> list[Wait]:
     others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
-    fatal = worker.group is Group.TRAINING or not others
+    fatal = worker.rank is not None or not others
     verb = "come back" if worker.seen else "register"
     return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_operator.coordinator import training_group
+from rlhf_operator.coordinator import training_group, turns
 from rlhf_operator.coordinator.decisions import Become, Decision
 from rlhf_operator.coordinator.fleet import Worker
 from rlhf_operator.coordinator.world import Plan, World
@@ -26,7 +26,7 @@ def sources(plan: Plan, world: World, model: str, version: int) -> list[pb.Weigh
         return [pb.WeightLocation(folder=plan.folder(model))]
     stages = training_group.ranks(world)[: plan.spec.training.parallelism.pipeline]
     waiting = world.ledger.all_scored and not world.trained
-    if waiting or not training_group.formed(world) or not all(rank.holds(model, version) for rank in stages):
+    if waiting or not training_group.formed(world) or not all(rank.serves(version) for rank in stages):
         return None
     return [pb.WeightLocation(address=rank.address) for rank in stages]
 
@@ -38,7 +38,7 @@ def decide(plan: Plan, world: World, now: float, released: Collection[str], doub
         return []
     decisions: list[Decision] = []
     for worker in world.fleet.of(Group.GENERATION):
-        if worker.idle and now >= worker.not_before:
+        if worker.idle and now >= worker.not_before and turns.decodes(world, worker):
             decisions += _generation(plan, world, worker, doubles, worker.name in released)
     for worker in world.fleet.of(Group.INFERENCE):
         if worker.idle and now >= worker.not_before:
@@ -47,8 +47,8 @@ def decide(plan: Plan, world: World, now: float, released: Collection[str], doub
 
 
 def current(plan: Plan, world: World, worker: Worker, role: Group) -> bool:
-    """It has this role, and every weight that the role needs at the job's version."""
-    if not worker.idle or role not in worker.roles:
+    """It has this role, every weight that the role needs at the job's version, and its turn."""
+    if not worker.idle or role not in worker.roles or not turns.decodes(world, worker):
         return False
     models = (ACTOR,) if role is Group.GENERATION else plan.scored_models
     return all(worker.versions.get(model) == world.version for model in models)

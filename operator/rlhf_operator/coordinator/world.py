@@ -43,11 +43,6 @@ class Plan:
         """Models that inference workers hold and training changes: they need every new version."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
-    @cached_property
-    def lead(self) -> str:
-        """The model whose version stands for the version of a training rank."""
-        return self.graph.trained[0]
-
     def last(self, iteration: int) -> bool:
         """No iteration follows this one."""
         return iteration + 1 >= self.spec.iterations

@@ -1,8 +1,8 @@
 """Who is of a gang: how many pods must fit at once, what they ask for, and which scheduler they name.
 
-Rule: pure. The minimum is what an iteration can not do without: the coordinator, every training rank, one generation
-worker, and one inference worker where the job has any. The rest is elastic and joins when there is room
-(docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
+Rule: pure. The minimum is what an iteration can not do without: the coordinator, every training rank (in whose
+pod it may be), one generation worker, and one inference worker where the job has any. The rest is elastic and joins
+when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 """
 
 import math
@@ -30,7 +30,8 @@ def counts(job: RLHFJob) -> dict[Group, int]:
 
 def minimum(job: RLHFJob) -> dict[Group, int]:
     """Pods of each group without which the job can not begin."""
-    return {group: count if group in (Group.COORDINATOR, Group.TRAINING) else 1 for group, count in counts(job).items()}
+    ranks = {job.spec.rank_group: job.spec.training.ranks}
+    return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
 
 
 def min_count(job: RLHFJob) -> int:

@@ -83,7 +83,7 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
         Env.THREADS: str(fields.cpu_threads),
         Env.START_TIMEOUT: str(job.spec.run_policy.start_timeout_seconds),
     }
-    if group is Group.TRAINING:
+    if group is job.spec.rank_group:
         env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)
     container = _container(
         image,

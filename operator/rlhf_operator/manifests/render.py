@@ -18,7 +18,7 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.network import network_policy, services
 from rlhf_operator.manifests.pods import coordinator_pod, worker_pod
-from rlhf_operator.manifests.template import merge_pod
+from rlhf_operator.manifests.template import TemplateError, merge_pod
 
 Json = dict[str, Any]
 
@@ -59,13 +59,15 @@ class Objects:
 
 
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
-    """(group, number of workers, fields) of the groups that the algorithm's graph needs."""
+    """(group, number of workers, fields) of the groups that the algorithm's graph needs. Training has none of its own
+    where its ranks are held by another group's workers."""
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
         (Group.GENERATION, spec.generation.replicas, spec.generation),
         (Group.INFERENCE, spec.inference.replicas, spec.inference),
-        (Group.TRAINING, spec.training.ranks, spec.training),
     ]
+    if spec.rank_group is Group.TRAINING:
+        counts.append((Group.TRAINING, spec.training.ranks, spec.training))
     graph = graph_of(spec)
     return [entry for entry in counts if graph.tasks_of(entry[0])]
 
@@ -101,20 +103,29 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, 
     return _finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template"), mark)
 
 
-def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
-    """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what training pods mount.
+def rank_template(job: RLHFJob) -> dict[str, Any]:
+    """The user's template of the pods that hold training ranks."""
+    template: dict[str, Any] = getattr(job.spec, job.spec.rank_group).template
+    return template
 
-    Of the training template it takes volumes, our container's mounts, pull secrets and the pod's security context; its
-    own template adds to that.
+
+def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
+    """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what pods with ranks mount.
+
+    Of their template it takes volumes, our container's mounts, pull secrets and the pod's security context; its own
+    template adds to that.
     """
-    template = job.spec.training.template
+    template, unused = rank_template(job), job.spec.training.template
+    if template is not unused and _said(unused):
+        remedy = "no pod is made by it with spec.placement Colocated: put it into spec.generation.template"
+        raise TemplateError("spec.training.template", unused, remedy)
     spec = template.get("spec") or {}
     shared = {key: spec[key] for key in ("volumes", "imagePullSecrets", "securityContext") if key in spec}
     for container in spec.get("containers") or []:
         if container.get("name") == "worker" and container.get("volumeMounts"):
             shared["containers"] = [{"name": "worker", "volumeMounts": container["volumeMounts"]}]
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
-    mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, "spec.training.template")
+    mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, f"spec.{job.spec.rank_group}.template")
     merged = merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template")
     return _finished(job, merged, mark)
 
@@ -127,7 +138,7 @@ def template_mark(job: RLHFJob, group: Group) -> str:
     """
     said: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:
-        said.append(_said(job.spec.training.template))
+        said.append(_said(rank_template(job)))
         settings = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(_LIVE))
         said.append(_said(settings))
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,10 +3,11 @@
 Rule: pure and level-triggered. A pod carries the epoch of its group and the fingerprint of the template it was made
 from; one that differs from what is wanted goes, and is made again as wanted when its name is free. A restart by the
 failure policy takes all pods of the group at once. A changed template is rolled so that the job goes on: generation and
-inference one pod at a time (samples move to others), and no further while the last one is not up; training as a whole,
-after the coordinator, which saves a checkpoint when it is asked to end. The coordinator is also replaced when settings
-change that it reads when it starts. Without spec.checkpoints its journal would be lost with it, so then it stays, and
-says so, and ranks train the journaled batches again.
+inference one pod at a time (samples move to others), and no further while the last one is not up; pods with training
+ranks as a whole, for a group that misses one begins anew anyway, after the coordinator, which saves a checkpoint when
+it is asked to end. The coordinator is also replaced when settings change that it reads when it starts. Without
+spec.checkpoints its journal would be lost with it, so then it stays, and says so, and ranks train the journaled batches
+again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,8 @@ from rlhf_operator.reconcile.pod import Pod
 
 SETTLED: Final = timedelta(seconds=5)
 """A reading taken this long after a pod was made no longer counts the one before it."""
-ONE_BY_ONE: Final = (Group.GENERATION, Group.INFERENCE)
+ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
+"""Those that hold no training rank."""
 NONE_TOLD: Final = "no pod is being replaced on purpose"
 KEPT_TOLD: Final = (
     "the coordinator goes on with the settings it started with: without spec.checkpoints it would begin anew. "
@@ -38,6 +40,8 @@ class Wanted:
     epochs: Mapping[Group, int]
     marks: Mapping[Group, str]
     """Fingerprints of templates and settings; empty: those of pods are not compared."""
+    one_by_one: frozenset[Group] = ONE_BY_ONE
+    """Groups whose pods are replaced one after another."""
     keeps_coordinator: bool = False
     """It is not replaced for a change: the journal lies in its pod."""
 
@@ -66,7 +70,8 @@ def wanted(
     known = {str(each["name"]): int(each.get("epoch") or 0) for each in before.get("groups") or []}
     restarted = set(scopes)
     epochs = {group: known.get(group, 0) + (group in restarted) for group in sizes}
-    return Wanted(epochs, marks, keeps_coordinator=job.spec.checkpoints is None)
+    one_by_one = ONE_BY_ONE - {job.spec.rank_group}
+    return Wanted(epochs, marks, one_by_one, keeps_coordinator=job.spec.checkpoints is None)
 
 
 def leaving(
@@ -77,7 +82,7 @@ def leaving(
     found = [pod for pod in listed if pod.active and wanted.old(pod)]
     for group in sizes:
         ours = [pod for pod in listed if pod.group == group]
-        if group in ONE_BY_ONE:
+        if group in wanted.one_by_one:
             found += _next(wanted, ours, sizes[group], reading, now)
         elif group is Group.COORDINATOR or not _checkpoint_first(wanted, listed):
             found += [pod for pod in ours if pod.active and wanted.outdated(pod)]
@@ -145,6 +150,6 @@ def _rolling(wanted: Wanted, groups: Sequence[Mapping[str, Any]], pods: Sequence
             told.append("the coordinator has settings or templates from before: it saves a checkpoint and starts again")
             continue
         new = [pod.name for pod in ours if not wanted.outdated(pod) and not (pod.active and pod.ready)]
-        waits = f", and {new[0]} has to be up before the next" if new and each["name"] in ONE_BY_ONE else ""
+        waits = f", and {new[0]} has to be up before the next" if new and each["name"] in wanted.one_by_one else ""
         told.append(f"{len(left)} of {each['desired']} {each['name']} pods have the template from before{waits}")
     return "; ".join(told)

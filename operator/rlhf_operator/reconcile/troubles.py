@@ -94,7 +94,7 @@ def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
     template = _template(group)
     remedies = []
     if "persistentvolumeclaim" in words.lower():
-        source = "spec.training.template" if group is Group.COORDINATOR else template
+        source = _template(job.spec.rank_group) if group is Group.COORDINATOR else template
         remedies.append(
             f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
             f"correct the volumes of {source}"
@@ -111,9 +111,10 @@ def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
 
 
 def _more(job: RLHFJob, group: Group) -> str:
-    if group in (Group.GENERATION, Group.INFERENCE):
+    ranks = group is job.spec.rank_group
+    if group in (Group.GENERATION, Group.INFERENCE) and not ranks:
         return f"add nodes, free some, or lower spec.{group}.replicas"
-    if group is Group.TRAINING and job.spec.training.gpus_per_replica:
+    if ranks and getattr(job.spec, group).gpus_per_replica:
         return "add nodes with GPUs, or free some"
     return "add nodes, free some, or lower what the pods ask for"
 
@@ -143,7 +144,7 @@ def _slow(job: RLHFJob, slow: list[Pod]) -> str:
 
 def _mounted(job: RLHFJob, group: Group) -> list[str]:
     """Objects that a template's volumes name: `secret hub-token`."""
-    groups: Sequence[Group] = (Group.TRAINING, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
+    groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
     found: list[str] = []
     for each in groups:
         spec: Mapping[str, Any] = getattr(job.spec, each).template.get("spec") or {}

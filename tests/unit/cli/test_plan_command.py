@@ -73,6 +73,19 @@ def test_after_a_run_its_costs_and_lengths_count(
     assert "Without fusion" in (job.parent / "fused.svg").read_text()
 
 
+def test_memory_of_roles_that_take_turns_is_told_phase_by_phase(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    together = ("--set", "spec.placement=Colocated")
+    assert plan(monkeypatch, "--json", *together) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["phases"]["peak"] == "decoding and scoring"
+    assert told["phases"]["awake"]["training"] == {"weights": 4000, "gradients": 4000, "optimizer": 8000}
+    assert [process["group"] for process in told["processes"]] == ["coordinator", *["generation"] * 3]
+    assert plan(monkeypatch, *together) == 0
+    assert "training: 16 KiB (weights 3.9 KiB" in capsys.readouterr().out
+
+
 def test_what_is_not_known_is_said(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ SCHEMA: Final[Json] = crd.definition()["spec"]["versions"][0]["schema"]["openAPI
 
 ALL: Final[Json] = {
     "spec.runPolicy.failurePolicy.rules": [
-        {"name": "codes", "action": "Restart", "groups": ["training"], "onExitCodes": {"values": [3]}},
+        {"name": "codes", "action": "Restart", "groups": ["generation"], "onExitCodes": {"values": [3]}},
         {"name": "conditions", "action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
     ]
 }
@@ -55,6 +55,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.algorithm": ({"spec.algorithm.ppo.clipRange": 0.3}, []),
     "spec.seed": ({"spec.seed": 8}, []),
     "spec.deterministic": ({"spec.deterministic": True}, []),
+    "spec.placement": ({"spec.placement": "Colocated"}, []),
     "spec.models": ({"spec.models.actor.path": "/other"}, []),
     "spec.prompts": ({"spec.prompts.promptKey": "question"}, []),
     "spec.rollout": ({"spec.rollout.stop": ["END"]}, []),

@@ -27,7 +27,7 @@ def test_a_worker_that_comes_back_in_time_was_never_lost(fleet: Fleet) -> None:
     joined = register(fleet, "x", 2, 11.0, role="generation", versions={"actor": 3})
     assert isinstance(joined, Joined)
     assert not joined.restarted
-    assert fleet.workers["generation-1"].holds("actor", 3)
+    assert fleet.workers["generation-1"].versions == {"actor": 3}
     assert not fleet.closed("generation-1", 1, 12.0), "the end of the old session says nothing of the new one"
 
 

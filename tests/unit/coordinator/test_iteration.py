@@ -17,7 +17,7 @@ from rlhf_operator.coordinator.schedule import schedule_json
 from rlhf_operator.coordinator.world import Plan, StopOrder, World, plan_of
 
 NOW = 100.0
-KINDS = {"generation": ("actor",), "inference": ("critic",), "training": ("actor", "critic")}
+KINDS = {"generation": ("actor",), "inference": ("critic",), "training": ()}
 
 
 @pytest.fixture
@@ -34,8 +34,9 @@ def world_of(plan: Plan, at: int = 0, *, version: int | None = None, absent: tup
     for number, worker in enumerate(world.fleet, start=1):
         if worker.name in absent:
             continue
-        held = dict.fromkeys(KINDS[worker.group.value], at if version is None else version)
-        state = pb.WorkerState(role=worker.group.value, versions=held, group_epoch=1)
+        has = at if version is None else version
+        held = dict.fromkeys(KINDS[worker.group.value], has)
+        state = pb.WorkerState(role=worker.group.value, versions=held, trained_version=has, group_epoch=1)
         register = pb.Register(
             worker=worker.name,
             group=worker.group.value,
@@ -126,7 +127,7 @@ def test_the_next_iteration_waits_for_publishing_and_checkpoint(plan: Plan) -> N
     world = world_of(plan, at=1)
     finish_all(world)
     for rank in training_group.ranks(world):
-        rank.versions = {"actor": 2, "critic": 2}
+        rank.trained_version = 2
     assert iteration.decide(plan, world, NOW) == [d.CommitTrained()]
     world.ledger.train()
     world.trained = True
@@ -159,10 +160,10 @@ def test_a_lost_rank_takes_its_group_with_it(plan: Plan) -> None:
 def test_a_group_forms_from_the_checkpoint_and_replays(plan: Plan) -> None:
     world = world_of(plan, at=3)
     for rank in training_group.ranks(world):
-        rank.role, rank.versions = "", {}
+        rank.role, rank.trained_version = "", 0
     assert d.Form(2) in iteration.decide(plan, world, NOW)
     for rank in training_group.ranks(world):
-        rank.role, rank.versions, rank.group_epoch = "training", {"actor": 2, "critic": 2}, 2
+        rank.role, rank.trained_version, rank.group_epoch = "training", 2, 2
     trains = [item for item in iteration.decide(plan, world, NOW) if isinstance(item, d.Train)]
     assert trains == [d.Train("training-0", 2), d.Train("training-1", 2)]
 

@@ -211,8 +211,7 @@ def test_publishing_waits_for_the_policy_alone(tmp_path: Path) -> None:
     world.trained = True
     for worker in world.fleet:
         worker.versions |= dict.fromkeys(worker.versions.keys() - {"critic"}, 2)
-        if worker.group is Group.TRAINING:
-            worker.versions["critic"] = 2
+        worker.trained_version = 2
     assert iteration.phase(plan, world) == "Checkpointing", "critics of generation workers are loaded when released"
 
 

@@ -76,6 +76,35 @@ def train(iteration: int, number: int = 1) -> pb.Command:
     return pb.Command(id=number, train=pb.Train(iteration=iteration))
 
 
+def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Path) -> None:
+    def work(rank: int, peers: ThreadPeers) -> dict[str, torch.Tensor]:
+        role, outbox = role_of(folder, peers, rank), Outbox()
+        for iteration in range(2):
+            outbox.answers.clear()
+            role.handle(train(iteration), outbox)
+            finish(role, outbox)
+            if sleeping:
+                role.sleep()
+                role.sleep()
+        moved = {id(tensor) for copy in role._trainer._copies for tensor in copy._tensors()}
+        for optimizer in role._trainer.optimizers.values():
+            assert moved >= {id(value) for value in (*optimizer.parameters.values(), *optimizer.moments())}
+            assert len(list(optimizer.moments())) == 2 * len(optimizer.parameters)
+            assert bool(len(optimizer.gradients)) is not sleeping
+        # What sleeps is served to peers and saved all the same.
+        served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
+        moments = next(iter(role._trainer.optimizers.values())).state()
+        assert outbox.spans.count("wake/training") == int(sleeping)
+        return served | {f"moment {name}": value.clone() for name, value in moments.items()}
+
+    sleeping = False
+    awake = on_ranks(2, work)
+    sleeping = True
+    for one, other in zip(on_ranks(2, work), awake, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> None:
         outbox = Outbox()

@@ -24,11 +24,13 @@ class Counting:
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
+        self.handles = frozenset({"train"}) if name == "training" else self.handles
         self.held: dict[int, int] = {}
         self.loaded = 0
         self.fault: Exception | None = None
         self.training: int | None = None
         self.closed = False
+        self.sleeps = 0
         self.threads: set[int] = set()
         self.asked: list[str] = []
         self.arrivals = self
@@ -37,7 +39,7 @@ class Counting:
         self.threads.add(threading.get_ident())
         kind = command.WhichOneof("command")
         self.asked.append(str(kind))
-        if kind == "train":
+        if kind == "train" and self.name != "training":
             self.training = command.id
             return
         if kind == "load_weights":
@@ -70,6 +72,10 @@ class Counting:
 
     def active(self) -> int:
         return len(self.held)
+
+    def sleep(self) -> None:
+        assert not self.held
+        self.sleeps += 1
 
     def close(self) -> None:
         self.closed = True
@@ -163,6 +169,30 @@ def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
     until(lambda: dict(bench.compute.snapshot.versions) == {"actor": 0, "critic": 4})
     bench.send(4, load_weights=pb.LoadWeights(model="reward", version=4))
     assert bench.done(4).failure.reason == "WrongRole"
+    bench.compute.close(5)
+
+
+def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
+    sleeps = lambda: {name: role.sleeps for name, role in bench.roles.items()}  # noqa: E731
+    bench.send(1, become_training=pb.BecomeTraining())
+    bench.send(2, become_generation=pb.BecomeGeneration())
+    bench.send(3, become_inference=pb.BecomeInference())
+    assert bench.done(3)
+    assert sleeps() == {"training": 1, "generation": 0, "inference": 0}, "training left before the policy came"
+    bench.send(4, train=pb.Train())
+    assert bench.done(4)
+    assert sleeps() == {"training": 1, "generation": 1, "inference": 1}
+    bench.send(5, train=pb.Train())
+    bench.send(6, load_weights=pb.LoadWeights(model="critic", version=1))
+    bench.send(7, generate=generate(1, 2))
+    assert bench.done(7)
+    assert sleeps() == {"training": 2, "generation": 1, "inference": 1}
+    bench.send(8, train=pb.Train())
+    assert bench.done(8)
+    assert bench.roles["generation"].held == {}, "samples that nobody counts on any more"
+    spans = [message.span.name for message in bench.outbox.unsent() if message.HasField("span")]
+    assert spans.count("park/generation") == spans.count("park/training") == 2
+    assert bench.compute.snapshot.roles == ("generation", "inference", "training")
     bench.compute.close(5)
 
 

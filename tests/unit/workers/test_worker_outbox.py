@@ -52,23 +52,23 @@ def test_a_command_is_answered_once() -> None:
 
 def test_a_broken_session_drops_everything_but_the_command_that_goes_on() -> None:
     outbox = SessionOutbox("training-0", lambda: None)
-    outbox.begin(7)
+    outbox.begin(7, "train")
     outbox.finished(finished(1))
     outbox.fence()
-    assert outbox.running() == 7
+    assert outbox.running() == (7, "train")
     outbox.finished(finished(2))  # still of the old session: samples were not given back yet
     assert not outbox.begin(8)  # a command of the old session, not begun yet
     outbox.done(done(7))
-    assert outbox.running() == 7  # answered, but the answer has not left
+    assert outbox.running() == (7, "train")  # answered, but the answer has not left
     outbox.reopen()
     outbox.finished(finished(3))
     assert send(outbox) == ["done 7", "sample 3"]
-    assert outbox.running() == 0
+    assert outbox.running() == (0, "")
 
 
 def test_an_answer_that_had_not_left_survives_a_second_break() -> None:
     outbox = SessionOutbox("training-0", lambda: None)
-    outbox.begin(7)
+    outbox.begin(7, "train")
     outbox.done(done(7))
     outbox.fence()
     outbox.fence()

@@ -79,6 +79,7 @@ class GenerationRole:
         self._progress_ns = clock_ns()
         self._iteration = 0
         self._measuring: Iterator[pb.CommandDone | None] | None = None
+        self._asleep = False
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         """See Role; every command but Migrate and Measure is answered before this returns."""
@@ -86,7 +87,7 @@ class GenerationRole:
         try:
             match command.WhichOneof("command"):
                 case "generate":
-                    self._generate(command.generate)
+                    self._generate(command.generate, outbox)
                 case "withdraw":
                     done.withdraw.CopyFrom(self._withdraw(command.withdraw))
                 case "load_weights":
@@ -150,6 +151,11 @@ class GenerationRole:
         """See Role."""
         return self._engine.held
 
+    def sleep(self) -> None:
+        """See Role: weights to host memory, key-value cache gone."""
+        self._engine.sleep()
+        self._asleep = True
+
     def close(self) -> None:
         """See Role."""
         self.give_back()
@@ -169,14 +175,23 @@ class GenerationRole:
             outbox.span("load-weights", start_ns, end_ns, command.version, bytes=str(size))
         return pb.LoadResult(version=command.version, bytes=size, seconds=(end_ns - start_ns) / 1e9)
 
-    def _generate(self, command: pb.Generate) -> None:
+    def _generate(self, command: pb.Generate, outbox: Outbox) -> None:
         requests = [request_of(sample) for sample in command.samples]
-        self._engine.wake()
+        self._wake(outbox)
         self._engine.submit(requests)
         iteration = max((request.key.iteration for request in requests), default=self._iteration)
         if iteration != self._iteration:
             self._iteration = iteration
             self.arrivals.begin_iteration(iteration)
+
+    def _wake(self, outbox: Outbox) -> None:
+        if not self._asleep:
+            self._engine.wake()
+            return
+        start_ns = self._clock_ns()
+        self._engine.wake()
+        self._asleep = False
+        outbox.span("wake/generation", start_ns, self._clock_ns(), self._iteration)
 
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
         """None while it goes on, then the answer."""

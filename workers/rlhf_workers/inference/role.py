@@ -162,6 +162,10 @@ class InferenceRole:
         calls = [task.scorer.pending for task in self._tasks.values() if isinstance(task.scorer, RewardCalls)]
         return sum(calls) + sum(len(task.waiting) for task in self._tasks.values())
 
+    def sleep(self) -> None:
+        """See Role; reward processes stay."""
+        self._park()
+
     def close(self) -> None:
         """Ends reward processes and connections."""
         for task in self._tasks.values():

@@ -6,7 +6,7 @@ copy) come last, so the norm over the first `counted` elements counts every para
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -42,13 +42,10 @@ class StageOptimizer:
         self.parameters: dict[str, torch.nn.Parameter] = {**owned, **copies}
         self.counted = sum(parameter.numel() for parameter in owned.values())
         values = list(self.parameters.values())
-        self.gradients = torch.zeros(sum(value.numel() for value in values), device=values[0].device)
+        self._device = values[0].device
+        self.gradients = torch.empty(0)
         self._views: dict[str, torch.Tensor] = {}
-        offset = 0
-        for name, value in self.parameters.items():
-            self._views[name] = self.gradients[offset : offset + value.numel()].view_as(value)
-            value.grad = self._views[name]
-            offset += value.numel()
+        self.make_gradients()
         matrices = [value for value in values if value.ndim >= 2]
         others = [value for value in values if value.ndim < 2]
         groups = [{"params": matrices, "weight_decay": fields.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -56,6 +53,29 @@ class StageOptimizer:
             [group for group in groups if group["params"]],
             lr=peak, betas=(fields.beta1, fields.beta2), eps=fields.epsilon, fused=True,
         )  # fmt: skip
+
+    def make_gradients(self) -> None:
+        """All zero, on the stage's device."""
+        values = self.parameters.values()
+        self.gradients = torch.zeros(sum(value.numel() for value in values), device=self._device)
+        offset = 0
+        for name, value in self.parameters.items():
+            self._views[name] = self.gradients[offset : offset + value.numel()].view_as(value)
+            value.grad = self._views[name]
+            offset += value.numel()
+
+    def drop_gradients(self) -> None:
+        """Frees their memory; between two trainings they are zero, so nothing is lost."""
+        for value in self.parameters.values():
+            value.grad = None
+        self._views.clear()
+        self.gradients = torch.empty(0)
+
+    def moments(self) -> Iterator[torch.Tensor]:
+        """Those of every parameter that was stepped, copies included."""
+        for parameter in self.parameters.values():
+            state = self._adamw.state.get(parameter, {})
+            yield from (state[moment] for moment in MOMENTS if state)
 
     def gradient(self, name: str) -> torch.Tensor:
         """View of one parameter's gradient."""

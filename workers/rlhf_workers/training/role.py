@@ -70,13 +70,14 @@ class TrainingRole:
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._last: pb.TrainResult | None = None
+        self._asleep = False
         self._broken = False  # a Train failed half-way: the weights are those of no version
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         if command.WhichOneof("command") == "train":
             self._begin_training(command, outbox)
         elif command.WhichOneof("command") == "measure":
-            self._begin_measuring(command)
+            self._begin_measuring(command, outbox)
         else:
             self._save(command, outbox)
 
@@ -111,6 +112,12 @@ class TrainingRole:
     def active(self) -> int:
         return 0
 
+    def sleep(self) -> None:
+        if self._running is not None:
+            raise WorkError("WrongVersion", "other work came to a rank that is training", retryable=True)
+        self._trainer.sleep()
+        self._asleep = True
+
     def close(self) -> None:
         leave_group()
 
@@ -143,15 +150,24 @@ class TrainingRole:
                 self._trainer.use_table(ScheduleTable.model_validate_json(command.train.schedule))
             except ValueError as error:
                 raise WorkError("BadSchedule", f"train.schedule: {error}") from error
+        self._wake(iteration, outbox)
         self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
         self._running = command, self._train(iteration, outbox)
 
-    def _begin_measuring(self, command: pb.Command) -> None:
+    def _begin_measuring(self, command: pb.Command, outbox: Outbox) -> None:
         self._refuse_broken()
         if self._running is not None:
             raise WorkError("WrongVersion", "measure came to a rank that is training", retryable=True)
+        self._wake(self._version, outbox)
         self._steps_before = self._trainer.progress.steps
         self._running = command, measure(self._trainer, command.measure)
+
+    def _wake(self, iteration: int, outbox: Outbox) -> None:
+        if self._asleep:
+            start = time.time_ns()
+            self._trainer.wake()
+            self._asleep = False
+            outbox.span("wake/training", start, time.time_ns(), iteration)
 
     def _train(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
         spec = self._job.spec

@@ -29,6 +29,7 @@ from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective
 from rlhf_workers.training.optimizer import StageOptimizer, learning_rate
 from rlhf_workers.training.peers import Peers
+from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stages import EMBEDDING, Stage
 from rlhf_workers.training.work import StageWork
 
@@ -75,6 +76,7 @@ class Trainer:
         peaks = {"critic": fields.critic_learning_rate or fields.learning_rate}
         self.peaks = {model: peaks.get(model, fields.learning_rate) for model in layout.models}
         self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
+        self._copies = [StageCopy(stage, self.optimizers[key], device) for key, stage in stages.items()]
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
         batches = spec.rollout.batch_size // self.algorithm.mini_batch_size
@@ -110,6 +112,21 @@ class Trainer:
         metrics["train/skipped_steps"] = float(skipped)
         self._adapt(metrics)
         return metrics
+
+    def sleep(self) -> None:
+        """Leaves the device between two trainings: weights and moments to host memory, gradients (all zero) freed."""
+        for optimizer in self.optimizers.values():
+            optimizer.drop_gradients()
+        for copy in self._copies:
+            copy.park()
+
+    def wake(self) -> None:
+        """Back on the device, as it was."""
+        for copy in self._copies:
+            copy.wake()
+        for optimizer in self.optimizers.values():
+            if not len(optimizer.gradients):
+                optimizer.make_gradients()
 
     # ------------------------------------------------------------ one mini-batch
 

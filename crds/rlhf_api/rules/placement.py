@@ -1,0 +1,67 @@
+"""Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training then say nothing."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rlhf_api.job.groups import GroupFields
+from rlhf_api.rules.rule import Rule, Values
+
+_DEDICATED: Final = "self.placement == 'Dedicated'"
+
+
+def _dedicated(values: Values) -> bool:
+    return bool(values["spec.placement"] == "Dedicated")
+
+
+def _ranks(values: Values) -> int:
+    return int(values["spec.training.parallelism.pipeline"] * values["spec.training.parallelism.data"])
+
+
+def of_placement() -> Iterator[Rule]:
+    """Every rule of placement."""
+    ranks_cel = "self.training.parallelism.pipeline * self.training.parallelism.data"
+    field = "spec.generation.replicas"
+    told = "must be at least pipeline x data of spec.training.parallelism with spec.placement Colocated, as rank r runs"
+    remedy = "in generation worker r"
+    yield Rule(
+        field=field,
+        node="spec",
+        cel=f"{_DEDICATED} || self.suspend || {ranks_cel} <= self.generation.replicas",
+        holds=lambda values: _dedicated(values) or values["spec.suspend"] or _ranks(values) <= values[field],
+        message=f"{told} {remedy}",
+        message_cel=f"'{told} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
+        says=lambda values: f"{told} {remedy}: use {_ranks(values)} or more, or fewer ranks",
+    )
+    yield _as_generation("gpusPerReplica")
+    yield _as_generation("cpuThreads")
+    yield _no_group()
+
+
+def _no_group() -> Rule:
+    """A failure rule of a group that has no pods would never match."""
+    field = "spec.runPolicy.failurePolicy.rules"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=(
+            f"{_DEDICATED} || !self.runPolicy.failurePolicy.rules.exists(rule,"
+            " has(rule.groups) && 'training' in rule.groups)"
+        ),
+        holds=lambda values: (
+            _dedicated(values) or not any("training" in (rule.get("groups") or ()) for rule in values[field])
+        ),
+        message="must not name group training, which has no pods with spec.placement Colocated: name generation",
+    )
+
+
+def _as_generation(name: str) -> Rule:
+    """A field of the process, which is the generation worker's: left out of training, or the same there."""
+    field, theirs = f"spec.training.{name}", f"spec.generation.{name}"
+    default: Any = next(each.default for each in GroupFields.model_fields.values() if each.alias == name)
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"{_DEDICATED} || self.training.{name} in [{default}, self.generation.{name}]",
+        holds=lambda values: _dedicated(values) or values[field] in (default, values[theirs]),
+        message=f"is that of generation workers with spec.placement Colocated: leave it out, or use that of {theirs}",
+    )

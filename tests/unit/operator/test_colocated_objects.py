@@ -1,0 +1,87 @@
+"""Training ranks in generation pods: what the operator makes of the job, and how it replaces its pods."""
+
+from typing import Any
+
+import pytest
+from tests.unit.operator.test_reconcile_restart import come_up, image, leaving, template
+from tests.unit.operator.world import World, stored_job
+
+from rlhf_api import manifest
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Env, Group
+from rlhf_operator.gang.members import min_resources, minimum
+from rlhf_operator.manifests.render import Images, pod, render
+from rlhf_operator.reconcile.admission import admit
+
+CHECKPOINTS = {"path": "/checkpoints"}
+GPUS = {"replicas": 3, "gpusPerReplica": 1}
+
+
+def colocated(**spec: Any) -> dict[str, Any]:
+    return stored_job(**({"placement": "Colocated", "generation": GPUS, "inference": {"replicas": 0}} | spec))
+
+
+def job(**spec: Any) -> RLHFJob:
+    found = admit(colocated(**spec))
+    assert found.job is not None, found.problem
+    return found.job
+
+
+def environment(body: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in body["spec"]["containers"][0]["env"]}
+
+
+def test_ranks_have_no_pods_and_generation_pods_are_what_ranks_need() -> None:
+    objects = render(job(), {})
+    names = [body["metadata"]["name"] for body in objects.pods]
+    assert names == ["job-coordinator", "job-generation-0", "job-generation-1", "job-generation-2"]
+    rank = objects.pods[1]
+    assert environment(rank)[Env.RENDEZVOUS] == "job-generation-0.job.team.svc"
+    assert rank["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    dedicated = admit(stored_job()).job
+    assert dedicated is not None
+    assert Env.RENDEZVOUS not in environment(pod(dedicated, Group.GENERATION, 0, Images()))
+
+
+def test_every_rank_is_of_the_gang_and_the_rest_of_generation_is_elastic() -> None:
+    assert minimum(job()) == {Group.COORDINATOR: 1, Group.GENERATION: 2}
+    assert min_resources(job())["nvidia.com/gpu"] == "2"
+
+
+def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_refused() -> None:
+    volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "claim"}}
+    mount = {"name": "checkpoints", "mountPath": "/checkpoints"}
+    mounting = {"spec": {"volumes": [volume], "containers": [{"name": "worker", "volumeMounts": [mount]}]}}
+    made = pod(job(generation=GPUS | {"template": mounting}), Group.COORDINATOR, 0, Images())
+    assert volume in made["spec"]["volumes"]
+    assert mount in made["spec"]["containers"][0]["volumeMounts"]
+    training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": mounting}
+    found = admit(colocated(training=training))
+    assert not found.planned
+    assert found.problem.startswith("spec.training.template: ")
+    assert found.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
+
+
+def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> None:
+    found = admit(colocated(generation=GPUS | {"replicas": 1}))
+    assert found.problem.startswith("spec.generation.replicas = 1: must be at least pipeline x data")
+    assert admit(colocated(generation=GPUS | {"replicas": 0}, suspend=True)).planned
+    before, after = job(), admit(stored_job(generation=GPUS, inference={"replicas": 0})).job
+    assert after is not None
+    assert [problem.field for problem in manifest.changes(before, after)] == ["spec.placement"]
+
+
+@pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])
+def test_a_new_template_replaces_pods_with_ranks_all_at_once(checkpoints: dict[str, str] | None) -> None:
+    world = World(placement="Colocated", generation={"replicas": 2}, inference={"replicas": 0}, checkpoints=checkpoints)
+    world.begin()
+    world.job["spec"]["generation"] |= {"template": template("new:1")}
+    world.job["metadata"]["generation"] += 1
+    world.settle()
+    workers = ["job-generation-0", "job-generation-1"]
+    assert leaving(world) == (["job-coordinator"] if checkpoints else workers), "a checkpoint first, if there are any"
+    for _ in range(3):
+        come_up(world)
+        world.settle()
+    assert {image(world, f"generation-{index}") for index in range(2)} == {"new:1"}
+    assert world.condition("Restarting")["status"] == "False"
