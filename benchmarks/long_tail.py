@@ -1,12 +1,13 @@
 """Generation and inference with a long tail: no fusion, Auto, and fixed thresholds, in turns in one job.
 
-`python benchmarks/long_tail.py [--rounds 5] [--scenario A B] [--pictures FOLDER] [--json]`. Two generation workers,
-real processes pinned to one core each, do all scoring too (inference.replicas: 0). The policy is a Llama whose
-attention and MLP are computed but whose next token depends on the last one alone, so that its own end-of-sequence
-decisions make the lengths: one response in fifteen takes a path on which it goes on ten times as long. Within a round
-every setting decodes the same responses. A: scoring costs as much as the tail; B: next to nothing. Reported for each
-setting: median seconds of generation + inference, how many times faster than Off (median over rounds), what the
-simulator makes of the same lengths, and the share of control and transfer. The learning rate changes no weight.
+`python benchmarks/long_tail.py [--rounds 5] [--scenario A B] [--pictures FOLDER] [--json]`; `--join` adds up runs. Two
+generation workers, real processes pinned to one core each, do all scoring too (inference.replicas: 0). The policy is a
+Llama whose attention and MLP are computed but whose next token depends on the last one alone, so that its own
+end-of-sequence decisions make the lengths: one response in fifteen takes a path on which it goes on twenty times as
+long. Within a round every setting decodes the same responses. A: scoring costs as much as the tail; B: next to nothing.
+Reported for each setting: median seconds of generation + inference, how many times faster than Off in the same round
+(quartiles), how far off the simulator is on the same lengths, and the share of control and transfer. The learning rate
+changes no weight.
 """
 
 import argparse
@@ -32,20 +33,31 @@ from tests.coordinated import free_address
 
 from rlhf_api.names import Env
 from rlhf_operator.coordinator import __main__ as coordinator
-from rlhf_operator.coordinator import effects, fusing, prompts
+from rlhf_operator.coordinator import effects, fusing, learning, prompts
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.reports.metrics import read_metrics
 from rlhf_operator.reports.picture import draw_timeline
 from rlhf_operator.reports.timeline import read_spans
 from rlhf_planner.inter_stage.choose import FusionChoice
 
-BATCH, MAX_TOKENS, ROWS = 48, 512, 24
-THRESHOLDS = (2, 4, 8, 12, 18)
+BATCH, MAX_TOKENS, ROWS = 96, 1024, 48
+THRESHOLDS = (8, 16, 32)
 """Of the sweep; the pool is one of the two workers."""
-WARM_UP = 2
-"""Iterations that are not counted: costs are measured in the first, caches fill in both."""
-SCORERS = {"A": {"hidden_size": 384, "num_hidden_layers": 6}, "B": {"hidden_size": 32, "num_hidden_layers": 1}}
+MEASURED = {
+    "seconds": "seconds/generation_and_inference", "generation": "seconds/generation", "inference": "seconds/inference",
+    "simulated": "fusion/simulated_seconds", "simulated_generation": "fusion/simulated_generation_seconds",
+    "threshold": "fusion/threshold", "moved": "samples/migrated", "moved_kv": "fusion/moved_kv",
+    "overhead": "fusion/overhead_share", "control": "control_share", "idle": "idle/generation",
+    "decode_ratio": "fusion/decode_ratio", "score_ratio": "fusion/score_ratio",
+    "transfer_ratio": "fusion/transfer_ratio",
+}  # fmt: skip
+"""Name in the output -> metric of an iteration."""
+WARM_UP = 3
+"""Iterations that are not counted: costs are measured in the first, caches fill, lengths are learned."""
+SCORERS = {"A": {"hidden_size": 512, "num_hidden_layers": 6}, "B": {"hidden_size": 32, "num_hidden_layers": 1}}
 """Reference model of each scenario: what scoring costs is set by its size."""
+WARM_UP_ROUNDS = 1_000_000
+"""Their responses are no other round's."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +75,14 @@ class Turns:
 
     settings: tuple[Setting, ...]
     rounds: int
+    first: int = 0
+    """Number of the first round."""
 
     @classmethod
-    def of(cls, thresholds: Sequence[int], rounds: int) -> "Turns":
-        """No fusion, Auto, and the sweep."""
+    def of(cls, thresholds: Sequence[int], rounds: int, first: int = 0) -> "Turns":
+        """No fusion twice, which shows how far equal settings lie apart, Auto, and the sweep."""
         sweep = (Setting(f"R_t={threshold}, m=1", threshold) for threshold in thresholds)
-        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep), rounds)
+        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep, Setting("Off again")), rounds, first)
 
     @property
     def iterations(self) -> int:
@@ -77,8 +91,14 @@ class Turns:
 
     def turn(self, iteration: int) -> tuple[int, Setting]:
         """(round, setting) of an iteration; every round begins with another setting."""
-        number, place = divmod(max(0, iteration - WARM_UP), len(self.settings))
-        return number, self.settings[(place + number) % len(self.settings) if iteration >= WARM_UP else 0]
+        if iteration < WARM_UP:
+            return WARM_UP_ROUNDS + iteration, self.settings[0]
+        number, place = divmod(iteration - WARM_UP, len(self.settings))
+        return self.first + number, self.settings[(place + number) % len(self.settings)]
+
+    def ends(self, iteration: int) -> bool:
+        """Its responses will not be seen again."""
+        return iteration < WARM_UP or (iteration - WARM_UP + 1) % len(self.settings) == 0
 
 
 def write_job(folder: Path, scenario: str, iterations: int) -> Path:
@@ -140,8 +160,11 @@ def workers(folder: Path, address: str) -> Iterator[None]:
 
 @contextmanager
 def in_turns(turns: Turns) -> Iterator[None]:
-    """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
-    planned, random_key = fusing.begin, prompts.random_key
+    """Every iteration of the coordinator in this process goes by the setting whose turn it is.
+
+    Lengths are learned when a round is over: no setting knows the responses that it is going to decode.
+    """
+    planned, learned, random_key = fusing.begin, learning.learn, prompts.random_key
 
     def begin(run: Run) -> None:
         _, setting = turns.turn(run.world.iteration)
@@ -152,12 +175,19 @@ def in_turns(turns: Turns) -> Iterator[None]:
         if setting.threshold:
             run.world.fusion.choice = FusionChoice(setting.threshold, 1, "Auto", 0.0, 0.0, (), setting.name)
 
-    fusing.begin = begin
+    def learn(run: Run) -> None:
+        before = run.world.fusion.lengths
+        learned(run)
+        if not turns.ends(run.world.iteration):
+            run.world.fusion.lengths = before
+
+    fusing.begin, learning.learn = begin, learn
     effects.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        fusing.begin, effects.random_key = planned, random_key  # type: ignore[attr-defined]
+        fusing.begin, learning.learn = planned, learned
+        effects.random_key = random_key  # type: ignore[attr-defined]
 
 
 def run_scenario(folder: Path, scenario: str, turns: Turns) -> Path:
@@ -171,44 +201,72 @@ def run_scenario(folder: Path, scenario: str, turns: Turns) -> Path:
     return run_dir
 
 
-def report(run_dir: Path, turns: Turns) -> dict[str, Any]:
-    """Numbers of a scenario."""
-    by_round: dict[tuple[str, int], dict[str, float]] = {}
+def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:
+    """What was measured, one entry an iteration that counts."""
+    answer = []
     for line in read_metrics(run_dir / "metrics.jsonl")[WARM_UP:]:
         number, setting = turns.turn(int(line["iteration"]))
-        by_round[setting.name, number] = line
-    rounds = sorted({number for _, number in by_round})
-    table = {setting.name: _row(setting.name, rounds, by_round) for setting in turns.settings}
-    best = min(row["seconds"] for name, row in table.items() if name.startswith("R_t"))
-    lengths = _lengths(run_dir)
-    errors = [error for row in table.values() for error in row["simulator_errors"]]
+        values = {name: line.get(key) for name, key in MEASURED.items()}
+        answer.append({"round": number, "setting": setting.name} | values)
+    return answer
+
+
+def report(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers of a scenario, from `points` of one or more runs."""
+    by_round: dict[str, dict[int, dict[str, Any]]] = {}
+    for point in told:
+        by_round.setdefault(point["setting"], {})[point["round"]] = point
+    table = {name: _row(own, by_round["Off"]) for name, own in by_round.items()}
+    sweep = [name for name in table if name.startswith("R_t")]
+    best = max(sweep, key=lambda name: table[name]["off_over_this"][1])
+    errors = [abs(error) for row in table.values() for error in row["simulator_errors"]]
+    auto = by_round["Auto"]
     return {
+        "rounds": len(auto),
         "settings": table,
-        "auto_over_off": table["Auto"]["off_over_this"],
-        "auto_over_best_of_sweep": round(table["Auto"]["seconds"] / best, 4),
-        "simulator_error_median": round(statistics.median(map(abs, errors)), 4) if errors else None,
-        "length_median": statistics.median(lengths),
-        "length_p99": sorted(lengths)[int(0.99 * len(lengths))],
-        "chosen": [int(by_round["Auto", number]["fusion/threshold"]) for number in rounds],
+        "best_of_sweep": best,
+        "best_over_auto": _quartiles([by_round[best][n]["seconds"] / auto[n]["seconds"] for n in sorted(auto)]),
+        "simulator_error": _quartiles(errors),
+        "chosen": [int(auto[number]["threshold"]) for number in sorted(auto)],
     }
 
 
-def _row(name: str, rounds: Sequence[int], by_round: dict[tuple[str, int], dict[str, float]]) -> dict[str, Any]:
-    key = "seconds/generation_and_inference"
-    lines = [by_round[name, number] for number in rounds]
-    seconds = [line[key] for line in lines]
-    simulated = [line.get("fusion/simulated_seconds", float("nan")) for line in lines]
-    ratios = [by_round["Off", number][key] / by_round[name, number][key] for number in rounds]
-    return {
-        "seconds": round(statistics.median(seconds), 4),
-        "off_over_this": round(statistics.median(ratios), 4),
-        "generation_seconds": round(statistics.median(line["seconds/generation"] for line in lines), 4),
-        "simulated_seconds": round(statistics.median(simulated), 4),
-        "simulator_errors": [round(s / m - 1, 4) for s, m in zip(simulated, seconds, strict=True)],
-        "overhead_share": round(statistics.median(line["fusion/overhead_share"] for line in lines), 5),
-        "idle_share": round(statistics.median(line["idle/generation"] for line in lines), 3),
-        "moved": sum(line["samples/migrated"] for line in lines),
+def _row(own: dict[int, dict[str, Any]], off: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    points = [own[number] for number in sorted(own)]
+    errors = [point["simulated"] / point["seconds"] - 1 for point in points if point["simulated"] is not None]
+    median = {
+        name: round(statistics.median(point[name] for point in points), 5)
+        for name in ("seconds", "generation", "inference", "overhead", "idle", "moved")
     }
+    return median | {
+        "off_over_this": _quartiles([off[number]["seconds"] / own[number]["seconds"] for number in sorted(own)]),
+        "simulator_errors": [round(error, 3) for error in errors],
+        "simulator_error": round(statistics.median(map(abs, errors)), 4) if errors else None,
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """[first quartile, median, third quartile]."""
+    if len(values) < 2:
+        return [round(value, 4) for value in values for _ in range(3)]
+    return [round(value, 4) for value in statistics.quantiles(values, n=4, method="inclusive")]
+
+
+def _say(scenario: str, result: dict[str, Any]) -> None:
+    for name, row in result["settings"].items():
+        low, median, high = row["off_over_this"]
+        print(
+            f"{scenario} {name:>12}: {row['seconds']:6.2f} s (generation {row['generation']:.2f}), {median:.3f} times "
+            f"as fast as Off (quartiles {low:.3f} to {high:.3f}), simulator off by {row['simulator_error']:.1%}, "
+            f"overhead {row['overhead']:.2%}, idle {row['idle']:.0%}, moved {row['moved']:.0f}",
+            flush=True,
+        )
+    low, median, high = result["best_over_auto"]
+    print(
+        f"{scenario} Auto against {result['best_of_sweep']}, the best: {median:.3f} times as fast (quartiles {low:.3f} "
+        f"to {high:.3f}, {result['rounds']} rounds); it chose {result['chosen']}",
+        flush=True,
+    )
 
 
 def _lengths(run_dir: Path) -> list[int]:
@@ -234,27 +292,30 @@ def main() -> int:
     """Prints a table, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--first-round", type=int, default=0, help="other rounds have other responses")
     parser.add_argument("--thresholds", nargs="+", type=int, default=THRESHOLDS, help="of the sweep")
     parser.add_argument("--scenario", nargs="+", choices=sorted(SCORERS), default=sorted(SCORERS))
     parser.add_argument("--pictures", type=Path, help="folder for the timelines of the last round")
+    parser.add_argument("--join", nargs="+", type=Path, help="report the runs whose --json line these files end with")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    turns = Turns.of(arguments.thresholds, arguments.rounds)
-    results: dict[str, Any] = {"rounds": arguments.rounds, "batch": BATCH, "load": os.getloadavg()[2]}
-    for scenario in arguments.scenario:
+    results: dict[str, Any] = {"batch": BATCH, "load": os.getloadavg()[2]}
+    told: dict[str, list[dict[str, Any]]] = {}
+    for file in arguments.join or ():
+        for scenario, one in json.loads(file.read_text().splitlines()[-1])["points"].items():
+            told.setdefault(scenario, []).extend(one)
+    for scenario in () if arguments.join else arguments.scenario:
+        turns = Turns.of(arguments.thresholds, arguments.rounds, arguments.first_round)
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
             run_dir = run_scenario(Path(folder), scenario, turns)
-            results[scenario] = report(run_dir, turns)
+            told[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))
+            results |= {"length_median": statistics.median(lengths), "length_p99": lengths[int(0.99 * len(lengths))]}
             if arguments.pictures:
                 draw(run_dir, arguments.pictures, scenario, turns)
-        for name, row in results[scenario]["settings"].items():
-            print(
-                f"{scenario} {name:>12}: {row['seconds']:7.3f} s, {row['off_over_this']:.3f}x as fast as Off, "
-                f"simulated {row['simulated_seconds']:7.3f} s, overhead {row['overhead_share']:.2%}, "
-                f"idle {row['idle_share']:.0%}",
-                flush=True,
-            )
-    print(json.dumps(results) if arguments.json else results)
+    for scenario in sorted(told):
+        results[scenario] = report(told[scenario])
+        _say(scenario, results[scenario])
+    print(json.dumps(results | {"points": told}) if arguments.json else results)
     return 0
 
 

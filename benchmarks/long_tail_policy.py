@@ -18,7 +18,7 @@ SHORT, LONG = "abcdefghij", "0123456789"
 """Tokens of the two paths; a path is never left but by the end."""
 LONG_SHARE = 1 / 15
 """Of responses that take the long path."""
-SHORT_TOKENS, LONG_TOKENS = 28.0, 280.0
+SHORT_TOKENS, LONG_TOKENS = 28.0, 560.0
 """Mean lengths of the two."""
 NEVER = -40.0
 """Logit of a token that does not follow."""
@@ -45,7 +45,7 @@ def write_policy(folder: Path, layers: int = 4) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = models.build_tokenizer()
     config = models.build_config(
-        hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_hidden_layers=layers, max_position_embeddings=1024
+        hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_hidden_layers=layers, max_position_embeddings=2048
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -70,5 +70,5 @@ def write_scorer(folder: Path, **sizes: Any) -> Path:
     """A model of these sizes with the policy's vocabulary."""
     hidden = int(sizes["hidden_size"])
     return models.write_policy(
-        folder, "llama", intermediate_size=4 * hidden, head_dim=hidden // 4, max_position_embeddings=1024, **sizes
+        folder, "llama", intermediate_size=4 * hidden, head_dim=hidden // 4, max_position_embeddings=2048, **sizes
     )

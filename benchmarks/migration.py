@@ -3,10 +3,10 @@
     python benchmarks/migration.py --json
 
 Each worker is pinned to a core. Reported for every response length, fast and deterministic: bytes, milliseconds and
-pause of a KV move and the decode steps that the pause costs; milliseconds until a worker that is given the tokens has
-the next one (prefill, or replay in deterministic mode); what the planner predicts for both from the workers' own
-Measure and from bandwidth and setup fitted to the moves; and the length at which they cross, measured and predicted.
-All traffic is mutual TLS over loopback. The last line of --json is one object.
+pause of a KV move and the decode steps that the pause costs; milliseconds and steps lost when the source gives the
+sample back and the destination goes on from its tokens (prefill, or replay in deterministic mode); what the planner
+predicts for both from the workers' own Measure, before and after it has seen these moves; and the length at which they
+cross, measured and predicted. All traffic is mutual TLS over loopback. The last line of --json is one object.
 """
 
 import argparse
@@ -36,7 +36,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND
+from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime
 from rlhf_workers.device import device_name
 
 PROMPT = 16
@@ -55,9 +56,11 @@ class Point:
     kv_bytes: int
     kv_ms: float
     kv_paused_ms: float
-    steps_lost: float
+    kv_steps_lost: float
     recompute_ms: float
+    recompute_steps_lost: float
     predicted_kv_ms: float = 0.0
+    learned_kv_ms: float = 0.0
     predicted_recompute_ms: float = 0.0
 
 
@@ -156,19 +159,33 @@ async def by_cache(source: Worker, destination: Worker, key: pb.SampleKey) -> pb
     return result
 
 
-async def by_tokens(worker: Worker, one: pb.GenerateSample, known: pb.SampleProgress, number: int) -> float:
-    """Seconds from handing a copy of the sample with its tokens to a worker until that has its next token."""
-    again = pb.GenerateSample()
-    again.CopyFrom(one)
-    again.key.sample = number
-    for name in ("tokens", "log_probabilities"):
-        getattr(again, name).CopyFrom(getattr(known, name))
-    again.versions.extend(known.versions)
-    again.max_response_tokens = known.tokens.shape[0] + 1
+async def by_tokens(
+    source: Worker, destination: Worker, one: pb.GenerateSample, known: pb.SampleProgress, number: int
+) -> float:
+    """Seconds from asking for a copy of the sample, which is decoded, until another worker has its next token."""
+    copy = pb.GenerateSample()
+    copy.CopyFrom(one)
+    copy.key.sample = number
+    _give(copy, known)
+    await source.ask(generate=pb.Generate(samples=[copy]))
+    await told(source, number, known.tokens.shape[0] + 1)
     started = time.perf_counter()
-    await worker.ask(generate=pb.Generate(samples=[again]))
-    await worker.session.first("finished", lambda told: told.key == again.key)
+    answer = await source.ask(withdraw=pb.Withdraw(keys=[copy.key]))
+    (progress,) = answer.withdraw.samples
+    _give(copy, progress)
+    copy.key.epoch += 1
+    copy.max_response_tokens = progress.tokens.shape[0] + 1
+    await destination.ask(generate=pb.Generate(samples=[copy]))
+    await destination.session.first("finished", lambda told: told.key == copy.key)
     return time.perf_counter() - started
+
+
+def _give(sample: pb.GenerateSample, known: pb.SampleProgress) -> None:
+    """The sample goes on after these tokens."""
+    for name in ("tokens", "log_probabilities"):
+        getattr(sample, name).CopyFrom(getattr(known, name))
+    del sample.versions[:]
+    sample.versions.extend(known.versions)
 
 
 async def measure(folder: Path, arguments: argparse.Namespace, deterministic: bool) -> dict[str, Any]:
@@ -195,7 +212,7 @@ async def measure(folder: Path, arguments: argparse.Namespace, deterministic: bo
         for ones in moves:
             recomputes = []
             for move in ones:
-                recomputes.append(await by_tokens(here, one, move.progress, copies))
+                recomputes.append(await by_tokens(here, there, one, move.progress, copies))
                 copies += 1
             points.append(point(ones, recomputes, step))
     return predict(points[1:], costs, step) | {"deterministic": deterministic}
@@ -209,8 +226,9 @@ def point(moves: list[pb.MigratedSample], recomputes: list[float], step: float) 
         kv_bytes=round(statistics.median(move.bytes for move in moves)),
         kv_ms=1e3 * statistics.median(move.seconds for move in moves),
         kv_paused_ms=1e3 * paused,
-        steps_lost=paused / step,
+        kv_steps_lost=paused / step,
         recompute_ms=1e3 * statistics.median(recomputes),
+        recompute_steps_lost=statistics.median(recomputes) / step,
     )
 
 
@@ -221,39 +239,34 @@ def stage_costs(measured: pb.GenerationCosts) -> StageCosts:
         prefill=[StepTime(cost.batch, cost.tokens, cost.seconds) for cost in measured.prefill],
         max_batch_size=measured.max_batch_size,
         kv_bytes_per_token=measured.kv_bytes_per_token,
+        bandwidth=LINK_BYTES_PER_SECOND,
         replays=measured.replays,
     )
 
 
 def predict(points: list[Point], costs: StageCosts, step: float) -> dict[str, Any]:
-    """Fits bandwidth and setup to the moves, and adds what the planner says of every point and of the crossover."""
-    sizes, times = [[point.kv_bytes for point in points], [point.kv_ms / 1e3 for point in points]]
-    per_byte, setup = np.polyfit(sizes, times, 1)
-    bandwidth = 1 / max(per_byte, 1e-12)
-    fitted = StageCosts(**(vars_of(costs) | {"bandwidth": bandwidth, "setup_seconds": max(setup, 0.0)}))
-
-    def both(tokens: float) -> tuple[float, float]:
-        rebuild = fitted.rebuild_seconds(PROMPT, tokens, 1) + step
-        return fitted.kv_seconds(PROMPT + tokens), rebuild
-
+    """Adds what the planner says of every point and of the crossover: at the start of a job, and once it saw moves."""
+    moves = [Observed("transfer", 1, 1, PROMPT + point.tokens, point.kv_ms / 1e3) for point in points]
+    learned = costs.refined(moves)
     for point in points:
-        point.predicted_kv_ms, point.predicted_recompute_ms = (1e3 * seconds for seconds in both(point.tokens))
+        keys = PROMPT + point.tokens
+        point.predicted_kv_ms, point.learned_kv_ms = 1e3 * costs.kv_seconds(keys), 1e3 * learned.kv_seconds(keys)
+        point.predicted_recompute_ms = 1e3 * costs.rebuild_seconds(PROMPT, point.tokens, 1)
     at = range(1, 2 * max(point.tokens for point in points))
-    predicted = next((tokens for tokens in at if both(tokens)[0] < both(tokens)[1]), None)
+
+    def crosses(by: StageCosts) -> int | None:
+        """Response tokens from which a move with the cache is faster."""
+        return next((n for n in at if by.kv_seconds(PROMPT + n) < by.rebuild_seconds(PROMPT, n, 1)), None)
+
     return {
         "step_ms": 1e3 * step,
         "kv_bytes_per_token": costs.kv_bytes_per_token,
-        "bandwidth_bytes_per_second": bandwidth,
-        "setup_ms": 1e3 * setup,
+        "transfer_ratio": learned.scale["transfer"],
         "crossover_tokens": crossover(points),
-        "predicted_crossover_tokens": predicted,
+        "predicted_crossover_tokens": crosses(costs),
+        "learned_crossover_tokens": crosses(learned),
         "points": [asdict(point) for point in points],
     }
-
-
-def vars_of(costs: StageCosts) -> dict[str, Any]:
-    """Fields of the frozen costs."""
-    return {name: getattr(costs, name) for name in costs.__dataclass_fields__}
 
 
 def crossover(points: list[Point]) -> float | None:
@@ -289,11 +302,15 @@ def main() -> None:
         print("deterministic" if mode["deterministic"] else "fast", f"(a decode step: {mode['step_ms']:.2f} ms)")
         for point in mode["points"]:
             print(
-                "{tokens:6} tokens  KV {kv_bytes:10,} bytes {kv_ms:8.1f} ms (predicted {predicted_kv_ms:7.1f}), paused "
-                "{kv_paused_ms:6.1f} ms = {steps_lost:5.1f} steps; by tokens {recompute_ms:8.1f} ms "
-                "(predicted {predicted_recompute_ms:7.1f})".format(**point)
+                "{tokens:6} tokens  KV {kv_bytes:10,} bytes {kv_ms:7.1f} ms (predicted {predicted_kv_ms:6.1f}, learned "
+                "{learned_kv_ms:6.1f}), paused {kv_paused_ms:5.1f} ms = {kv_steps_lost:4.1f} steps; by tokens "
+                "{recompute_ms:7.1f} ms (predicted {predicted_recompute_ms:7.1f}) = {recompute_steps_lost:6.1f} "
+                "steps".format(**point)
             )
-        print(f"  KV is faster from {mode['crossover_tokens']} tokens; predicted {mode['predicted_crossover_tokens']}")
+        print(
+            f"  KV is faster from {mode['crossover_tokens']} tokens; predicted {mode['predicted_crossover_tokens']}, "
+            f"after these moves {mode['learned_crossover_tokens']}"
+        )
     if arguments.json:
         names = ("hidden", "layers", "tokens", "repeats")
         setting = {"device": device_name(torch.device("cpu"))} | {name: getattr(arguments, name) for name in names}

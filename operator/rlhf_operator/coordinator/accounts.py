@@ -1,7 +1,7 @@
 """What an iteration took and made: seconds by phase, tokens, rewards, counts; the numbers that reports and status show.
 
 Rule: the times come in; nothing here changes what the job does. Every sum is in sample order.
-`control_seconds` is the time between the message that ended a phase and the commands that begin the next one: what the
+`control` is the time between the message that ended a phase and the commands that begin the next one: what the
 coordinator itself adds to an iteration's critical path.
 """
 
@@ -33,7 +33,8 @@ class Accounts:
     phase: str = "Starting"
     phase_begun: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    control_seconds: float = 0.0
+    control: dict[str, float] = field(default_factory=dict)
+    """By the phase that ended."""
     turns: dict[str, float] = field(default_factory=dict)
     """Worker -> seconds in which its device changed hands between training and the other roles."""
 
@@ -47,7 +48,7 @@ class Accounts:
     def begin(self, now: float) -> None:
         """The next iteration begins."""
         self.enter(self.phase, now)
-        self.begun, self.seconds, self.control_seconds, self.turns = now, {}, 0.0, {}
+        self.begun, self.seconds, self.control, self.turns = now, {}, {}, {}
 
     def turned(self, span: pb.Span) -> None:
         """Takes in a worker's span of going to sleep or waking."""
@@ -63,7 +64,7 @@ class Accounts:
             "samples_per_second": len(ledger.samples) / seconds,
             "tokens_per_second": ledger.tokens / seconds,
             "seconds/iteration": seconds,
-            "control_share": self.control_seconds / seconds,
+            "control_share": sum(self.control.values()) / seconds,
             "samples/returned": float(ledger.returned),
             "samples/migrated": float(ledger.migrated),
             "samples/retried": float(ledger.retried),

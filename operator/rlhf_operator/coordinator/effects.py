@@ -205,7 +205,7 @@ class Effects:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.world.iteration
         metrics = run.accounts.metrics(run.world.ledger, run.training_metrics, time.monotonic())
-        metrics |= fusing.figures(run) | fusing.learn(run)
+        metrics |= fusing.figures(run)
         moved = run.world.fusion.moved
         run.totals.moved_kv += moved.kv
         run.totals.moved_tokens += moved.tokens

@@ -1,7 +1,8 @@
 """What inter-stage fusion goes by in an iteration, and what it has done: costs, lengths, the choice, counts.
 
-Rule: plain data. `release` and `tail` read it and decide, `fusing` and `moving` change it. The costs are a job's and
-are written down; the length model is rebuilt from what the journal keeps; the rest begins anew with every iteration.
+Rule: plain data. `release` and `tail` read it and decide, `fusing`, `learning` and `moving` change it. The costs are a
+job's and are written down; the length model is rebuilt from what the journal keeps; the rest begins anew with every
+iteration.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime
+from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 LINK_BYTES_PER_SECOND: Final = 4e8
@@ -55,6 +57,8 @@ class FusionState:
     attempt: int = 0
     results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
     """(worker, role) -> what it measured in this attempt."""
+    planning: tuple[int, Layout] | None = None
+    """Iteration and layout that were last begun to be planned; across iterations."""
     choice: FusionChoice = NO_FUSION
     moved: Moved = field(default_factory=Moved)
     pool: tuple[str, ...] = ()
@@ -67,11 +71,17 @@ class FusionState:
     """Before this time nothing is balanced: looking costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
+    observed: list[Observed] = field(default_factory=list)
+    """What work took."""
+    learned: dict[str, float] | None = None
+    """Metrics of what was learned from the iteration; None: nothing yet."""
+    planned: FusionChoice | None = None
+    """Made ahead, for what `planning` says."""
 
     def begin_iteration(self) -> None:
         """Nothing is chosen, nothing was moved."""
         self.choice, self.moved, self.pool, self.released = NO_FUSION, Moved(), (), ()
-        self.moved_at, self.busy = {}, {}
+        self.moved_at, self.busy, self.observed, self.learned, self.planned = {}, {}, [], None, None
 
 
 def fusion_state(spec: RLHFJobSpec) -> FusionState:

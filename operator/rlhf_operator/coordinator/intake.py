@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator import choosing, fusing, moving
+from rlhf_operator.coordinator import choosing, learning, moving
 from rlhf_operator.coordinator.answers import Answers
 from rlhf_operator.coordinator.batch import response_of, unpacked
 from rlhf_operator.coordinator.fleet import Joined, Refused
@@ -101,7 +101,7 @@ class Intake:
                 run.world.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
                 choosing.annotate(run, message.span)
-                fusing.annotate(run, message.span)
+                learning.seen(run, message.span)
                 run.accounts.turned(message.span)
                 run.recorder.span(message.span)
             case other:

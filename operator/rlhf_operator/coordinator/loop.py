@@ -86,7 +86,7 @@ class Loop:
         seconds = run.accounts.enter(phase, now)
         run.totals.phase_seconds[before] = run.totals.phase_seconds.get(before, 0.0) + seconds
         if arrived:
-            run.accounts.control_seconds += now - arrived
+            run.accounts.control[before] = run.accounts.control.get(before, 0.0) + now - arrived
         end = time.time_ns()
         start = end - int(seconds * 1e9)
         run.recorder.span(

@@ -12,6 +12,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator import decisions as d
+from rlhf_operator.coordinator import learning
 from rlhf_operator.coordinator.batch import response_of
 from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.fleet import Leaving, Pending, Work
@@ -87,6 +88,8 @@ def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
         counts.seconds += item.seconds
         counts.paused += item.paused_seconds
         counts.longest_pause = max(counts.longest_pause, item.paused_seconds)
+    sent = sum(item.bytes for item in result.samples if item.moved)
+    learning.moved(run, pending, sum(item.moved for item in result.samples), sent)
     _stay(run, stayed)
 
 

@@ -125,6 +125,10 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
 
 def take_prompts(world: World, prompts: PromptSet) -> None:
     """The world knows the prompts of the ledger's iteration."""
-    batch = [prompts.of(world.iteration, index) for index in range(len(world.ledger.samples))]
-    world.prompt_tokens = [len(prompt.tokens) // ITEM_BYTES for prompt in batch]
-    world.prompt_lines = [prompt.line for prompt in batch]
+    world.prompt_tokens, world.prompt_lines = prompts_of(prompts, world.iteration, len(world.ledger.samples))
+
+
+def prompts_of(prompts: PromptSet, iteration: int, size: int) -> tuple[list[int], list[int]]:
+    """(tokens, line of the prompt file) of the prompt of every sample of an iteration."""
+    batch = [prompts.of(iteration, index) for index in range(size)]
+    return [len(prompt.tokens) // ITEM_BYTES for prompt in batch], [prompt.line for prompt in batch]

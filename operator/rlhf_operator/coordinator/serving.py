@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlhf_operator.coordinator import fusing
+from rlhf_operator.coordinator import fusing, learning
 from rlhf_operator.coordinator.decisions import Finish
 from rlhf_operator.coordinator.effects import Effects
 from rlhf_operator.coordinator.intake import Intake
@@ -49,7 +49,7 @@ async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
     server = await start_server(CoordinatorService(run, intake), addresses.listen, addresses.certificates)
     end_metrics = serve_metrics(addresses.metrics, run) if addresses.metrics else None
     try:
-        fusing.recall(run, restored.inter_stage)
+        learning.recall(run, restored.inter_stage)
         if restored.begun_ns is None:
             effects.begin_iteration(restored.ledger.iteration)
         else:

@@ -24,8 +24,8 @@ from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import fuses, outcome
 from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
-LEAST_GAIN: Final = 0.01
-"""Share of the time without fusion that a plan must win: less is noise."""
+LEAST_GAIN: Final = 0.03
+"""Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
 MOST_DRAWS: Final = 8
 """Batches that are drawn; of a large batch fewer, its own samples average."""
 SAMPLES_DRAWN: Final = 2048

@@ -2,13 +2,15 @@
 
 Rule: plain numbers in (`StepTime`), closed formulas out, so that a simulation can sum thousands of steps at once. A
 decode step is a line in the context for every batch size; everything else is a setup, so much a sample and so much a
-token. Observations correct whole kinds of work by a ratio, never the shape. Must never answer a negative time.
+token. Observations correct whole kinds of work by a ratio, the median of the last few iterations' own, never the shape.
+Must never answer a negative time.
 All times are in seconds, all sizes in bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,12 +29,32 @@ JOB_KEY: Final = "interStage"
 """Key of the journal's job.json under which a job keeps {"costs": StageCosts.document()}."""
 NEAR_FLAT: Final = 1.25
 """A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
-OBSERVATION_SHARE: Final = 0.3
-"""Weight of the newest observation in a ratio: noise moves it little, a wrong profile is gone in ten."""
+OBSERVATIONS: Final = 5
+"""Iterations whose ratios count: a wrong profile is gone after one, and of five two may be anything."""
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
 """Ratios stay within this: one hung transfer must not turn every forecast into nonsense."""
 SCORE_BATCH: Final = 16
 """Samples that a worker scores at a time, unless it is told otherwise: the chunk of a Score command."""
+
+
+MOVE_STEPS: Final = 5
+"""Step boundaries that a move waits for: the offer is taken, the cache is cut, the rest of it too, the sample is
+placed, the receipt is read."""
+PAUSE_STEPS: Final = 2
+"""Of them nobody decodes the sample: until it is placed, until it is in a step again."""
+MOVES_AT_ONCE: Final = 4
+"""Samples that a worker sends side by side: they wait for the same boundaries."""
+
+
+class Observed(NamedTuple):
+    """Real work: `passes` (decode: steps; transfer: samples) over `batch` samples of `tokens` tokens (decode: keys)
+    each took `seconds` in all."""
+
+    kind: Kind
+    passes: float
+    batch: float
+    tokens: float
+    seconds: float
 
 
 class StepTime(NamedTuple):
@@ -127,16 +149,17 @@ class StageCosts:
     """For KV caches on one worker; None: not limited."""
     bandwidth: float | None = None
     """Bytes a second from worker to worker; None: not known, and nothing is moved with its KV cache."""
-    setup_seconds: float = 0.001
-    """Of moving one sample with its KV cache: offer, hand-over, receipt."""
+    setup_seconds: float = 0.003
+    """Of moving a sample with its KV cache, beside its steps: messages, and once a command a connection."""
+    move_steps: float = MOVE_STEPS
     command_seconds: float = 0.005
     """From a decision until workers have acted on it: two messages."""
     replays: bool = False
     """A sample that is resumed from its tokens decodes them again (deterministic jobs)."""
     padded: bool = True
     """A decode step reads as many keys of every sample as the longest one has; False: of each its own."""
-    scale: Mapping[Kind, float] = dataclasses.field(default_factory=dict)
-    """Observed over fitted seconds, by kind of work; 1 when nothing was observed."""
+    ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """Observed over fitted seconds of the last iterations, oldest first, by kind of work."""
 
     @classmethod
     def measured(
@@ -192,15 +215,31 @@ class StageCosts:
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
     def kv_seconds(self, tokens: Number) -> Number:
-        """Moving the KV cache of a sample of so many tokens; infinite when the bandwidth is not known."""
-        scale = self._scale("transfer")
-        a_token = self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
-        return tokens * (scale * a_token) + scale * self.setup_seconds
+        """Moving a sample of so many tokens with its KV cache, while it is decoded on; infinite when the bandwidth is
+        not known."""
+        return tokens * self.link_seconds + self.move_seconds
+
+    @cached_property
+    def link_seconds(self) -> float:
+        """Sending the keys and values of one token."""
+        return self._scale("transfer") * self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
+
+    @cached_property
+    def move_seconds(self) -> float:
+        """Of a move, beside sending: both workers act between two steps."""
+        return self._scale("transfer") * (self.setup_seconds + self.move_steps * self.decode_seconds(1, 0))
+
+    @cached_property
+    def pause_seconds(self) -> float:
+        """Of a move with the KV cache: nobody decodes the sample."""
+        return self._scale("transfer") * (
+            self.setup_seconds + min(PAUSE_STEPS, self.move_steps) * self.decode_seconds(1, 0)
+        )
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
-        """Building the cache of a sample anew on a worker that decodes `batch` samples then."""
+        """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
         scale, work = self._scale("prefill"), self.prefill
-        fixed = scale * (work.setup + work.per_sample)
+        fixed = scale * (work.setup + work.per_sample) + self.command_seconds + self.decode_seconds(batch, 0)
         if not self.replays:
             return (prompt + tokens) * (scale * work.per_token) + fixed
         base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
@@ -229,15 +268,38 @@ class StageCosts:
 
     # ---------------------------------------------------------------- corrections
 
-    def refined(self, observed: Mapping[Kind, tuple[float, float]]) -> StageCosts:
-        """These costs after work that was forecast to take the first and took the second time, by kind of work."""
-        scale = dict(self.scale)
-        for kind, (forecast, measured) in observed.items():
+    def refined(self, observed: Iterable[Observed]) -> StageCosts:
+        """These costs after one more iteration's work; kinds of which nothing was seen stay as they are."""
+        fitted, seconds = dataclasses.replace(self, ratios={}), dict[Kind, tuple[float, float]]()
+        for one in observed:
+            forecast, measured = seconds.get(one.kind, (0.0, 0.0))
+            seconds[one.kind] = (forecast + fitted._forecast(one), measured + one.seconds)
+        ratios = dict(self.ratios)
+        for kind, (forecast, measured) in seconds.items():
             if forecast > 0 and measured > 0:
-                now = self._scale(kind)
-                ratio = now * ((1 - OBSERVATION_SHARE) + OBSERVATION_SHARE * measured / forecast)
-                scale[kind] = min(MOST_RATIO, max(LEAST_RATIO, ratio))
-        return dataclasses.replace(self, scale=scale)
+                ratio = min(MOST_RATIO, max(LEAST_RATIO, measured / forecast))
+                ratios[kind] = (*ratios.get(kind, ()), ratio)[-OBSERVATIONS:]
+        return dataclasses.replace(self, ratios=ratios)
+
+    def _forecast(self, work: Observed) -> float:
+        """Seconds of this work by these costs."""
+        match work.kind:
+            case "decode":
+                return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
+            case "prefill":
+                return work.passes * self.prefill_seconds(round(work.batch), work.tokens)
+            case "score":
+                setup, a_sample, a_token = self.score_parts
+                return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))
+            case "transfer":
+                return (
+                    work.passes * work.tokens * self.link_seconds + -(-work.passes // MOVES_AT_ONCE) * self.move_seconds
+                )
+
+    @cached_property
+    def scale(self) -> Mapping[Kind, float]:
+        """Observed over fitted seconds, by kind of work."""
+        return {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
 
     def _scale(self, kind: Kind) -> float:
         return self.scale.get(kind, 1.0)
@@ -246,7 +308,7 @@ class StageCosts:
 
     def document(self) -> dict[str, Any]:
         """Plain data for JSON; `from_document` reads it back."""
-        return {**dataclasses.asdict(self), "scale": dict(self.scale)}
+        return {**dataclasses.asdict(self), "ratios": dict(self.ratios)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
@@ -258,7 +320,8 @@ class StageCosts:
         try:
             lines = {name: tuple(values) for name, values in document["decode"].items()}
             parts = {name: Work(**document[name]) for name in ("prefill", "score")}
-            return cls(**{**document, "decode": DecodeLines(**lines), **parts})
+            ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
+            return cls(**{**document, "decode": DecodeLines(**lines), **parts, "ratios": ratios})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error
 

@@ -2,7 +2,8 @@
 
 Rule: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one worker
 join it together, when the last of them is there; those that bring their KV cache are decoded at their source until
-then, at its pace. A link carries one KV cache at a time, at either end. Who goes where is `place`'s own answer.
+then, at its pace. A link carries one KV cache at a time, at either end; MOVES_AT_ONCE wait together for what else a
+move takes. Who goes where is `place`'s own answer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Floats, StageCosts, Transfer
 from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.decode import Generation, drain
 from rlhf_planner.inter_stage.layout import Transit
@@ -119,12 +120,15 @@ def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, cost
     sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
     sending: dict[int, float] = {}
     receiving: dict[int, float] = {}
+    begun: dict[int, int] = {}
     answer = []
     for at, (to, by_kv) in enumerate(zip(destination.tolist(), kv.tolist(), strict=True)):
         source, end = sources[at], told
         if by_kv:
-            end = max(told, sending.get(source, told), receiving.get(to, told)) + costs.kv_seconds(float(keys[at]))
-            sending[source] = receiving[to] = end
+            sent = max(sending.get(source, told), receiving.get(to, told)) + keys[at] * costs.link_seconds
+            sending[source] = receiving[to] = sent
+            end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds
+            begun[source] = begun.get(source, 0) + 1
         answer.append(Transit(samples[at], source, to, by_kv, left.start, end))
     return answer
 

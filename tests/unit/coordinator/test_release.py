@@ -132,6 +132,16 @@ def test_without_fusion_generation_workers_score_when_all_is_generated_and_nobod
         assert late == expected
 
 
+def test_what_takes_longest_to_score_is_handed_out_first(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, inference=1)
+    world = doubled(plan, threshold=0)
+    for index, tokens in enumerate((3, 5, 2, 9, 4)):
+        epoch = world.ledger.assign(index, "generation-0")
+        world.ledger.finish(index, epoch, "generation-0", part(tokens), "stop", "")
+    given = [item for item in iteration.decide(plan, world, NOW) if isinstance(item, d.Score)]
+    assert [index for item in given for index, tasks in item.samples if "values" in tasks] == [3, 1, 4, 0]
+
+
 def test_rewards_by_calls_fly_together_and_models_leave_work_for_those_who_come_late(tmp_path: Path) -> None:
     plan = plan_with(tmp_path, inference=1)
     world = doubled(plan, threshold=0)

@@ -7,7 +7,7 @@ import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime, Work
+from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime, Work
 
 
 def test_measured_times_come_out_again() -> None:
@@ -56,15 +56,26 @@ def test_bs_max_is_where_steps_stop_being_flat() -> None:
     assert small.least_pool(33, 100) == 9
 
 
-def test_observations_correct_a_kind_of_work_step_by_step() -> None:
-    costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=2)
-    for _ in range(20):
-        costs = costs.refined({"decode": (costs.decode_seconds(1, 1), 2.0), "score": (0.0, 1.0)})
-    assert costs.decode_seconds(1, 1) == pytest.approx(2.0, rel=0.01)
-    assert "score" not in costs.scale
-    for _ in range(50):
-        costs = costs.refined({"decode": (1.0, 1e9)})
-    assert costs.decode_seconds(1, 1) == pytest.approx(10.0)
+def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing() -> None:
+    costs = StageCosts.measured(
+        decode=[StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)],
+        tasks={"a": [StepTime(1, 100, 1.0)], "b": [StepTime(1, 100, 2.0)]},
+        max_batch_size=4,
+    )
+    half_as_long = [Observed("decode", 10, 4, 1, 15.0), Observed("decode", 10, 1, 1, 10.0)]  # 25 s instead of 50
+    passes = [Observed("score", 1 / 2, 4, 100, 6.0), Observed("score", 1 / 2, 4, 100, 3.0)]  # one of each task
+    costs = costs.refined([*half_as_long, *passes])
+    assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
+    assert costs.score_seconds(4, 100) == pytest.approx(9.0)
+    for _ in range(4):
+        costs = costs.refined(half_as_long)
+    for _ in range(2):
+        costs = costs.refined([Observed("decode", 1, 1, 1, 1e9)])
+    assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
+    assert len(costs.ratios["score"]) == 1
+    for _ in range(5):
+        costs = costs.refined([Observed("decode", 1, 1, 1, 1e9)])
+    assert costs.decode_seconds(1, 1) == pytest.approx(10.0), "within limits"
 
 
 @settings(deadline=None, max_examples=30)

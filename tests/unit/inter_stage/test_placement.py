@@ -81,14 +81,14 @@ def test_the_workers_with_the_most_predicted_work_stay() -> None:
 
 def test_the_kv_cache_goes_along_where_that_is_faster() -> None:
     held = {"a": unfinished(0, 50, 50), "b": unfinished(2, 50)}
-    prefill = [StepTime(1, 10, 0.1), StepTime(1, 60, 0.6)]
+    prefill = [StepTime(1, 10, 1.0), StepTime(1, 60, 6.0)]  # a move waits for five steps of 1 s
     fast = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=1e6)
     slow = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=10.0)
     assert [move.kv for move in place(held, 1, fast, LENGTHS).moves] == [True]
     assert [move.kv for move in place(held, 1, slow, LENGTHS).moves] == [False]
     assert [move.kv for move in place(held, 1, slow, LENGTHS, "KV").moves] == [True]
     replayed = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=10.0, replays=True)
-    assert [move.kv for move in place(held, 1, replayed, LENGTHS).moves] == [True]  # 50 steps of 1 s against 6 s
+    assert [move.kv for move in place(held, 1, replayed, LENGTHS).moves] == [True]  # 50 steps of 1 s against 11 s
 
 
 def test_a_pool_that_cannot_hold_the_tail_is_enlarged() -> None:

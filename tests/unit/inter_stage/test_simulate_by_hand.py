@@ -60,7 +60,8 @@ def test_tokens_that_move_are_prefilled_again_and_replays_are_decoded_again() ->
     assert told.finished == pytest.approx((4, 4, 8, 8))
     replayed = simulate([2, 2, 4, 4], plan, costs(replays=True), 2, 1)
     assert replayed.finished == pytest.approx((4, 4, 8, 10))  # two rows twice, then two steps of one row
-    sent = simulate([2, 2, 4, 4], plan, costs(bandwidth=3.0, kv_bytes_per_token=1.0, setup_seconds=0.0), 2, 1, "KV")
+    link = costs(bandwidth=3.0, kv_bytes_per_token=1.0, setup_seconds=0.0, move_steps=0)
+    sent = simulate([2, 2, 4, 4], plan, link, 2, 1, "KV")
     # 3 keys in 1 s; meanwhile both workers make one more step: then one step of two rows.
     assert sent.finished == pytest.approx((4, 4, 7, 7))
     assert sent.moved_by_kv == 1

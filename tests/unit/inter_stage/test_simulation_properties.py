@@ -138,6 +138,16 @@ def test_where_scoring_costs_as_much_as_the_tail_fusion_wins() -> None:
     assert Counter(point.threshold for point in choice.curve).most_common(1)[0][1] == 1
 
 
+def test_a_gain_of_two_percent_is_left_alone() -> None:
+    # As above, but scoring all is 0.2 s: what the simulation leaves out may be as much.
+    costs = StageCosts.measured(decode=[StepTime(1, 1, 0.02)], max_batch_size=8, score_batch=1)
+    model = LengthModel(512).with_batch([(5, 20)] * 30 + [(5, 400)] * 2)
+    choice = choose(model, Layout(4, 0, (5,) * 32), replace(costs, score=Work(per_sample=0.025)))
+    best = min(choice.curve, key=lambda point: point.seconds)
+    assert 0.01 < 1 - best.seconds / choice.off_seconds < 0.03
+    assert not choice.fused
+
+
 def test_impossible_lengths_are_refused() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=8)
     with pytest.raises(ValueError, match="lengths has 1 samples, the layout 2"):

@@ -1,7 +1,8 @@
 """Turns thousands of engine steps into a few spans of the timeline.
 
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
-before; it is named for what took most of its time and says how much prefill was in it. Must never read a clock.
+before; it is named for what took most of its time and says how much prefill was in it, how many samples a step had and
+how many keys each read: by that a planner knows what a step costs. Must never read a clock.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class _Window:
     prefill_ns: int = 0
     steps: int = 0
     tokens: int = 0
+    rows: int = 0
+    keys: int = 0
 
 
 class Activity:
@@ -41,6 +44,8 @@ class Activity:
         window.prefill_ns += report.prefill_ns
         window.steps += 1
         window.tokens += report.decoded
+        window.rows += report.rows
+        window.keys += report.keys
         if end_ns - window.start_ns >= SPAN_NS:
             self.flush(outbox)
 
@@ -56,4 +61,6 @@ class Activity:
                 tokens=str(window.tokens),
                 steps=str(window.steps),
                 prefill_seconds=f"{window.prefill_ns / 1e9:.3f}",
+                rows=f"{window.rows / window.steps:.2f}",
+                context=f"{window.keys / max(1, window.rows):.0f}",
             )

@@ -97,6 +97,10 @@ class StepReport:
     """Prompt tokens (and replayed response tokens) run through the model."""
     prefill_ns: int = 0
     """Time of it that prefill took."""
+    rows: int = 0
+    """Samples that went through a decode pass."""
+    keys: int = 0
+    """Keys that were read, of all rows together."""
 
 
 class KvShape(NamedTuple):

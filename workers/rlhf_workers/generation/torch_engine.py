@@ -309,6 +309,8 @@ class TorchEngine:
         if not np.isfinite(log_probabilities).all():
             self._refuse(slots[~np.isfinite(log_probabilities)])
         fresh = self._state.table.advance(slots, sampled, log_probabilities, self.version)
+        report.rows += len(run.slots)
+        report.keys += len(run.slots) * run.length
         report.decoded += int(fresh.sum())
         report.prefilled += int((~fresh).sum())
         self._finish(slots[fresh], sampled[fresh])

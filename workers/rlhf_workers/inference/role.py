@@ -133,8 +133,9 @@ class InferenceRole:
         self._score(task, task.scorer, batch, outbox)
         iteration = batch[0].key.iteration
         span = SPAN_TASK.format(task=task.name)
-        outbox.span(span, start_ns, time.time_ns(), iteration, samples=str(len(batch)))
-        outbox.count(sum(sample.length for sample in batch))
+        tokens = sum(sample.length for sample in batch)
+        outbox.span(span, start_ns, time.time_ns(), iteration, samples=str(len(batch)), tokens=str(tokens))
+        outbox.count(tokens)
         return True
 
     def report(self, outbox: Outbox) -> bool:
