@@ -6,18 +6,20 @@ Llama whose attention and MLP are computed but whose next token depends on the l
 end-of-sequence decisions make the lengths: one response in fifteen takes a path on which it goes on twenty times as
 long. Within a round every setting decodes the same responses. A: scoring costs as much as the tail; B: next to nothing.
 Reported for each setting: median seconds of generation + inference, how many times faster than Off in the same round
-(quartiles), how far off the simulator is on the same lengths, and the share of control and transfer. The learning rate
-changes no weight.
+(quartiles), how far off the simulator is on the same lengths (all in all, and what it makes of the time of generation
+and of the work of decoding and scoring), and the share of control and transfer. The learning rate changes no weight.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from rlhf_api.names import Env
 from rlhf_operator.coordinator import __main__ as coordinator
 from rlhf_operator.coordinator import effects, fusing, learning, prompts
 from rlhf_operator.coordinator.run import Run
+from rlhf_operator.coordinator.server import order_stop
 from rlhf_operator.reports.metrics import read_metrics
 from rlhf_operator.reports.picture import draw_timeline
 from rlhf_operator.reports.timeline import read_spans
@@ -50,6 +53,8 @@ MEASURED = {
     "overhead": "fusion/overhead_share", "control": "control_share", "idle": "idle/generation",
     "decode_ratio": "fusion/decode_ratio", "score_ratio": "fusion/score_ratio",
     "transfer_ratio": "fusion/transfer_ratio",
+    "decode_busy": "fusion/decode_busy", "simulated_decode_busy": "fusion/simulated_decode_busy",
+    "score_busy": "fusion/score_busy", "simulated_score_busy": "fusion/simulated_score_busy",
 }  # fmt: skip
 """Name in the output -> metric of an iteration."""
 WARM_UP = 3
@@ -79,10 +84,11 @@ class Turns:
     """Number of the first round."""
 
     @classmethod
-    def of(cls, thresholds: Sequence[int], rounds: int, first: int = 0) -> "Turns":
-        """No fusion twice, which shows how far equal settings lie apart, Auto, and the sweep."""
+    def of(cls, thresholds: Sequence[int], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
+        """No fusion, Auto, and the sweep; `twice`: no fusion once more."""
         sweep = (Setting(f"R_t={threshold}, m=1", threshold) for threshold in thresholds)
-        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep, Setting("Off again")), rounds, first)
+        again = (Setting("Off again"),) if twice else ()
+        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep, *again), rounds, first)
 
     @property
     def iterations(self) -> int:
@@ -159,15 +165,19 @@ def workers(folder: Path, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_turns(turns: Turns) -> Iterator[None]:
-    """Every iteration of the coordinator in this process goes by the setting whose turn it is.
+def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
+    """Every iteration of the coordinator in this process goes by the setting whose turn it is; no round begins later
+    than `seconds` from now.
 
     Lengths are learned when a round is over: no setting knows the responses that it is going to decode.
     """
     planned, learned, random_key = fusing.begin, learning.learn, prompts.random_key
+    deadline = time.monotonic() + seconds
 
     def begin(run: Run) -> None:
-        _, setting = turns.turn(run.world.iteration)
+        number, setting = turns.turn(run.world.iteration)
+        if time.monotonic() > deadline and turns.turn(run.world.iteration - 1)[0] != number:
+            order_stop(run, checkpoint=False, reason="its time is over")
         if setting.auto:
             planned(run)
             return
@@ -190,13 +200,13 @@ def in_turns(turns: Turns) -> Iterator[None]:
         effects.random_key = random_key  # type: ignore[attr-defined]
 
 
-def run_scenario(folder: Path, scenario: str, turns: Turns) -> Path:
+def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
     """Runs the job; its run folder."""
     manifest, run_dir, address = write_job(folder, scenario, turns.iterations), folder / "run", free_address()
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(turns), workers(folder, address):
+    with in_turns(turns, seconds), workers(folder, address):
         outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
-    if outcome.phase != "Complete":
+    if outcome.failure is not None:
         raise SystemExit(f"scenario {scenario}: {outcome.phase}: {outcome.failure}; logs in {folder}")
     return run_dir
 
@@ -240,6 +250,11 @@ def _row(own: dict[int, dict[str, Any]], off: dict[int, dict[str, Any]]) -> dict
     }
     return median | {
         "off_over_this": _quartiles([off[number]["seconds"] / own[number]["seconds"] for number in sorted(own)]),
+        "simulated_over_measured": {
+            part: round(statistics.median(point[f"simulated_{part}"] / point[part] for point in points), 3)
+            for part in ("generation", "decode_busy", "score_busy")
+            if all(point[f"simulated_{part}"] is not None for point in points)
+        },
         "simulator_errors": [round(error, 3) for error in errors],
         "simulator_error": round(statistics.median(map(abs, errors)), 4) if errors else None,
     }
@@ -258,7 +273,8 @@ def _say(scenario: str, result: dict[str, Any]) -> None:
         print(
             f"{scenario} {name:>12}: {row['seconds']:6.2f} s (generation {row['generation']:.2f}), {median:.3f} times "
             f"as fast as Off (quartiles {low:.3f} to {high:.3f}), simulator off by {row['simulator_error']:.1%}, "
-            f"overhead {row['overhead']:.2%}, idle {row['idle']:.0%}, moved {row['moved']:.0f}",
+            f"({row['simulated_over_measured']}), overhead {row['overhead']:.2%}, idle {row['idle']:.0%}, moved "
+            f"{row['moved']:.0f}",
             flush=True,
         )
     low, median, high = result["best_over_auto"]
@@ -281,7 +297,8 @@ def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
     """The timeline of one iteration without fusion and of the one with Auto in the same round."""
     spans = [span for span in read_spans(run_dir / "timeline.json") if not span.name.startswith("predicted/")]
     shown = ("decode", "prefill", "score", "migrate")
-    for iteration in range(turns.iterations - len(turns.settings), turns.iterations):
+    last = max(span.iteration for span in spans)
+    for iteration in range(max(WARM_UP, last + 1 - len(turns.settings)), last + 1):
         name = turns.turn(iteration)[1].name
         if name in ("Off", "Auto"):
             mine = [span for span in spans if span.iteration == iteration and span.name.startswith(shown)]
@@ -292,6 +309,8 @@ def main() -> int:
     """Prints a table, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of a scenario; no round begins later")
+    parser.add_argument("--twice", action="store_true", help="Off twice: it shows how far equal settings lie apart")
     parser.add_argument("--first-round", type=int, default=0, help="other rounds have other responses")
     parser.add_argument("--thresholds", nargs="+", type=int, default=THRESHOLDS, help="of the sweep")
     parser.add_argument("--scenario", nargs="+", choices=sorted(SCORERS), default=sorted(SCORERS))
@@ -305,9 +324,9 @@ def main() -> int:
         for scenario, one in json.loads(file.read_text().splitlines()[-1])["points"].items():
             told.setdefault(scenario, []).extend(one)
     for scenario in () if arguments.join else arguments.scenario:
-        turns = Turns.of(arguments.thresholds, arguments.rounds, arguments.first_round)
+        turns = Turns.of(arguments.thresholds, arguments.rounds, arguments.first_round, twice=arguments.twice)
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
-            run_dir = run_scenario(Path(folder), scenario, turns)
+            run_dir = run_scenario(Path(folder), scenario, turns, arguments.seconds)
             told[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))
             results |= {"length_median": statistics.median(lengths), "length_p99": lengths[int(0.99 * len(lengths))]}
             if arguments.pictures:

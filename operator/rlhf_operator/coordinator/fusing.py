@@ -210,6 +210,8 @@ def figures(run: Run) -> dict[str, float]:
         metrics |= {
             "fusion/threshold": float(state.choice.threshold if fused else 0),
             "fusion/pool": float(state.choice.pool if fused else world.fleet.sizes[Group.GENERATION]),
+            "fusion/decode_busy": sum(busy.get("decode", 0.0) for busy in state.busy.values()),
+            "fusion/score_busy": sum(busy.get("score", 0.0) for busy in state.busy.values()),
             "fusion/moved_kv": float(moved.kv),
             "fusion/moved_tokens": float(moved.tokens),
             "fusion/stayed": float(moved.stayed),

@@ -98,6 +98,8 @@ def learn(run: Run) -> None:
             return
         metrics["fusion/simulated_seconds"] = again.seconds
         metrics["fusion/simulated_generation_seconds"] = again.generation_seconds
+        metrics["fusion/simulated_decode_busy"] = again.decode_busy
+        metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
         state.costs = state.costs.refined(state.observed)
 

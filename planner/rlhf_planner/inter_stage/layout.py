@@ -95,6 +95,10 @@ class Forecast:
     """By generation worker: when it could begin to score; None: never."""
     idle: tuple[float, ...]
     """By worker, dedicated inference workers last: share of `seconds` in which it neither decoded nor scored."""
+    decode_busy: float
+    """Seconds that workers decoded and prefilled, all together."""
+    score_busy: float
+    """Seconds that workers scored, all together."""
     finished: tuple[float, ...]
     """By sample: when it was generated."""
     spans: tuple[Span, ...] = ()

@@ -100,6 +100,8 @@ def _forecast(generation: Generation, layout: Layout, told: Outcome, threshold: 
         moved_bytes=0.0 if tail is None else tail.moved_bytes,
         released=tuple(told.released),
         idle=tuple(idle),
+        decode_busy=sum(decoding),
+        score_busy=sum(told.scored.busy.values()),
         finished=tuple(told.finish.tolist()),
         transits=tuple(moves),
     )
