@@ -17,6 +17,7 @@ from rlhf_operator.coordinator import release
 from rlhf_operator.coordinator.fleet import Pending
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.sample import ITEM_BYTES
+from rlhf_operator.coordinator.world import Plan
 from rlhf_planner.inter_stage.costs import Observed, StageCosts
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import WINDOW
@@ -115,15 +116,12 @@ def seen(run: Run, span: pb.Span) -> None:
         peer = span.attributes["peer"]
         names = [worker.name for worker in run.world.fleet.of(Group.GENERATION) if worker.address == peer]
         span.attributes["destination"] = names[0] if names else peer
-    kind, _, task = span.name.partition("/")
-    kind = "decode" if kind == "prefill" else kind
-    beside = task == "reward" and run.plan.spec.models.reward.model is None  # in a process of its own
-    if kind not in ("decode", "score") or beside or span.iteration != run.world.iteration:
+    kind, beside = _kind(run.plan, span)
+    if beside or span.iteration != run.world.iteration or kind not in ("decode", "score"):
         return
-    seconds = (span.end_ns - span.start_ns) / 1e9
     mine = state.busy.setdefault(span.worker, {})
-    mine[kind] = mine.get(kind, 0.0) + seconds
-    work = _decoded(span, seconds) if kind == "decode" else _scored(run, span, seconds)
+    mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    work = observed(run.plan, span)
     if work is not None:
         state.observed.append(work)
 
@@ -136,20 +134,22 @@ def moved(run: Run, pending: Pending, samples: int, sent: int) -> None:
         state.observed.append(Observed("transfer", samples, 1, each, time.monotonic() - pending.sent))
 
 
-def _decoded(span: pb.Span, seconds: float) -> Observed | None:
-    told = span.attributes
-    if "rows" not in told or not float(told["rows"]):
-        return None
-    decoding = seconds - float(told["prefill_seconds"])
-    return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), max(0.0, decoding))
+def observed(plan: Plan, span: pb.Span) -> Observed | None:
+    """The work that a worker's span is about, as costs count it; None when it is about none."""
+    kind, beside = _kind(plan, span)
+    told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
+    if kind == "decode" and float(told.get("rows", "0")):
+        decoding = max(0.0, seconds - float(told["prefill_seconds"]))
+        return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), decoding)
+    if kind == "score" and not beside and "tokens" in told:  # one task's pass: by the costs a pass is one of every task
+        by_call = plan.spec.models.reward.model is None
+        tasks = sum(not (by_call and task.model == "reward") for task in plan.tasks)
+        samples = int(told["samples"])
+        return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
+    return None
 
 
-def _scored(run: Run, span: pb.Span, seconds: float) -> Observed | None:
-    """One task's pass: a pass by the costs is one of every task."""
-    told = span.attributes
-    if "tokens" not in told:
-        return None
-    by_call = run.plan.spec.models.reward.model is None
-    tasks = sum(not (by_call and task.model == "reward") for task in run.plan.tasks)
-    samples = int(told["samples"])
-    return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
+def _kind(plan: Plan, span: pb.Span) -> tuple[str, bool]:
+    """(kind of work, done by a process of its own beside it)."""
+    kind, _, task = span.name.partition("/")
+    return "decode" if kind == "prefill" else kind, task == "reward" and plan.spec.models.reward.model is None

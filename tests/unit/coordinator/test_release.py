@@ -10,13 +10,13 @@ from tests.unit.coordinator.test_iteration import NOW, finish_all, kinds, world_
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import decisions as d
-from rlhf_operator.coordinator import iteration, release, waits
+from rlhf_operator.coordinator import iteration, learning, release, waits
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.sample import Response
 from rlhf_operator.coordinator.schedule import schedule_json
 from rlhf_operator.coordinator.world import Plan, World, plan_of
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime
 
 BOTH = "generation+inference"
 
@@ -232,3 +232,16 @@ def test_a_migration_that_hangs_is_waited_for_by_both_names(gathering: tuple[Pla
     limit = plan.spec.run_policy.start_timeout_seconds
     (leave,) = [item for item in iteration.decide(plan, world, NOW + limit + 1) if isinstance(item, d.Leave)][:1]
     assert leave.worker == "generation-0"
+
+
+def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path)  # tasks: values, reference, and a reward that is a function
+
+    def seen(name: str, seconds: float, **told: str) -> Observed | None:
+        return learning.observed(plan, pb.Span(name=name, start_ns=0, end_ns=int(seconds * 1e9), attributes=told))
+
+    decoded = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
+    assert seen("decode", 0.6, **decoded) == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
+    assert seen("score/values", 0.4, samples="4", tokens="200") == Observed("score", 1 / 2, 4, 50, pytest.approx(0.4))
+    assert seen("score/reward", 0.4, samples="4") is None, "a process beside the worker"
+    assert seen("load-weights", 0.4) is None
