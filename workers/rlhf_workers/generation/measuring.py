@@ -62,14 +62,14 @@ def measure(engine: "TorchEngine") -> Generator[None, None, EngineCosts]:
 
 
 def decode_grid(limits: EngineLimits) -> list[tuple[int, int]]:
-    """(batch, context): every power of two and the largest batch at half the longest sequence, then at a quarter and at
-    full length; the ends of each row first."""
+    """(batch, context): every power of two and the largest batch at half the longest sequence, then at a sixteenth, for
+    large batches are short ones; then at full length and a quarter. The ends of each row first."""
     largest = limits.max_batch_size
     batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
     order = [batches[0], batches[-1], *batches[-2:0:-1]]
     order = list(dict.fromkeys(order))
     longest = limits.max_prompt_tokens + limits.max_response_tokens
-    contexts = [max(longest * part // 4 - STEPS - 1, 1) for part in (2, 1, 4)]
+    contexts = [max(longest * part // 16 - STEPS - 1, 1) for part in (8, 1, 16, 4)]
     return list(dict.fromkeys((batch, context) for context in contexts for batch in order))
 
 
