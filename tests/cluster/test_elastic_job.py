@@ -102,6 +102,10 @@ class Elastic:
         """Pods with the label of the pool."""
         return self.job.kubectl("get", "pods", f"--selector={POOL}=true", "--output=name").split()
 
+    def metric(self, name: str) -> float:
+        """Of the operator, for this job."""
+        return self._operator.metric(name, namespace=self.job.where.partition("=")[2])
+
     def _check(self) -> None:
         self._operator.check()
         if self._look():
@@ -132,7 +136,7 @@ def outcome(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(2400)
 def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_changes(
-    node_cluster: Cluster, elastic: Elastic, tmp_path: Path
+    node_cluster: Cluster, operator: OperatorProcess, elastic: Elastic, tmp_path: Path
 ) -> None:
     job = elastic.job
     table, pods = tmp_path / "rlhf.watch", tmp_path / "pods.watch"
@@ -166,6 +170,7 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
     shown = {line.split()[0] for line in pods.read_text().splitlines() if line.endswith(" true")}
     assert shown & members
     assert re.search(r"\s1/4\s", table.read_text()), table.read_text()
+    assert operator.metric("rlhf_pool_resize_duration_seconds_count") >= 2
     assert "PoolFormed" in {each["reason"] for each in node_cluster.get("events", job.where)["items"]}
 
 
@@ -173,19 +178,21 @@ def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
     """The second iteration: two pods join it, then its tail gathers, and pods get the label and lose it."""
     job = elastic.job
     old = ("generation-0", "generation-1")
-    before = len(elastic.events("pool-formed"))
+    elastic.until("the label of the first iteration's pool to go", lambda: elastic.labelled() == [])
+    before, seen = len(elastic.events("pool-formed")), len(pods.read_text())
     elastic.limit(CRAWL, *old)
     job.allow(1)
     elastic.until("samples of the second iteration", lambda: elastic.decoding(1, 2 * ROWS))
     job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=4")
-    elastic.until(
-        "4 generation workers, and no label of an earlier pool", lambda: elastic.has(4, 1) and not elastic.labelled()
-    )
-    seen = len(pods.read_text())
+    elastic.until("4 generation workers", lambda: elastic.has(4, 1))
     elastic.limit(SLOW, *old)
     elastic.until("the tail to gather", lambda: len(elastic.events("pool-formed")) > before, every=0.1)
     elastic.limit(CRAWL, *old)
     elastic.until("the label on a pod", lambda: " true\n" in pods.read_text()[seen:])
+    elastic.until("the metric", lambda: elastic.metric("rlhf_pool_replicas") == 1)
+    status = job.seen()["status"]
+    assert status["migrationPool"]["threshold"] == ROWS
+    assert status["plan"] == {"interStage": "as set in the manifest"}
     elastic.limit(SLOW, *old, "generation-2", "generation-3")
 
 

@@ -1,4 +1,4 @@
-"""The life of a job against a real API server: failures by rule, rolls, deletion, the pool, certificates, repairs.
+"""The life of a job against a real API server: failures by rule, rolls, deletion, certificates, repairs.
 
 Pods run on fake nodes; the tests write the statuses that kubelets would.
 """
@@ -6,24 +6,19 @@ Pods run on fake nodes; the tests write the statuses that kubelets would.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
-
 from .cluster import Cluster
-from .job_fixture import ALL, LABEL, Seen, manifest
+from .job_fixture import ALL, Seen, manifest
 from .kwok import TOLERATION
 from .operator_process import OperatorProcess
-from .scripted_coordinator import ScriptedCoordinator
 
 pytestmark = pytest.mark.slow
 
-POOL = "rlhf.dev/migration-pool=true"
 CERTIFICATE_SECONDS = 30  # renewed after 20
 
 
@@ -248,46 +243,3 @@ def test_certificates_are_renewed_in_time_and_pods_go_on(cluster: Cluster, seen:
     assert data()["ca.crt"] == first["ca.crt"], "the others trust it still"
     assert seen.uids() == before
     assert seen.restarts() == (0, 0)
-
-
-def test_the_pool_and_a_resize_as_the_coordinator_tells_them(
-    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess, tmp_path: Path
-) -> None:
-    cluster.apply(manifest(namespace))
-    seen.until_pods(*ALL)
-    workers = [each for each in ALL if each != "coordinator"]
-    selector = f"--selector={LABEL}=job,{POOL}"
-
-    def pooled() -> list[str]:
-        found = cluster.get("pods", seen.where, selector)["items"]
-        return sorted(each["metadata"]["name"] for each in found)
-
-    def series(name: str) -> float:
-        return operator.metric(name, namespace=namespace)
-
-    with ScriptedCoordinator(seen, tmp_path) as coordinator:
-        coordinator.says(*workers)
-        seen.until("Running", lambda: seen.condition("Running").get("status") == "True")
-        fusion = pb.FusionStatus(choice="the last 12 samples on 1 worker", threshold=12, released=["generation-1"])
-        coordinator.says(*workers, pool=["generation-0"], fusion=fusion)
-        seen.until("the label", lambda: pooled() == ["job-generation-0"])
-        assert re.search(r"^job\s.*\s1/2\s", cluster.kubectl("get", "rlhf", seen.where), re.MULTILINE)
-        assert seen.job()["status"]["plan"] == {"interStage": "the last 12 samples on 1 worker"}
-        assert (series("rlhf_pool_replicas"), series("rlhf_controlplane_streams")) == (1, 5)
-        assert "PoolFormed" in seen.events()
-        coordinator.says(*workers)
-        seen.until("no label", lambda: pooled() == [])
-
-        cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
-        seen.until("ScalingUp", lambda: seen.condition("Resizing").get("reason") == "ScalingUp")
-        seen.until("the coordinator to know", lambda: {"generation": 3} in coordinator.told)
-        coordinator.says(*workers, "generation-2")
-        seen.until("AtDesiredSize", lambda: seen.condition("Resizing").get("status") == "False")
-        seen.patch(generation={"replicas": 1}, inference={"replicas": 2})
-        seen.until("the coordinator to know", lambda: {"generation": 1, "inference": 2} in coordinator.told)
-        left = [each for each in workers if not each.startswith("generation")]
-        coordinator.says("generation-0", *left, "inference-1")
-        seen.until("AtDesiredSize", lambda: seen.condition("Resizing").get("status") == "False")
-        seen.until_pods("coordinator", "generation-0", *left, "inference-1")
-        assert seen.restarts() == (0, 0)
-        assert operator.metric("rlhf_pool_resize_duration_seconds_count") >= 2
