@@ -75,9 +75,11 @@ class Intake:
             released = run.world.ledger.release(worker.name)
             self._saving.lost(worker.name)
             run.sessions.end(worker.name)
-            text = f"{worker.name} is lost; {len(released.queued)} samples and {len(released.tasks)} scores go back"
-            log.warning(text)
-            run.event("worker-lost", text, worker=worker.name)
+            wanted = worker.index < run.world.fleet.sizes[worker.group]
+            kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, as its group shrank")
+            text = f"{worker.name} {how}; {len(released.queued)} samples and {len(released.tasks)} scores go back"
+            log.log(logging.WARNING if wanted else logging.INFO, text)
+            run.event(kind, text, worker=worker.name)
 
     # ---------------------------------------------------------------- messages
 
