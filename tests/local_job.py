@@ -23,7 +23,14 @@ ALGORITHMS = {
 
 
 def write_job(
-    folder: Path, *, algorithm: str = "ppo", iterations: int = 8, seed: int = 3, responses: int = 24, every: int = 4
+    folder: Path,
+    *,
+    algorithm: str = "ppo",
+    iterations: int = 8,
+    seed: int = 3,
+    batch: int = 16,
+    responses: int = 24,
+    every: int = 4,
 ) -> Path:
     """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +50,7 @@ def write_job(
             "reward": {"function": {"file": "reward.py"}},
         },
         "prompts": {"path": "prompts.jsonl"},
-        "rollout": {"batchSize": 16, "maxPromptTokens": 16, "maxResponseTokens": responses},
+        "rollout": {"batchSize": batch, "maxPromptTokens": 16, "maxResponseTokens": responses},
         "generation": {"replicas": 2, "maxBatchSize": 8},
         "inference": {"replicas": 1},
         "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "optimizer": {"learningRate": 1e-3}},

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # seconds for any one fact; twenty on two idle cores
-SHAPE = {"iterations": 4, "responses": 300}
+SHAPE = {"iterations": 4, "batch": 32, "responses": 300}
 """Lengths come from the policy's own end of sequence: a few responses are ten times the median."""
 ROWS = 3
-"""Samples that a worker decodes at once, of 16: some wait for pods that join."""
+"""Samples that a worker decodes at once: at a crawl the others last for minutes, and are there for pods that join."""
 FUSION = {"interStage": {"mode": "Fixed", "threshold": ROWS, "pool": 1, "transfer": "KV"}}
 LOOK_SECONDS = 5.0  # between two looks whether the job has failed
 POOL = "rlhf.dev/migration-pool"
