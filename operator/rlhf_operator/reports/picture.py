@@ -42,6 +42,7 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("train, other", "#2f6b3a", ("train", "Training")),
     ("weights", "#e45756", ("load-weights", "Publishing")),
     ("checkpoint", "#b279a2", ("checkpoint", "Checkpointing")),
+    ("turn of the device", "#17becf", ("park/", "wake/")),
     ("start", "#9d9189", ("become-", "Starting", "Recovering")),
     ("wait", "#e3e0de", ()),
     ("other", "#5b5b5b", ("",)),
