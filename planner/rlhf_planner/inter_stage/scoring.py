@@ -1,8 +1,8 @@
 """When the last sample is scored: one queue, first come first served, and workers that join it at different times.
 
 Rule: a worker that is free takes what waits, its fair share of it and a pass's worth at most, and is busy for as long
-as that pass takes. What waited when the first worker came is taken longest first, as dispatch does; what came later as
-it came. Exact, one event a pass.
+as that pass takes. Exact, one event a pass. Dispatch deals what waits longest first, so that passes are alike;
+here samples that came together are in the order of the batch, which is as even on average.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], cost
     """
     if not available:
         raise ValueError("nobody scores: no dedicated inference worker and none that is released")
-    order = np.lexsort((-tokens, np.maximum(arrivals, min(available.values()))))
-    when = np.maximum(arrivals, min(available.values()))[order].tolist()
+    order = np.argsort(arrivals, kind="stable")
+    when = arrivals[order].tolist()
     total = np.concatenate([[0.0], tokens[order].cumsum()]).tolist()
     free = [(moment, worker) for worker, moment in available.items()]
     heapq.heapify(free)

@@ -148,6 +148,26 @@ def test_a_gain_of_two_percent_is_left_alone() -> None:
     assert not choice.fused
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_equal_thresholds_one_that_moves_little_is_taken_and_not_the_least(seed: int) -> None:
+    # Two workers: whatever gathers the last tenth of the batch or more is as good, for one worker scores meanwhile.
+    decode = [StepTime(b, c, 0.0026 + b * 2.2e-5 + b * c * 1e-7) for b in (1, 48) for c in (64, 1024)]
+    score = [StepTime(1, tokens, 0.004 + tokens * 0.0005) for tokens in (64, 512, 1024)]
+    costs = StageCosts.measured(decode=decode, max_batch_size=48, tasks={"reference": score})
+    generator = np.random.default_rng(seed)
+    long = generator.random((8, 96)) < 1 / 15
+    batches = np.where(long, generator.geometric(1 / 560, long.shape), generator.geometric(1 / 28, long.shape))
+    model = LengthModel(1024)
+    for batch in batches:
+        model = model.with_batch((3, min(1024, int(length))) for length in batch)
+    choice = choose(model, Layout(2, 0, (3,) * 96), costs, seed)
+    least = min(point.seconds for point in choice.curve)
+    equal = [point.threshold for point in choice.curve if point.seconds <= least * (1 + TIE)]
+    assert len(equal) >= 3
+    assert equal[0] < choice.threshold < equal[-1]
+    assert choice.threshold <= 96 // 3
+
+
 def test_impossible_lengths_are_refused() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=8)
     with pytest.raises(ValueError, match="lengths has 1 samples, the layout 2"):
