@@ -44,6 +44,8 @@ class Pace:
     tick_seconds: float = 0.005
     tokens_per_tick: int = 8
     score_seconds: float = 0.0
+    token_seconds: float = 0.0
+    """Of a score, for every token that was not scored early; workers that take any tell their passes."""
     train_seconds: float = 0.01
     progress_seconds: float = 0.02
     fail_checkpoint: Callable[[], pb.Failure | None] | None = None
@@ -54,6 +56,8 @@ class Pace:
     """(rank, command) -> what to answer instead of measured times."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     """Schedule -> measured seconds of a mini-batch."""
+    most_prefixes: int = 1000
+    """Of unfinished samples that a worker has room for."""
     transfer_seconds: float = 0.0
     """Of a Migrate, for all its samples."""
     fail_migrate: Callable[[str, pb.MigrateSample], str | None] | None = None

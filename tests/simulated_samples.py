@@ -11,6 +11,7 @@ from tests.simulated_rank import Pace
 from tests.simulated_results import response, response_length, score
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.incremental import BLOCK, whole_blocks
 
 
 @dataclass
@@ -37,7 +38,11 @@ class SimulatedSamples:
     scored: list[tuple[int, int, str]]
     """(iteration, sample, task) of every score it told."""
 
+    prefixes: int
+    """Prefixes it was asked for, in all its lives."""
+
     def _hold_nothing(self) -> None:
+        self._begun: dict[tuple[int, int], bytes] = {}
         self._decoding: dict[tuple[int, int], _Decoding] = {}
         self._scores: list[tuple[pb.ScoreSample, str]] = []
         self._to_score: list[tuple[pb.ScoreSample, str]] = []
@@ -122,9 +127,28 @@ class SimulatedSamples:
                 told.progress.CopyFrom(destination._progress(moved, 0))
         self._outbox.append(pb.WorkerMessage(done=done))
 
+    def _on_score_prefix(self, order: pb.ScorePrefix, done: pb.CommandDone) -> None:
+        assert all(task == "reward" for _, task in self._to_score), (
+            "asked to begin with unfinished samples while finished ones wait"
+        )
+        for sample in order.samples:
+            self.prefixes += 1
+            place, tokens = (sample.key.iteration, sample.key.sample), sample.response.data
+            assert set(sample.tasks) <= {"reference", "values"}
+            assert tokens.startswith(self._begun.get(place, b"")), "a response went on with other tokens"
+            known = len(sample.prompt.data + tokens) // 4
+            self._begun[place] = tokens
+            told = pb.ScoredPrefix(key=sample.key, tokens=whole_blocks(known) * BLOCK, cache_bytes=100 * known)
+            if len(self._begun) > self.pace.most_prefixes:
+                other = next(iter(self._begun))
+                del self._begun[other]
+                told.dropped.append(other[1])
+                told.tokens *= other != place
+            self._outbox.append(pb.WorkerMessage(prefix=told))
+
     def _on_score(self, order: pb.Score, done: pb.CommandDone) -> None:
         pairs = [(sample, task) for sample in order.samples for task in sample.tasks]
-        if self.pace.score_seconds:
+        if self.pace.score_seconds or self.pace.token_seconds:
             self._to_score += pairs
         else:
             self._scores += pairs
@@ -138,8 +162,16 @@ class SimulatedSamples:
         """One score after the other, each `score_seconds` long, as long as there are any."""
         while self._to_score and now >= self._scored_until:
             sample, task = self._to_score.pop(0)
-            self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + self.pace.score_seconds
-            self._outbox.append(pb.WorkerMessage(scored=self._scored(sample, task)))
+            told = self._scored(sample, task)
+            tokens = len(sample.prompt.data + sample.response.data) // 4 - told.early_tokens
+            seconds = self.pace.score_seconds + tokens * self.pace.token_seconds
+            self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + seconds
+            self._outbox.append(pb.WorkerMessage(scored=told))
+            if self.pace.token_seconds:
+                span = pb.Span(worker=self.name, name=f"score/{task}", iteration=sample.key.iteration)
+                span.start_ns, span.end_ns = 0, int(1e9 * seconds)
+                span.attributes["tokens"] = str(tokens)
+                self._outbox.append(pb.WorkerMessage(span=span))
 
     def _scored(self, sample: pb.ScoreSample, task: str) -> pb.ScoredSample:
         tries = (sample.key.iteration, sample.key.sample, task)
@@ -151,4 +183,7 @@ class SimulatedSamples:
         self.scored.append((sample.key.iteration, sample.key.sample, task))
         data = score(task, sample.response.data)
         result = pb.Array(dtype="float32", shape=[len(data) // 4], data=data)
-        return pb.ScoredSample(key=sample.key, task=task, result=result)
+        begun = self._begun.get(tries[:2], b"") if task != "reward" else b""
+        early = whole_blocks(len(sample.prompt.data + begun) // 4) * BLOCK
+        assert sample.response.data.startswith(begun), "a response ended with other tokens"
+        return pb.ScoredSample(key=sample.key, task=task, result=result, early_tokens=early)

@@ -58,7 +58,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         """(incarnation number, group epoch, iteration) of every Train this worker finished."""
         self.address = f"simulated:{self.name}"
         self._peers[f"{coordinator}/{self.address}"] = self
-        self.decoded, self.scored = {}, []
+        self.decoded, self.scored, self.prefixes = {}, [], 0
         self._kill = asyncio.Event()
         self._drop = asyncio.Event()
         self._gone = False
@@ -184,6 +184,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self._decoding.clear()
         self._scores.clear()
         self._to_score.clear()
+        self._begun.clear()
         self._outbox.clear()
 
     # ---------------------------------------------------------------- work

@@ -116,6 +116,7 @@ class WorkerMessage(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
@@ -132,6 +133,8 @@ class WorkerMessage(_message.Message):
     def span(self) -> Global___Span: ...
     @_builtins.property
     def batch(self) -> Global___Batch: ...
+    @_builtins.property
+    def prefix(self) -> Global___ScoredPrefix: ...
     def __init__(
         self,
         *,
@@ -143,12 +146,13 @@ class WorkerMessage(_message.Message):
         done: Global___CommandDone | None = ...,
         span: Global___Span | None = ...,
         batch: Global___Batch | None = ...,
+        prefix: Global___ScoredPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch", "prefix"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -441,10 +445,13 @@ class ScoredSample(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     ABSTAINED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    EARLY_TOKENS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """task name of the graph: "reference", "values", "reward" """
     abstained: _builtins.bool
     """the reward function returned None"""
+    early_tokens: _builtins.int
+    """of prompt and response, that had been through the model before the Score came"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -463,14 +470,53 @@ class ScoredSample(_message.Message):
         result: Global___Array | None = ...,
         abstained: _builtins.bool = ...,
         failure: Global___Failure | None = ...,
+        early_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "failure", b"failure", "key", b"key", "result", b"result", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "early_tokens", b"early_tokens", "failure", b"failure", "key", b"key", "result", b"result", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoredSample: _TypeAlias = ScoredSample  # noqa: Y015
+
+@_typing.final
+class ScoredPrefix(_message.Message):
+    """A worker went as far as it could with a prefix, or dropped it. It says nothing about results: what is scored early is no
+    part of the ledger, and a Score is answered the same with or without it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """of prompt and response, that have been through every model of its tasks; 0: nothing is held"""
+    cache_bytes: _builtins.int
+    """keys and values held for all prefixes"""
+    @_builtins.property
+    def key(self) -> Global___SampleKey: ...
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """samples of the iteration whose prefixes had to make room since the last message"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SampleKey | None = ...,
+        tokens: _builtins.int = ...,
+        dropped: _abc.Iterable[_builtins.int] | None = ...,
+        cache_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "dropped", b"dropped", "key", b"key", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredPrefix: _TypeAlias = ScoredPrefix  # noqa: Y015
 
 @_typing.final
 class CommandDone(_message.Message):
@@ -1112,6 +1158,7 @@ class Command(_message.Message):
     MEASURE_FIELD_NUMBER: _builtins.int
     MIGRATE_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    SCORE_PREFIX_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def become_generation(self) -> Global___BecomeGeneration: ...
@@ -1139,6 +1186,8 @@ class Command(_message.Message):
     def migrate(self) -> Global___Migrate: ...
     @_builtins.property
     def park(self) -> Global___Park: ...
+    @_builtins.property
+    def score_prefix(self) -> Global___ScorePrefix: ...
     def __init__(
         self,
         *,
@@ -1156,12 +1205,13 @@ class Command(_message.Message):
         measure: Global___Measure | None = ...,
         migrate: Global___Migrate | None = ...,
         park: Global___Park | None = ...,
+        score_prefix: Global___ScorePrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "park"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "park", "score_prefix"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1772,6 +1822,71 @@ class ScoreSample(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoreSample: _TypeAlias = ScoreSample  # noqa: Y015
+
+@_typing.final
+class ScorePrefix(_message.Message):
+    """Score what is known of samples that are still decoded, as far as whole chunks go, when nothing finished waits; keep keys
+    and values, so that the Score of a sample needs only the rest. A hint: what came of it is told by a ScoredPrefix for each
+    sample, or by nothing, when its Score comes first or the session ends. Answered at once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixSample]: ...
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___PrefixSample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScorePrefix: _TypeAlias = ScorePrefix  # noqa: Y015
+
+@_typing.final
+class PrefixSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SampleKey:
+        """iteration and sample count; the epoch is that of the last hand-out"""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a number a token: "reference", "values" """
+
+    @_builtins.property
+    def prompt(self) -> Global___Array:
+        """int32 [p]"""
+
+    @_builtins.property
+    def response(self) -> Global___Array:
+        """int32 [n]: all tokens known so far, so that a worker compares them with what it holds"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SampleKey | None = ...,
+        tasks: _abc.Iterable[_builtins.str] | None = ...,
+        prompt: Global___Array | None = ...,
+        response: Global___Array | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prompt", b"prompt", "response", b"response", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixSample: _TypeAlias = PrefixSample  # noqa: Y015
 
 @_typing.final
 class Train(_message.Message):

@@ -51,6 +51,10 @@ class SessionOutbox:
         """One task is done (or failed, or abstained) on one sample."""
         self._put(pb.WorkerMessage(scored=message))
 
+    def prefix(self, message: pb.ScoredPrefix) -> None:
+        """An unfinished sample was scored as far as it goes, or is not held."""
+        self._put(pb.WorkerMessage(prefix=message))
+
     def done(self, message: pb.CommandDone) -> None:
         """Answers a command; a second answer, or one of a session long gone, is dropped."""
         with self._lock:

@@ -50,6 +50,9 @@ class Outbox(Protocol):
     def scored(self, message: pb.ScoredSample) -> None:
         """One task is done (or failed, or abstained) on one sample."""
 
+    def prefix(self, message: pb.ScoredPrefix) -> None:
+        """An unfinished sample was scored as far as it goes, or is not held."""
+
     def done(self, message: pb.CommandDone) -> None:
         """A command is answered; commands that answer at once are answered by the agent."""
 

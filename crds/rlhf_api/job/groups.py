@@ -66,6 +66,9 @@ class Inference(GroupFields):
     """Workers of their own; 0 leaves all scoring to generation workers that have nothing to decode."""
     overlap: Literal["Off", "On"] = "On"
     """On scores each sample as it finishes, while others still decode; Off waits for the whole batch."""
+    incremental: Literal["Off", "Auto", "On"] = "Auto"
+    """On lets idle workers score chunks of responses that are still decoded, reference and critic alone, so that a
+    finished one needs only its rest; Auto where simulation says that it is faster; Off never. Read with overlap On."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
     """Tokens scored in one forward pass (ignored in a deterministic job, which scores sample by sample)."""
 

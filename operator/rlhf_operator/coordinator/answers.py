@@ -10,7 +10,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.coordinator import choosing, fusing, moving
+from rlhf_operator.coordinator import choosing, fusing, moving, prefixing
 from rlhf_operator.coordinator.fleet import Pending, Work, Worker
 from rlhf_operator.coordinator.run import Run
 from rlhf_operator.coordinator.saving import Saving
@@ -88,6 +88,8 @@ class Answers:
             self._training_failed(worker, failure)
         elif pending.work is Work.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
             fusing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
+        elif pending.work is Work.PREFIX:
+            prefixing.refused(self._run, worker.name, failure)
         elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
             self._try_again(worker, failure)
         else:

@@ -25,6 +25,14 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ScorePrefix:
+    """Let a worker score what is known of unfinished samples."""
+
+    worker: str
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Migrate:
     """Move samples from a worker to another with their KV cache."""
 
@@ -149,6 +157,7 @@ class Finish:
 Decision = (
     Generate
     | Score
+    | ScorePrefix
     | Migrate
     | Withdraw
     | Park

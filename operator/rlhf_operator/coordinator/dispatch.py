@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_operator.coordinator import release, weights
+from rlhf_operator.coordinator import incremental, release, weights
 from rlhf_operator.coordinator.decisions import Decision, Generate, Score
 from rlhf_operator.coordinator.fleet import Worker
 from rlhf_operator.coordinator.sample import Sample, SampleState
@@ -84,7 +84,7 @@ def _score(plan: Plan, world: World, now: float, released: Sequence[Worker]) -> 
             sample = ledger.samples[index]
             if now < sample.not_before:
                 continue
-            for worker, chosen in _places(sample, tasks, load).items():
+            for worker, chosen in _places(sample, tasks, load, incremental.holder(world, index)).items():
                 given.setdefault(worker, {}).setdefault(index, []).extend(chosen)
                 load[worker] += len(chosen)
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
@@ -126,12 +126,15 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
         yield index
 
 
-def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int]) -> dict[str, list[str]]:
-    """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones."""
+def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
+    """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones. The
+    `holder`, which has scored the sample's beginning, is preferred while not much waits there."""
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):
         others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)
-        places.setdefault(min(others, key=lambda worker: (load[worker], worker)), []).append(task)
+        idlest = min(others, key=lambda worker: (load[worker], worker))
+        near = holder in others and load[holder] <= load[idlest] + incremental.LEAD * len(tasks)
+        places.setdefault(holder if holder is not None and near else idlest, []).append(task)
     return places
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.coordinator import choosing, fusing, moving, training_group
+from rlhf_operator.coordinator import choosing, fusing, moving, prefixing, training_group
 from rlhf_operator.coordinator import decisions as d
 from rlhf_operator.coordinator.batch import packed, spans_of
 from rlhf_operator.coordinator.commands import send
@@ -37,6 +37,7 @@ class Effects:
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
             d.Generate: self._generate,
             d.Score: self._score,
+            d.ScorePrefix: partial(prefixing.ask, run),
             d.Migrate: partial(moving.migrate, run),
             d.Withdraw: partial(moving.withdraw, run),
             d.Park: self._park,
@@ -68,6 +69,7 @@ class Effects:
         take_prompts(run.world, run.prompts)
         run.world.trained = False
         run.training_metrics = {}
+        run.world.prefixes.begin_iteration()
         fusing.begin(run)
 
     # ---------------------------------------------------------------- samples
@@ -83,6 +85,7 @@ class Effects:
         run, ledger = self._run, self._run.world.ledger
         known = ledger.samples[index].response
         epoch = ledger.assign(index, worker)
+        prefixing.begun(run, index)
         message = pb.GenerateSample(
             key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
             prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
@@ -100,6 +103,7 @@ class Effects:
         samples = []
         for index, tasks in decision.samples:
             epoch = ledger.assign_scores(index, tasks, decision.worker)
+            prefixing.handed_out(run, index, decision.worker, tasks)
             sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
             message = pb.ScoreSample(
                 key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
@@ -205,7 +209,7 @@ class Effects:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.world.iteration
         metrics = run.accounts.metrics(run.world.ledger, run.training_metrics, time.monotonic())
-        metrics |= fusing.figures(run)
+        metrics |= fusing.figures(run) | prefixing.figures(run)
         moved = run.world.fusion.moved
         run.totals.moved_kv += moved.kv
         run.totals.moved_tokens += moved.tokens

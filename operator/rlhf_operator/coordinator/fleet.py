@@ -42,6 +42,7 @@ class Work(StrEnum):
     WITHDRAW = "withdraw"
     MIGRATE = "migrate"
     PARK = "park"
+    PREFIX = "prefix"
     UNKNOWN = "unknown"
     """A command of an earlier coordinator that still runs."""
 

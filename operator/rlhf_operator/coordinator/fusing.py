@@ -15,7 +15,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import decisions as d
-from rlhf_operator.coordinator import learning, release
+from rlhf_operator.coordinator import learning, release, replaying
 from rlhf_operator.coordinator.commands import send
 from rlhf_operator.coordinator.fleet import Pending, Work
 from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
@@ -137,8 +137,9 @@ def begin(run: Run) -> None:
 
 
 def look_ahead(run: Run) -> None:
-    """All of an iteration is scored: while training runs, the next one's tail is planned."""
+    """All of an iteration is scored: while training runs, the next one's tail is planned, and what is scored early."""
     learning.learn(run)
+    replaying.look_back(run)
     after, mode = run.world.iteration + 1, run.plan.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.world.fusion.measured and release.possible(run.plan, run.world)
     if wanted and not run.plan.last(run.world.iteration):

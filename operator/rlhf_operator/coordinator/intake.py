@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator import choosing, learning, moving
+from rlhf_operator.coordinator import choosing, incremental, learning, moving, prefixing
 from rlhf_operator.coordinator.answers import Answers
 from rlhf_operator.coordinator.batch import response_of, unpacked
 from rlhf_operator.coordinator.fleet import Joined, Refused
@@ -55,6 +55,7 @@ class Intake:
             run.event("worker-refused", result.reason, worker=message.worker)
             return result
         run.world.ledger.release(message.worker, held)
+        prefixing.lost(run, message.worker)
         run.world.group_epoch = max(run.world.group_epoch, result.worker.group_epoch)
         self._saving.lost(message.worker)
         run.world.failure = run.world.failure or self._memory.problem(message, result.worker.rank)
@@ -73,6 +74,7 @@ class Intake:
         run = self._run
         for worker in run.world.fleet.expire(now):
             released = run.world.ledger.release(worker.name)
+            prefixing.lost(run, worker.name)
             self._saving.lost(worker.name)
             run.sessions.end(worker.name)
             wanted = worker.index < run.world.fleet.sizes[worker.group]
@@ -97,6 +99,8 @@ class Intake:
                 self._finished(worker, message.finished)
             case "scored":
                 self._scored(worker, message.scored)
+            case "prefix":
+                prefixing.told(run, worker, message.prefix)
             case "done":
                 self._answers.done(worker, message.done)
             case "heartbeat":
@@ -104,6 +108,7 @@ class Intake:
             case "span":
                 choosing.annotate(run, message.span)
                 learning.seen(run, message.span)
+                prefixing.annotate(run, message.span)
                 run.accounts.turned(message.span)
                 run.recorder.span(message.span)
             case other:
@@ -116,9 +121,10 @@ class Intake:
         here = key.iteration == run.world.iteration and self._current(more)
         if here:
             migrated = ledger.migrated
-            run.totals.tokens += ledger.progress(key.sample, key.epoch, worker, message.offset, more)
+            new = ledger.progress(key.sample, key.epoch, worker, message.offset, more)
+            run.totals.tokens += new
             self._moved(worker)
-            if ledger.migrated > migrated:
+            if ledger.migrated > migrated or (new and self._begins(key.sample, new)):
                 run.wake()
         own = key.iteration == run.world.iteration and ledger.decodes(key.sample, key.epoch, worker)
         run.totals.stale += not (here and own)
@@ -142,6 +148,7 @@ class Intake:
             run.totals.stale += 1
             return
         run.journal.append(Record(finished=message))
+        prefixing.finished(run, key.sample)
         run.totals.tokens += max(0, run.world.ledger.tokens - before)
         run.totals.samples += 1
         self._moved(worker)
@@ -162,6 +169,7 @@ class Intake:
             run.totals.stale += 1
             return
         run.journal.append(Record(scored=message))
+        prefixing.scored(run, message)
         self._moved(worker)
         run.wake()
 
@@ -187,6 +195,12 @@ class Intake:
         if task not in fields:
             raise ValueError(f"a score of task {task!r}; this job has {', '.join(fields)}")
         return fields[task]
+
+    def _begins(self, index: int, new: int) -> bool:
+        """New tokens make a block that can be scored early."""
+        world = self._run.world
+        known = len(world.ledger.samples[index].response)
+        return incremental.on(self._run.plan, world) and incremental.gained(world, index, known - new)
 
     def _current(self, response: Response) -> bool:
         """Sampled by the iteration's weights alone."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator import dispatch, release, tail, training_group, waits, weights
+from rlhf_operator.coordinator import dispatch, incremental, release, tail, training_group, waits, weights
 from rlhf_operator.coordinator.decisions import (
     CloseIteration,
     CommitTrained,
@@ -93,6 +93,7 @@ def _samples(plan: Plan, world: World, now: float) -> list[Decision]:
         *weights.decide(plan, world, now, names, release.doubles(plan, world)),
         *tail.decide(plan, world, moves, released),
         *dispatch.decide(plan, world, now, decoders, released),
+        *incremental.decide(plan, world, now, released),
     ]
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
@@ -24,6 +24,9 @@ from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
 
 log = logging.getLogger(__name__)
+
+KINDS: Final = {"prefill": "decode", "score-prefix": "score"}
+"""Names of spans that are of another kind of work."""
 
 
 def recall(run: Run, written: dict[str, Any]) -> None:
@@ -152,4 +155,4 @@ def observed(plan: Plan, span: pb.Span) -> Observed | None:
 def _kind(plan: Plan, span: pb.Span) -> tuple[str, bool]:
     """(kind of work, done by a process of its own beside it)."""
     kind, _, task = span.name.partition("/")
-    return "decode" if kind == "prefill" else kind, task == "reward" and plan.spec.models.reward.model is None
+    return KINDS.get(kind, kind), task == "reward" and plan.spec.models.reward.model is None

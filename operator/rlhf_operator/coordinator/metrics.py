@@ -61,6 +61,8 @@ class RunCollector(Collector):
         seconds = {("with",): state.choice.seconds, ("without",): state.choice.off_seconds}
         text = "Predicted seconds of generation and inference, with and without fusion."
         yield self._gauge("fusion_predicted_seconds", text, seconds, "fusion")
+        held = {(name,): size for name, size in list(run.world.prefixes.cache_bytes.items())}
+        yield self._gauge("prefix_cache_bytes", "Held of samples that are scored before they end.", held, "worker")
         idle = {(worker.name,): idle_share(run, worker.name) for worker in list(run.world.fleet) if worker.session}
         yield self._gauge(
             "worker_idle_share", "Of generation and inference, neither decoded nor scored.", idle, "worker"

@@ -76,6 +76,8 @@ class Run:
     """For training schedules; here so that it is not collected while it runs."""
     choosing: "asyncio.Task[None] | None" = None
     """For the tail of the iteration; likewise."""
+    replaying: "asyncio.Task[None] | None" = None
+    """The iteration before, with and without incremental scoring; likewise."""
 
     def wake(self) -> None:
         """Something changed: decide again."""

@@ -16,6 +16,7 @@ from rlhf_api.names import Group
 from rlhf_operator.coordinator.fleet import Fleet
 from rlhf_operator.coordinator.fusion_state import FusionState
 from rlhf_operator.coordinator.ledger import Ledger
+from rlhf_operator.coordinator.prefix_state import PrefixState
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 
@@ -129,6 +130,7 @@ class World:
     """The journal says that the ledger's iteration was trained on."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
     schedule: ScheduleState = field(default_factory=ScheduleState)
+    prefixes: PrefixState = field(default_factory=PrefixState)
     group_epoch: int = 0
     """Highest ever seen."""
     group_failures: int = 0

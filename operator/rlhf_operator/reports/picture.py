@@ -36,6 +36,7 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("generate", "#4c78a8", ("decode", "Generating")),
     ("prefill", "#9ecae9", ("prefill",)),
     ("reward", "#f58518", ("score/reward",)),
+    ("score early", "#b5a642", ("score-prefix",)),
     ("score", "#eeca3b", ("score", "Scoring")),
     ("train actor", "#54a24b", ("train/actor",)),
     ("train critic", "#a6d96a", ("train/critic",)),

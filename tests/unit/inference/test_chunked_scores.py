@@ -64,7 +64,7 @@ def test_blocks_scored_early_leave_the_same_bits(tmp_path: Path, architecture: s
     for step in (1, 37, BLOCK, 150):
         for one, wanted in reversed(list(zip(samples, at_once, strict=True))):
             prefix = early(scores, one, iter(range(1, one.length, step)))
-            assert scores.finish(one, prefix).tobytes() == wanted.tobytes(), (one.length, step)
+            assert scores.finish([one], [prefix])[0].tobytes() == wanted.tobytes(), (one.length, step)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -89,8 +89,8 @@ def test_samples_that_share_passes_of_any_length_agree_within_rounding(
         tokens = [one.tokens[: max(2, int(share * one.length))] for one in samples]
         todo = [n for n, known in enumerate(tokens) if scores.chunks.next_chunk(prefixes[n], known, False)]
         scores.chunks.advance([prefixes[n] for n in todo], [tokens[n] for n in todo], ended=False)
-    for one, prefix, wanted in zip(samples, prefixes, scores.score(samples), strict=True):
-        np.testing.assert_allclose(scores.finish(one, prefix), wanted, atol=TOLERANCE)
+    for found, wanted in zip(scores.finish(samples, prefixes), scores.score(samples), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
 
 
 def test_a_prefix_of_other_tokens_is_found_out(tmp_path: Path) -> None:

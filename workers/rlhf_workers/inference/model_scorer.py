@@ -74,7 +74,7 @@ class PrefixScorer:
         """`device` is where it scores."""
         self.model = model
         self._device = device
-        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.chunks: TokenScores | None = None
         """None for a model that can only be run over whole samples."""
 
@@ -82,23 +82,29 @@ class PrefixScorer:
     def score(self, samples: Sequence[Sample]) -> list[Scores]:
         """float32 [n] a sample."""
         if self.chunks is not None and self.chunks.blocks:
-            return [self.finish(sample, Prefix(prompt=len(sample.prompt))) for sample in samples]
+            return [self.finish([sample], [Prefix(prompt=len(sample.prompt))])[0] for sample in samples]
         ids = padded_ids(samples, self._device)
-        check_ids(ids, self._vocabulary)
+        check_ids(ids, self.vocabulary)
         return [
             finite(numbers, self.what, sample)
             for numbers, sample in zip(self._whole(ids, samples), samples, strict=True)
         ]
 
     @torch.inference_mode()
-    def finish(self, sample: Sample, prefix: Prefix) -> Scores:
-        """float32 [n], as `score`, of a sample whose prefix is of these tokens."""
-        assert self.chunks is not None
-        tokens = sample.tokens
-        check_ids(torch.from_numpy(tokens), self._vocabulary)
-        while self.chunks.next_chunk(prefix, tokens, True):
-            self.chunks.advance([prefix], [tokens], ended=True)
-        return finite(torch.cat(prefix.scores), self.what, sample)
+    def finish(self, samples: Sequence[Sample], prefixes: Sequence[Prefix]) -> list[Scores]:
+        """As `score`, of samples of which each has a prefix of its own tokens; prefixes are used up."""
+        chunks, tokens = self.chunks, [sample.tokens for sample in samples]
+        assert chunks is not None
+        for known in tokens:
+            check_ids(torch.from_numpy(known), self.vocabulary)
+        rows = list(range(len(samples)))
+        while rows := [row for row in rows if chunks.next_chunk(prefixes[row], tokens[row], True)]:
+            together = rows[:1] if chunks.blocks else rows
+            chunks.advance([prefixes[row] for row in together], [tokens[row] for row in together], ended=True)
+        return [
+            finite(torch.cat(prefix.scores), self.what, sample)
+            for prefix, sample in zip(prefixes, samples, strict=True)
+        ]
 
     def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
         """The numbers of samples whose padded ids [batch, L] go through the model in one pass."""
@@ -136,7 +142,7 @@ class LogProbabilityScorer(PrefixScorer):
         ]
 
     def _read(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows = max(PAD, HEAD_BYTES // (4 * self._vocabulary))
+        rows = max(PAD, HEAD_BYTES // (4 * self.vocabulary))
         parts = [
             selected_log_probabilities(
                 self._logits(states[start : start + rows]) if self._split else states[start : start + rows],
@@ -157,7 +163,7 @@ class LogProbabilityScorer(PrefixScorer):
     @torch.inference_mode()
     def _head_alone_agrees(self) -> bool:
         """Whether backbone, then head, is all the model does (some scale their logits in ways of their own)."""
-        ids = torch.arange(PAD, device=getattr(self.model, "device", self._device))[None] % self._vocabulary
+        ids = torch.arange(PAD, device=getattr(self.model, "device", self._device))[None] % self.vocabulary
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         split = self._logits(self._backbone(ids)).float()
         allowed = HEAD_TOLERANCE * (1 + float(whole.abs().max()))

@@ -24,8 +24,9 @@ from rlhf_api.names import Group
 from rlhf_workers.failures import failure_of
 from rlhf_workers.host_copy import HostCopy
 from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.early import EarlyScoring, prefix_budget
 from rlhf_workers.inference.measuring import measure
-from rlhf_workers.inference.model_scorer import ModelScorer, ValueScorer
+from rlhf_workers.inference.model_scorer import ModelScorer, PrefixScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import Outcome, RewardCalls
 from rlhf_workers.inference.samples import Sample, Scores, sample_of
 from rlhf_workers.inference.scorers import Scorer, load_scorer
@@ -36,6 +37,7 @@ from rlhf_workers.weights import fetch
 log = logging.getLogger(__name__)
 
 SPAN_TASK: Final = "score/{task}"
+CPU: Final = torch.device("cpu")
 
 
 @dataclass
@@ -54,9 +56,11 @@ class InferenceRole:
     """Scores; see `role.Role`."""
 
     name = "inference"
-    handles = frozenset({"score", "load_weights", "measure", "park"})
+    handles = frozenset({"score", "score_prefix", "load_weights", "measure", "park"})
 
-    def __init__(self, batch_tokens: int, certificates: Path | None, longest: int = 0) -> None:
+    def __init__(
+        self, batch_tokens: int, certificates: Path | None, longest: int = 0, device: torch.device = CPU
+    ) -> None:
         """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
         tokens."""
         self._tasks: dict[str, _Task] = {}
@@ -65,6 +69,8 @@ class InferenceRole:
         self._longest = longest
         self._versions: dict[str, int] = {}
         self._measuring: Iterator[pb.CommandDone | None] | None = None
+        self._device = device
+        self._early: EarlyScoring | None = None
 
     def add(self, name: str, model: str, scorer: Scorer, weights: HostCopy | None = None) -> None:
         """A task to run; a trained model starts at version 0, the manifest's folder."""
@@ -83,6 +89,9 @@ class InferenceRole:
             case "park":
                 if not self.active():
                     self._park()
+                outbox.done(pb.CommandDone(command_id=command.id))
+            case "score_prefix":
+                self._begin_early(command.score_prefix)
                 outbox.done(pb.CommandDone(command_id=command.id))
             case _:
                 self._score_all(command, outbox)
@@ -110,12 +119,16 @@ class InferenceRole:
         tensors = fetch(weights.model, weights.version, weights.sources, self._certificates)
         size = replace_weights(held[0].model, tensors, what=f"{weights.model} version {weights.version}")
         self._versions[weights.model] = weights.version
+        for task in self._tasks.values():
+            if task.model == weights.model and self._early is not None:
+                self._early.drop_task(task.name)
         if outbox is not None:
             outbox.span("load-weights", start_ns, time.time_ns(), weights.version, model=weights.model)
         return pb.LoadResult(version=weights.version, bytes=size, seconds=time.monotonic() - started)
 
     def step(self, outbox: Outbox) -> bool:
-        """Reports rewards that came, and scores one batch of the task that has waited longest."""
+        """Reports rewards that came, and scores one batch of the task that has most to do; of unfinished samples a
+        chunk, when there is nothing else."""
         worked = self.report(outbox)
         if self._measuring is not None:
             done = next(self._measuring)
@@ -125,17 +138,16 @@ class InferenceRole:
             return True
         waiting = [task for task in self._tasks.values() if task.waiting]
         if not waiting:
-            return worked
+            return (self._early is not None and self._early.step(outbox)) or worked
         task = max(waiting, key=lambda task: len(task.waiting))
         assert not isinstance(task.scorer, RewardCalls)
         batch = next_batch(task.waiting, self._batch_tokens)
         start_ns = time.time_ns()
-        self._score(task, task.scorer, batch, outbox)
-        iteration = batch[0].key.iteration
-        span = SPAN_TASK.format(task=task.name)
-        tokens = sum(sample.length for sample in batch)
-        outbox.span(span, start_ns, time.time_ns(), iteration, samples=str(len(batch)), tokens=str(tokens))
-        outbox.count(tokens)
+        begun = self._score(task, task.scorer, batch, outbox)
+        rest = sum(sample.length for sample in batch) - begun
+        attributes = {"samples": str(len(batch)), "tokens": str(rest)}
+        outbox.span(SPAN_TASK.format(task=task.name), start_ns, time.time_ns(), batch[0].key.iteration, **attributes)
+        outbox.count(rest)
         return True
 
     def report(self, outbox: Outbox) -> bool:
@@ -148,6 +160,8 @@ class InferenceRole:
 
     def give_back(self) -> list[pb.SampleProgress]:
         """Forgets what is not scored yet; there are no tokens to give back."""
+        if self._early is not None:
+            self._early.clear()
         for task in self._tasks.values():
             task.waiting.clear()
             if isinstance(task.scorer, RewardCalls):
@@ -184,6 +198,8 @@ class InferenceRole:
         return time.monotonic() - started
 
     def _park(self) -> None:
+        if self._early is not None:
+            self._early.clear()
         for task in self._tasks.values():
             if task.weights is not None:
                 task.weights.park()
@@ -200,6 +216,14 @@ class InferenceRole:
             attempt=command.measure.attempt, scoring=pb.ScoringCosts(tasks=costs, wake_seconds=wake_seconds)
         )
         yield pb.CommandDone(command_id=command.id, measure=result)
+
+    def _begin_early(self, command: pb.ScorePrefix) -> None:
+        self._wake()
+        if self._early is None:
+            scorers = {name: task.scorer for name, task in self._tasks.items() if isinstance(task.scorer, PrefixScorer)}
+            self._early = EarlyScoring(scorers, self._batch_tokens, prefix_budget(self._device))
+        for sample in command.samples:
+            self._early.ask(sample)
 
     def _models(self) -> list[str]:
         return [task.model for task in self._tasks.values()]
@@ -218,22 +242,36 @@ class InferenceRole:
             else:
                 task.waiting.append(sample)
 
-    def _score(self, task: _Task, scorer: ModelScorer, batch: list[Sample], outbox: Outbox) -> None:
-        """One batch; when it fails, each sample alone, so that one bad sample (or a lack of memory) fails no other."""
+    def _score(self, task: _Task, scorer: ModelScorer, batch: list[Sample], outbox: Outbox) -> int:
+        """One batch; when it fails, each sample alone, so that one bad sample (or a lack of memory) fails no other.
+
+        Returns the tokens that had been scored early.
+        """
         try:
-            scores = scorer.score(batch)
+            scores, early = self._scores(task, scorer, batch)
         except Exception as error:
             if len(batch) == 1:
                 log.error("task %s: %s", task.name, error, exc_info=None if isinstance(error, WorkError) else error)
                 failure = failure_of(error, "score")
                 outbox.scored(pb.ScoredSample(key=batch[0].key, task=task.name, failure=failure))
-                return
+                return 0
             log.warning("task %s failed on %d samples (%s); scoring each alone", task.name, len(batch), error)
-            for sample in batch:
-                self._score(task, scorer, [sample], outbox)
-            return
-        for sample, result in zip(batch, scores, strict=True):
-            outbox.scored(pb.ScoredSample(key=sample.key, task=task.name, result=pack(result)))
+            return sum(self._score(task, scorer, [sample], outbox) for sample in batch)
+        for sample, result, tokens in zip(batch, scores, early, strict=True):
+            outbox.scored(pb.ScoredSample(key=sample.key, task=task.name, result=pack(result), early_tokens=tokens))
+        return sum(early)
+
+    def _scores(self, task: _Task, scorer: ModelScorer, batch: list[Sample]) -> tuple[list[Scores], list[int]]:
+        """Results of a batch, and how many tokens of each sample were scored early."""
+        if self._early is None or not isinstance(scorer, PrefixScorer):
+            return scorer.score(batch), [0] * len(batch)
+        begun = [self._early.take(task.name, sample) for sample in batch]
+        early = [0 if prefix is None else prefix.positions for prefix in begun]
+        rest = [sample for sample, prefix in zip(batch, begun, strict=True) if prefix is None]
+        pairs = [(sample, prefix) for sample, prefix in zip(batch, begun, strict=True) if prefix is not None]
+        finished = iter(scorer.finish([sample for sample, _ in pairs], [prefix for _, prefix in pairs]))
+        whole = iter(scorer.score(rest) if rest else [])
+        return [next(whole if prefix is None else finished) for prefix in begun], early
 
     @staticmethod
     def _report(task: _Task, outcomes: list[Outcome], outbox: Outbox) -> bool:
@@ -265,7 +303,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
         raise WorkError("WrongRole", message)
     batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
     rollout = job.spec.rollout
-    role = InferenceRole(batch_tokens, certificates, rollout.max_prompt_tokens + rollout.max_response_tokens)
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    role = InferenceRole(batch_tokens, certificates, longest, device)
     try:
         for name in become.tasks:
             scorer = load_scorer(graph[name].model, job.spec, device, parked=become.parked)

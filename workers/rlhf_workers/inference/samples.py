@@ -4,7 +4,7 @@ Rule: a malformed sample is refused before it reaches a model, naming the sample
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,15 +46,16 @@ def sample_of(message: pb.ScoreSample) -> Sample:
     """The sample of a Score command; WorkError SampleInvalid names what does not fit."""
     return Sample(
         key=message.key,
-        prompt=_tokens(message, "prompt"),
-        response=_tokens(message, "response"),
+        prompt=tokens_of(message, "prompt"),
+        response=tokens_of(message, "response"),
         prompt_text=message.prompt_text,
         response_text=message.response_text,
         record=message.record,
     )
 
 
-def _tokens(message: pb.ScoreSample, name: str) -> Tokens:
+def tokens_of(message: pb.ScoreSample | pb.PrefixSample, name: Literal["prompt", "response"]) -> Tokens:
+    """int32 [n >= 1] of a sample's field; WorkError SampleInvalid names what does not fit."""
     try:
         array: npt.NDArray[Any] = unpack(getattr(message, name))
     except ValueError as error:
@@ -64,6 +65,6 @@ def _tokens(message: pb.ScoreSample, name: str) -> Tokens:
     return array
 
 
-def _invalid(message: pb.ScoreSample, name: str, what: str) -> WorkError:
+def _invalid(message: pb.ScoreSample | pb.PrefixSample, name: str, what: str) -> WorkError:
     key = message.key
     return WorkError("SampleInvalid", f"sample {key.sample} of iteration {key.iteration}: {name} {what}")

@@ -1,0 +1,185 @@
+"""Incremental scoring: the time from the last token to the last score, with and without, in turns in one job.
+
+`python benchmarks/incremental.py [--rounds 8] [--deterministic] [--json]`. One generation and one inference worker,
+real processes pinned to one core each. The policy is that of benchmarks/long_tail.py: its own end-of-sequence decisions
+make lengths of which P99 is many times the median. A reference model scores; the reward is free. Within a round both
+settings decode the same responses. Reported: median seconds from the last token to the last score, generation and both
+together, the share of tokens scored early, and what the replay of an iteration, by which Auto goes, says of the gain.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
+from tests.coordinated import free_address
+
+from rlhf_api.names import Env
+from rlhf_operator.coordinator import __main__ as coordinator
+from rlhf_operator.coordinator import effects, incremental, prompts
+from rlhf_operator.coordinator.world import Plan, World
+from rlhf_operator.reports.metrics import read_metrics
+
+BATCH, MAX_TOKENS = 32, 512
+SETTINGS = ("Off", "On")
+WARM_UP = 2
+"""Iterations that are not counted: models and caches warm up."""
+REFERENCE = {"hidden_size": 384, "num_hidden_layers": 6}
+
+
+def setting(iteration: int) -> tuple[int, str]:
+    """(round, setting) of an iteration; every round begins with another setting."""
+    number, place = divmod(max(0, iteration - WARM_UP), len(SETTINGS))
+    return number, SETTINGS[(place + number) % len(SETTINGS)]
+
+
+def write_job(folder: Path, iterations: int, *, deterministic: bool) -> Path:
+    """Models, prompts, reward and the resolved manifest."""
+    write_policy(folder / "policy")
+    write_scorer(folder / "reference", **REFERENCE)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(BATCH)))
+    (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
+    spec = {
+        "algorithm": {"grpo": {"miniBatchSize": BATCH, "groupSize": 2}},
+        "iterations": iterations,
+        "seed": 11,
+        "deterministic": deterministic,
+        "models": {
+            "actor": {"path": str(folder / "policy")},
+            "reference": {"path": str(folder / "reference")},
+            "reward": {"function": {"file": str(folder / "reward.py")}},
+        },
+        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
+        "rollout": {"batchSize": BATCH, "maxPromptTokens": 8, "maxResponseTokens": MAX_TOKENS},
+        "generation": {"replicas": 1, "maxBatchSize": BATCH},
+        "inference": {"replicas": 1, "incremental": "Auto"},
+        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 1e-30}},
+        "fusion": {"interStage": {"mode": "Off"}},
+    }
+    job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "incremental"}, "spec": spec}
+    manifest = folder / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job))
+    return manifest
+
+
+@contextmanager
+def workers(folder: Path, address: str) -> Iterator[None]:
+    """A generation and an inference worker on a core each, and a training rank on whichever is free."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("this benchmark pins two workers to a core each, and there is one")
+    started = []
+    for group, place in (("generation", cores[:1]), ("inference", cores[1:2]), ("training", cores[:2])):
+        variables = {
+            Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: "0", Env.DEVICE: "cpu", Env.THREADS: "1",
+            Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
+        with (folder / f"{group}.log").open("w") as log:
+            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", "rlhf_workers"]
+            started.append(subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder))
+    try:
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+@contextmanager
+def in_turns() -> Iterator[None]:
+    """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
+    on, random_key = incremental.on, prompts.random_key
+
+    def forced(plan: Plan, world: World) -> bool:
+        return setting(world.iteration)[1] == "On"
+
+    incremental.on = forced
+    effects.random_key = lambda seed, iteration, index: random_key(seed, setting(iteration)[0], index)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        incremental.on, effects.random_key = on, random_key  # type: ignore[attr-defined]
+
+
+def run_job(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str, Any]]:
+    """Metrics of every counted iteration."""
+    manifest = write_job(folder, iterations, deterministic=deterministic)
+    run_dir, address = folder / "run", free_address()
+    os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
+    with in_turns(), workers(folder, address):
+        outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
+    if outcome.phase != "Complete":
+        raise SystemExit(f"{outcome.phase}: {outcome.failure}; logs in {folder}")
+    return read_metrics(run_dir / "metrics.jsonl")[WARM_UP:]
+
+
+def report(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of each setting, and of the differences within rounds."""
+    table = {name: [line for line in lines if setting(int(line["iteration"]))[1] == name] for name in SETTINGS}
+    rows = {name: _row(mine) for name, mine in table.items()}
+    pairs = list(zip(table["Off"], table["On"], strict=True))
+    both = "seconds/generation_and_inference"
+    predicted = [line["incremental/predicted_gain_seconds"] for line in lines[1:]]
+    return {
+        "settings": rows,
+        "last_token_to_last_score_saved_seconds": round(
+            statistics.median(off["seconds/inference"] - on["seconds/inference"] for off, on in pairs), 4
+        ),
+        "last_token_to_last_score_ratio": round(
+            statistics.median(off["seconds/inference"] / on["seconds/inference"] for off, on in pairs), 2
+        ),
+        "generation_and_inference_ratio": round(statistics.median(off[both] / on[both] for off, on in pairs), 4),
+        "predicted_saved_seconds": round(statistics.median(predicted), 4),
+    }
+
+
+def _row(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    names = {
+        "last_token_to_last_score_seconds": "seconds/inference",
+        "generation_seconds": "seconds/generation",
+        "generation_and_inference_seconds": "seconds/generation_and_inference",
+        "early_share": "incremental/early_share",
+        "cache_bytes": "incremental/cache_bytes",
+        "longest_response": "response_tokens_max",
+    }
+    return {name: round(statistics.median(line[key] for line in lines), 4) for name, key in names.items()}
+
+
+def main() -> int:
+    """Prints a table, or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--deterministic", action="store_true", help="score in blocks, sample by sample")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    iterations = WARM_UP + arguments.rounds * len(SETTINGS)
+    with tempfile.TemporaryDirectory(prefix="rlhf-incremental-") as folder:
+        results = report(run_job(Path(folder), iterations, deterministic=arguments.deterministic))
+    results |= {"rounds": arguments.rounds, "batch": BATCH, "load": os.getloadavg()[2]}
+    for name, row in results["settings"].items():
+        print(
+            f"{name:>4}: last token to last score {1000 * row['last_token_to_last_score_seconds']:.1f} ms, generation "
+            f"{row['generation_seconds']:.3f} s, {row['early_share']:.0%} of all tokens scored early",
+            flush=True,
+        )
+    print(json.dumps(results) if arguments.json else results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""What it gains to score unfinished samples: an iteration's finish times are replayed with and without.
+
+A worker that is free takes finished samples, its share of those that wait. If there are none and prefixes are scored,
+it takes the unfinished sample with most whole blocks that nobody has scored, among those that it began or nobody did; a
+pass is never interrupted. So a finished sample needs only what is left of it.
+Rule: pure; both ways are replayed on the same times. Simplified: a response grows evenly from when it was begun until
+it was finished, one prefix is scored in a pass, and whoever scores a finished sample has what was scored of it. Exact,
+one event a pass, for the rest. All times are seconds on one clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rlhf_api.incremental import BLOCK
+from rlhf_planner.inter_stage.costs import Floats, Work
+from rlhf_planner.inter_stage.curve import Ints
+
+LEAST_GAIN: Final = 0.01
+"""Share of generation and inference that must be won: less is noise."""
+MOST_PASSES: Final = 16384
+"""Of prefixes, about: of very many tokens several blocks are taken as one, which bounds the time of a replay."""
+MOST_SAMPLES, MOST_WORKERS = 1024, 8
+"""In a replay; of more every second, third ... is taken, of samples and of workers, the last to finish among them."""
+
+
+@dataclass
+class Line:
+    """Seconds of passes by tokens, fitted to those that were seen: a setup and so much a token."""
+
+    passes: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    """Of tokens."""
+    products: float = 0.0
+    """Of tokens and seconds."""
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """One pass."""
+        self.passes += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.squares += tokens * tokens
+        self.products += tokens * seconds
+
+    def fitted(self) -> Work:
+        """Least squares over non-negative parts; nothing seen: nothing costs anything."""
+        if not self.passes or not self.tokens:
+            return Work()
+        spread = self.passes * self.squares - self.tokens**2
+        slope = (self.passes * self.products - self.tokens * self.seconds) / spread if spread > 0 else math.inf
+        slope = min(max(0.0, slope), self.seconds / self.tokens)
+        return Work(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How an iteration's generation went, and who could score."""
+
+    begun: Floats
+    """[n] when each sample was handed out to decode."""
+    finished: Floats
+    """[n] when its response was complete."""
+    prompts: Ints
+    """[n] tokens."""
+    responses: Ints
+    """[n] tokens."""
+    joined: Mapping[int, float]
+    """Worker -> when it could score first."""
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.begun), len(self.finished), len(self.prompts), len(self.responses)}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(f"a trace needs the same number of samples in all its parts, got {sorted(sizes)}")
+        if not self.joined:
+            raise ValueError("joined is empty: nobody scores")
+
+
+@dataclass(frozen=True)
+class TokenCosts:
+    """Of scoring, by passes and tokens."""
+
+    early: Work
+    """All tasks that can score a prefix."""
+    late: Work = field(default_factory=Work)
+    """All that need the whole sample."""
+    most: int = 1
+    """Finished samples in one pass."""
+
+    def seconds(self, rest: float, whole: float) -> float:
+        """One pass over finished samples of `whole` tokens, of which the tasks that begin early have `rest` to do."""
+        late = self.late.setup + whole * self.late.per_token
+        return self.early.setup + rest * self.early.per_token + late
+
+    def prefix_seconds(self, tokens: float) -> float:
+        """One pass over so many tokens of an unfinished sample."""
+        return self.early.setup + tokens * self.early.per_token
+
+
+class Replay(NamedTuple):
+    """How scoring went."""
+
+    end: float
+    """When the last sample was scored."""
+    early_tokens: float
+    """Scored before their samples ended."""
+    passes: list[tuple[int, float, float, int]]
+    """(worker, start, end, finished samples in it; 0: a prefix)."""
+
+
+class Gain(NamedTuple):
+    """The two replays of a trace."""
+
+    without: float
+    """Seconds from the first sample begun until the last is scored."""
+    with_prefixes: float
+    early_share: float
+    """Of all tokens, scored before their samples ended."""
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether prefixes are to be scored."""
+        return self.without - self.with_prefixes > LEAST_GAIN * self.without
+
+
+def gain(trace: Trace, costs: TokenCosts) -> Gain:
+    """What scoring prefixes would have gained."""
+    few = _thinned(trace)
+    begin, tokens = float(few.begun.min()), int((few.prompts + few.responses).sum())
+    without, early = replay(few, costs, prefixes=False), replay(few, costs, prefixes=True)
+    return Gain(float(without.end) - begin, float(early.end) - begin, early.early_tokens / tokens)
+
+
+def _thinned(trace: Trace) -> Trace:
+    every = max(-(-len(trace.begun) // MOST_SAMPLES), -(-len(trace.joined) // MOST_WORKERS))
+    if every == 1:
+        return trace
+    kept = np.argsort(trace.finished, kind="stable")[::-1][::every]
+    return Trace(
+        trace.begun[kept],
+        trace.finished[kept],
+        trace.prompts[kept],
+        trace.responses[kept],
+        dict(sorted(trace.joined.items())[::every]),
+    )
+
+
+def replay(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> Replay:
+    """Scores a trace's samples."""
+    queue = _Queue(trace, costs)
+    free = [(moment, worker) for worker, moment in trace.joined.items()]
+    heapq.heapify(free)
+    while queue.left:
+        moment, worker = heapq.heappop(free)
+        if moment >= queue.next_finished:
+            until = queue.score(moment, worker, len(trace.joined))
+        elif prefixes:
+            until = queue.begin(moment, worker)
+        else:
+            until = queue.next_finished
+        heapq.heappush(free, (until, worker))
+    return Replay(queue.end, float(queue.early), queue.passes)
+
+
+class _Queue:
+    """What is finished, what is not, and what is scored of it."""
+
+    def __init__(self, trace: Trace, costs: TokenCosts) -> None:
+        self._trace, self._costs = trace, costs
+        self._whole = trace.prompts + trace.responses
+        self._order = np.argsort(trace.finished, kind="stable")
+        self._when: list[float] = trace.finished[self._order].tolist()
+        self._next = 0
+        self._done = np.zeros(len(self._whole), dtype=np.int64)
+        self._owner = np.full(len(self._whole), -1)
+        self._step = BLOCK * max(1, math.ceil(int(self._whole.sum()) / BLOCK / MOST_PASSES))
+        self._pace = (trace.finished - trace.begun) / np.maximum(1, trace.responses)
+        self.early = 0
+        self.end = 0.0
+        self.passes: list[tuple[int, float, float, int]] = []
+
+    @property
+    def left(self) -> int:
+        """Samples that are not scored."""
+        return len(self._when) - self._next
+
+    @property
+    def next_finished(self) -> float:
+        """When the first of them is finished."""
+        return self._when[self._next]
+
+    def score(self, moment: float, worker: int, workers: int) -> float:
+        """A share of what waits; returns when that is done."""
+        waiting = int(np.searchsorted(self._when, moment, side="right")) - self._next
+        taken = min(self._costs.most, max(1, waiting // workers))
+        samples = self._order[self._next : self._next + taken]
+        self._next += taken
+        whole = int(self._whole[samples].sum())
+        early = int(self._done[samples].sum())
+        self.early += early
+        return self._pass(worker, moment, self._costs.seconds(whole - early, whole), taken)
+
+    def begin(self, moment: float, worker: int) -> float:
+        """A prefix, or nothing until there is one or a sample is finished; returns when that is."""
+        open_to = (self._trace.finished > moment) & ((self._owner == -1) | (self._owner == worker))
+        ready = np.where(open_to, self._ready(moment) - self._done, 0)
+        best = int(ready.argmax())
+        if ready[best] >= self._step:
+            tokens = int(ready[best])
+            self._done[best] += tokens
+            self._owner[best] = worker
+            return self._pass(worker, moment, self._costs.prefix_seconds(tokens), 0)
+        wanted = self._done + self._step + 1
+        there = self._trace.begun + np.maximum(0, wanted - self._trace.prompts) * self._pace
+        there = np.where(open_to & (wanted <= self._whole), there, math.inf)
+        return max(math.nextafter(moment, math.inf), min(self.next_finished, float(there.min())))
+
+    def _ready(self, moment: float) -> Ints:
+        """[n] tokens of each unfinished sample in whole blocks."""
+        grown = np.floor((moment - self._trace.begun) / np.maximum(self._pace, 1e-12) + 1e-6)
+        known = np.where(grown >= 0, self._trace.prompts + np.minimum(grown, self._trace.responses), 0)
+        answer: Ints = (np.maximum(known - 1, 0) // self._step * self._step).astype(np.int64)
+        return answer
+
+    def _pass(self, worker: int, start: float, seconds: float, samples: int) -> float:
+        self.passes.append((worker, start, start + seconds, samples))
+        self.end = max(self.end, start + seconds) if samples else self.end
+        return start + seconds

@@ -1,0 +1,98 @@
+"""Incremental scoring over real gRPC with simulated workers: whoever dies, nothing is lost, nothing scored twice."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.coordinated import Coordinated, expected_weights, make_job
+from tests.simulated_worker import Crew, Pace, crew
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = 120.0
+ROLLOUT = {"batchSize": 16, "maxResponseTokens": 400}
+
+
+@pytest.fixture
+async def jobs() -> AsyncIterator[list[Coordinated]]:
+    started: list[Coordinated] = []
+    yield started
+    for coordinated in started:
+        await coordinated.cancel()
+
+
+def begin(
+    jobs: list[Coordinated], folder: Path, pace: Pace, *, iterations: int = 3, **inference: Any
+) -> tuple[Coordinated, Crew]:
+    job = make_job(folder, iterations=iterations, rollout=ROLLOUT, inference={"replicas": 2, **inference})
+    coordinated = Coordinated(job, folder / "run")
+    jobs.append(coordinated)
+    coordinated.start()
+    return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("incremental", ["Off", "On"])
+async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_path: Path, incremental: str) -> None:
+    coordinated, workers = begin(jobs, tmp_path, Pace(tokens_per_tick=4), incremental=incremental)
+    assert (await coordinated.outcome(SECONDS)).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    asked = sum(worker.prefixes for worker in workers.workers)
+    if incremental == "Off":
+        assert asked == 0
+        assert not any("incremental/on" in line for line in lines(tmp_path))
+        return
+    assert asked > 0
+    shares = [line["incremental/early_share"] for line in lines(tmp_path)]
+    assert 0.5 < sum(shares) / len(shares) < 1
+    scores = Counter(score for worker in workers.workers for score in worker.scored)
+    assert set(scores.values()) == {1}, "every task once"
+
+
+@pytest.mark.parametrize("token_seconds", [2e-4, 1e-9])
+async def test_auto_goes_by_the_last_iteration(jobs: list[Coordinated], tmp_path: Path, token_seconds: float) -> None:
+    pace = Pace(tokens_per_tick=4, token_seconds=token_seconds)
+    coordinated, workers = begin(jobs, tmp_path, pace, iterations=5, incremental="Auto", replicas=1)
+    assert (await coordinated.outcome(SECONDS)).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    told = lines(tmp_path)
+    worth = token_seconds > 1e-6
+    assert (told[0]["incremental/on"], told[0]["incremental/early_share"]) == (0, 0)
+    assert (told[-1]["incremental/on"], told[-1]["incremental/early_share"] > 0) == (worth, worth)
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert ("incremental-choice" in events) == worth
+    if worth:
+        assert told[-1]["incremental/predicted_gain_seconds"] > 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whoever_dies_the_weights_are_the_same(jobs: list[Coordinated], tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    pace = Pace(tokens_per_tick=4, score_seconds=0.002, most_prefixes=rng.choice([0, 3, 1000]))
+    coordinated, workers = begin(jobs, tmp_path, pace, incremental="On")
+    run = coordinated.run
+    while run is not None and not run.over.is_set():
+        await asyncio.sleep(rng.uniform(0.05, 0.3))
+        victim = workers[f"{rng.choice(['generation', 'inference', 'inference'])}-{rng.randrange(2)}"]
+        kind = rng.choice(["kill", "drop", "coordinator", "none"])
+        if kind == "kill":
+            victim.kill()
+        elif kind == "drop":
+            victim.drop_session()
+        elif kind == "coordinator" and not run.over.is_set():
+            await coordinated.cancel()
+            run = coordinated.start()
+    assert (await coordinated.outcome(SECONDS)).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    assert sum(worker.prefixes for worker in workers.workers) > 0

@@ -1,0 +1,40 @@
+"""A real job that scores unfinished samples early ends with the bits of one that does not, also if a worker dies."""
+
+from pathlib import Path
+
+import pytest
+from tests.chaos import Kills, run_job
+from tests.local_job import write_job
+
+from rlhf_operator.reports.metrics import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ITERATIONS = 3
+TOKENS = 300
+"""Several blocks of most responses."""
+SAME = ("iteration", "reward", "tokens", "kl", "response_tokens_max", "samples/truncated")
+
+
+def options(incremental: str) -> list[str]:
+    values = {"fusion.interStage.mode": "Off", "fusion.intraStage.mode": "Off", "inference.incremental": incremental}
+    return [word for name, value in values.items() for word in ("--set", f"spec.{name}={value}")]
+
+
+def test_prefixes_and_the_death_of_who_holds_them_change_no_bit(tmp_path: Path) -> None:
+    manifest = write_job(tmp_path, iterations=ITERATIONS, responses=TOKENS)
+    victims = ("inference-0",) * 2
+    kills = Kills(7, len(victims), victims[:1], first=victims, longest_calm_seconds=1.0, iterations_between=1)
+    off = run_job(manifest, tmp_path / "off", options=options("Off"))
+    killed = run_job(manifest, tmp_path / "on", options=options("On"), kills=kills)
+    said = f"{killed.kills}\n{off.output[-3000:]}\n{killed.output[-3000:]}"
+    assert (off.code, killed.code) == (0, 0), said
+    assert len(killed.kills) == len(victims), said
+    assert killed.weights == off.weights != "", said
+    with_prefixes, without = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("on", "off"))
+    for one, other in zip(with_prefixes, without, strict=True):
+        assert {name: one.get(name) for name in SAME} == {name: other.get(name) for name in SAME}
+    assert max(line["incremental/early_share"] for line in with_prefixes) > 0.3, with_prefixes
+    assert not any("incremental/on" in line for line in without)
+    timeline = [(tmp_path / name / "timeline.json").read_text() for name in ("on", "off")]
+    assert ["score-prefix/reference" in text for text in timeline] == [True, False]
