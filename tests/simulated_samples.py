@@ -170,7 +170,7 @@ class SimulatedSamples:
             if self.pace.token_seconds:
                 span = pb.Span(worker=self.name, name=f"score/{task}", iteration=sample.key.iteration)
                 span.start_ns, span.end_ns = 0, int(1e9 * seconds)
-                span.attributes["tokens"] = str(tokens)
+                span.attributes.update(samples="1", tokens=str(tokens))
                 self._outbox.append(pb.WorkerMessage(span=span))
 
     def _scored(self, sample: pb.ScoreSample, task: str) -> pb.ScoredSample:

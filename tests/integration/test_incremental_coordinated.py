@@ -58,7 +58,7 @@ async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_pa
     assert set(scores.values()) == {1}, "every task once"
 
 
-@pytest.mark.parametrize("token_seconds", [2e-4, 1e-9])
+@pytest.mark.parametrize("token_seconds", [5e-5, 1e-9])
 async def test_auto_goes_by_the_last_iteration(jobs: list[Coordinated], tmp_path: Path, token_seconds: float) -> None:
     pace = Pace(tokens_per_tick=4, token_seconds=token_seconds)
     coordinated, workers = begin(jobs, tmp_path, pace, iterations=5, incremental="Auto", replicas=1)
