@@ -118,7 +118,7 @@ class BareClient:
         """Events of one object."""
         params = {"watch": "true", "fieldSelector": f"metadata.name={name}"}
         url = self._server + place(kind, namespace)
-        async with self._session.get(url, params=params) as answer:
+        async with self._session.get(url, params=params, timeout=aiohttp.ClientTimeout(total=None)) as answer:
             async for line in answer.content:
                 yield json.loads(line)
 

@@ -114,7 +114,8 @@ class Controller:
         expire = None
         if _at_work(job, pods):
             starting = not pods or any(each.phase == "Pending" for each in pods.values())
-            held = await self._certificates.current(key, uid, now, starting=starting)
+            # The status is written before certificates are issued, so a job without one has none to read.
+            held = await self._certificates.current(key, uid, now, starting=starting) if job.get("status") else None
             expire = held.due if held else None
             coordinator = next((each for each in pods.values() if each.group == Group.COORDINATOR), None)
             if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
