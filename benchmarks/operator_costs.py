@@ -1,8 +1,8 @@
 """What the operator's own code costs, piece by piece, in CPU time of one process: no cluster, hence quick and steady.
 
-`python benchmarks/operator_costs.py [--json]`: one event of a pod, rendering
-a pod, reading a stored job, and one request through the client against a bare server, beside plain aiohttp.
-Each is the best of several rounds, so that other load on the machine disturbs little.
+`python benchmarks/operator_costs.py [--json]`: one event of a pod from a line of JSON into the index, rendering a pod,
+reading a stored job, one request through the client against a bare server, beside plain aiohttp, and one comparison of
+the backstop. Each is the best of several rounds, so that other load on the machine disturbs little.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import web
@@ -26,14 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.operator_scale_rig.jobs import job, objects
 
+from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator.cluster import CONCURRENCY, Cluster, session_options
+from rlhf_operator.cluster import CONCURRENCY, PAGE, Cluster, session_options
 from rlhf_operator.handlers import Intake
 from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.render import pod
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.resync import Resync
 from rlhf_operator.workqueue import WorkQueue
 
 Json = dict[str, Any]
@@ -76,6 +78,28 @@ def event_cost() -> float:
             intake.take("Pod", json.loads(json.dumps({"type": "MODIFIED", "object": body | {"metadata": meta}})))
 
     return best(lambda: asyncio.run(events()))
+
+
+def comparison_cost(jobs: int) -> float:
+    """Seconds of CPU of one comparison of the backstop with so many jobs that wait, from the pages it is answered."""
+    index, metas = Index(), []
+    for number in range(jobs):
+        body = stored(f"job-{number}")
+        body["metadata"] = body["metadata"] | {"resourceVersion": str(number + 1)}
+        index.put_job(body)
+        metas.append({"metadata": body["metadata"] | {"managedFields": [{"fieldsV1": {"f:spec": {}}}] * 3}})
+    pages = [json.dumps({"items": metas[each : each + PAGE]}) for each in range(0, jobs, PAGE)]
+
+    class Listed:
+        async def metadata(self, kind: str, place: str | None, labels: str) -> AsyncIterator[Json]:
+            for page in pages if kind == names.KIND else ():
+                for each in json.loads(page)["items"]:
+                    yield each["metadata"]
+
+    resync = Resync(cast(Cluster, Listed()), index, WorkQueue(asyncio.sleep, 1), ())
+    begun = time.process_time()
+    asyncio.run(resync.compare())
+    return time.process_time() - begun
 
 
 def request_cost() -> dict[str, float]:
@@ -153,12 +177,13 @@ def main() -> None:
     def tell(figures: dict[str, float]) -> None:
         found.update(figures)
         for name, microseconds in figures.items():
-            print(f"{name:28} {microseconds:7.0f} us", flush=True)
+            print(f"{name:28} {microseconds:9.0f} us", flush=True)
 
     tell({"event": event_cost()})
     tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, each, Images()) for each in range(TIMES)])})
     tell({"read_a_stored_job": best(lambda: [admit(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
     tell(request_cost())
+    tell({"compare_5000_waiting_jobs": comparison_cost(5000) * 1e6})
     if given.json:
         print(json.dumps({"microseconds": found}))
 
