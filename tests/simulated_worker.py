@@ -44,6 +44,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.coordinator, self.certificates = coordinator, certificates
         self.pace = pace or Pace()
         self.collective = collective
+        self.device, self.device_memory = "cpu", 0
         self.exits: list[pb.Exit] = []
         self.refusals: list[str] = []
         self.registered = 0
@@ -173,7 +174,8 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             incarnation=f"{self.name}#{self.number}",
             address=self.address,
             rendezvous=f"simulated:{self.number}",
-            device="cpu",
+            device=self.device,
+            device_memory_bytes=self.device_memory,
             state=state,
             held=held,
         )

@@ -1,6 +1,7 @@
 """Training ranks in generation workers, over real gRPC with simulated workers: they take turns, whoever dies."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from tests.coordinated import Coordinated, expected_weights, make_job
 from tests.simulated_worker import Crew, Pace, crew
+from tests.unit.cli.header_job import write_header_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -76,3 +78,19 @@ async def test_a_coordinator_that_comes_back_goes_on_with_the_ranks_it_finds(
     assert {worker.weights for worker in workers.workers} == {expected_weights(coordinated.job)}
     assert len({number for worker in workers.workers for number, _, _ in worker.trained}) == 2, "nobody restarted"
     assert clashes(workers) == []
+
+
+async def test_a_device_that_cannot_hold_a_phase_ends_the_job_before_anything_is_loaded(
+    jobs: list[Coordinated], tmp_path: Path
+) -> None:
+    coordinated, workers = begin(jobs, tmp_path, generation={"replicas": 2, "gpusPerReplica": 1})
+    shutil.rmtree(tmp_path / "policy")
+    write_header_job(tmp_path, {})
+    for worker in workers.workers:
+        worker.device, worker.device_memory = "cuda:0", 1_000_000
+    outcome = await coordinated.outcome(SECONDS)
+    await workers.end()
+    assert outcome.failure is not None
+    assert (outcome.phase, outcome.failure.reason) == ("Failed", "DoesNotFit")
+    assert "phase decoding and scoring needs" in outcome.failure.message
+    assert not any(worker.roles for worker in workers.workers)
