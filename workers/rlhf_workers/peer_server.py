@@ -90,8 +90,14 @@ def why_not_bound(variable: str, address: str) -> Exception:
 
 
 def free_port(host: str) -> int:
-    """A port of this machine that is free now, for a TCPStore that rank 0 opens soon after."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    """A port of this machine that is free now, for a TCPStore that rank 0 opens soon after.
+
+    OSError when `host`, under which the others reach this one, cannot be found.
+    """
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    except socket.gaierror as error:
+        raise OSError(f"{Env.RENDEZVOUS}={host} cannot be found: {error}; does DNS answer pods of the job?") from error
     with socket.socket(family) as probe:
         try:
             probe.bind((host, 0))

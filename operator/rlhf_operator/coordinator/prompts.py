@@ -180,10 +180,14 @@ def _bad(path: Path, line: int, what: str) -> JobError:
 
 def load_tokenizer(folder: str) -> Any:
     """The actor's tokenizer; raises JobError (exit code 21) when the folder has none. Loads no torch by itself."""
+    field = "spec.models.actor.path"
+    if Path(folder).is_absolute() and not Path(folder).is_dir():
+        message = f"{folder}: there is no such folder; in a cluster the coordinator mounts what training pods mount"
+        raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL)
     try:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # every tokenizer format fails in its own way
         message = f"{folder}: its tokenizer cannot be loaded: {error}"
-        raise JobError("ModelCorrupt", message, field="spec.models.actor.path", exit_code=ExitCode.BAD_MODEL) from error
+        raise JobError("ModelCorrupt", message, field=field, exit_code=ExitCode.BAD_MODEL) from error

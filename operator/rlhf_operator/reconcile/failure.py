@@ -165,7 +165,7 @@ class _Books:
         remedy = f". To go on, {ruling.remedy}" if ruling.remedy else ""
         # The coordinator knows why the others ended, so its word goes before theirs.
         if self.verdict is None or coordinator:
-            self.verdict = (ruling.reason, f"{words}{ruling.by}{remedy}", log_lines(end.pod))
+            self.verdict = (ruling.reason, f"{words.rstrip('.')}{ruling.by}{remedy}", log_lines(end.pod))
         self.events.append(Event("CoordinatorEnded" if coordinator else "WorkerFailed", end.told, warning=True))
 
     def _restart(self, end: NewEnd) -> None:

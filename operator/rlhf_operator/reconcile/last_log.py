@@ -5,6 +5,7 @@ its front is saved as far as it goes. The pod may be gone a minute later, so wha
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,6 +14,9 @@ KEPT: Final = 1000
 """Characters of a log that are kept: the last lines of a traceback; a thousand pods a job are in memory."""
 _ESCAPE: Final = 6
 """Longest escape of JSON, which a cut may fall into."""
+
+_TEXT: Final = re.compile(r'"(message|traceback)": ("(?:[^"\\]|\\.)*")')
+"""A text of an object that was cut before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Report:
 
 def readable(log: str) -> str:
     """The last lines, in plain words; the very last says why the process ended."""
-    lines = [line for entry in log.splitlines() for line in _lines(entry)]
+    # Of a traceback's marks below the line nothing is left without the line's own place.
+    lines = [line for entry in log.splitlines() for line in _lines(entry) if line.strip(" ^~")]
     text = "\n".join(lines)
     if len(text) <= KEPT:
         return text
@@ -61,13 +66,19 @@ def _entry(line: str) -> dict[str, Any]:
 def _lines(line: str) -> Iterator[str]:
     entry = _entry(line)
     if "message" in entry:
-        # The traceback ends with the error, which the message says too, and says better.
-        yield from str(entry.get("traceback") or "").rstrip().splitlines()[:-1]
-        yield str(entry["message"])
+        yield from _told(entry)
     elif line.endswith('"}') and not line.startswith("{"):
-        yield from _cut(line).rstrip().splitlines()
+        yield from _told({name: json.loads(text) for name, text in _TEXT.findall(line)} or {"traceback": _cut(line)})
     elif line.strip():
         yield line.rstrip()
+
+
+def _told(entry: Mapping[str, Any]) -> Iterator[str]:
+    trace = str(entry.get("traceback") or "").rstrip().splitlines()
+    # It ends with the error, which the message says too, and says better.
+    yield from trace[:-1] if "message" in entry else trace
+    if "message" in entry:
+        yield str(entry["message"])
 
 
 def _cut(line: str) -> str:

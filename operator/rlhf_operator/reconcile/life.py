@@ -86,14 +86,14 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
     return [pod for pod in stopping or listed if pod.deletion is None]
 
 
-def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, lost: str | None) -> None:
-    """Sets Running and Suspended of a job that should run. `lost` is the last end that was counted, if any."""
+def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, *, began: bool) -> None:
+    """Sets Running and Suspended of a job that should run. `began`: its coordinator was heard of before."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
     reading = observed.reading
     wrong = troubles(job, observed.pods.values(), observed.refusals, now, reading)
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
-        _unread(conditions, observed, now, wrong, began=reading is not None or lost is not None)
+        _unread(conditions, observed, now, wrong, began=began or reading is not None)
         return
     reason = COORDINATOR_PHASES.get(reading.phase, RunningReason.RUNNING)
     if reason is RunningReason.STARTING and any(pod.stuck(now) for pod in observed.pods.values()):

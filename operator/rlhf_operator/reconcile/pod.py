@@ -76,13 +76,15 @@ class Pod:
     """It carries the label of the migration pool."""
     conditions: frozenset[tuple[str, str]] = frozenset()
     """(type, status) of its conditions, but for those that every pod goes through when it starts."""
+    done: bool = False
+    """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or Evicted, NodeLost, ...: not the job's fault."""
 
     @property
     def over(self) -> bool:
         """The pod has ended and never runs again."""
-        return self.phase in ("Succeeded", "Failed")
+        return self.done or self.phase in ("Succeeded", "Failed")
 
     @property
     def active(self) -> bool:
@@ -138,6 +140,7 @@ def pod_of(body: Json) -> Pod | None:
         template=str((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or ""),
         pooled=labels.get(names.LABEL_POOL) == "true",
         conditions=_interned(_telling(conditions)),
+        done=_done(status),
         disruption=_disruption(status, conditions),
     )
 
@@ -162,6 +165,13 @@ def _our_container(status: Json) -> Json:
         if each.get("name") == CONTAINER:
             return dict(each)
     return {}
+
+
+def _done(status: Json) -> bool:
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or []]
+    sidecars = any((each.get("state") or {}).get("running") for each in status.get("initContainerStatuses") or [])
+    ended = [(each.get("terminated") or {}).get("exitCode") for each in states]
+    return bool(ended) and not sidecars and all(code == 0 for code in ended)
 
 
 def _init_trouble(status: Json) -> Json | None:

@@ -169,11 +169,11 @@ class _Visit:
         self.wanted = self._of_now(accounts.scopes)
         pods, reading = self.pods.values(), self.observed.reading
         replaced = restart.leaving(self.wanted, self.sizes, pods, reading, self.now)
-        leaving = list({pod.name: pod for pod in (*scale.leaving(self.job, pods), *replaced)}.values())
+        leaving = list({pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}.values())
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
-        life.running(self.conditions, self.job, self.observed, self.now, accounts.last_reason)
+        life.running(self.conditions, self.job, self.observed, self.now, began=bool(self.before.get("progress")))
         if not self.admission.planned and not self.pods:
             told = f"nothing was started: {self.admission.problem}"
             self.conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
@@ -185,6 +185,7 @@ class _Visit:
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             look_again(self.pods.values(), self.now),
+            scale.next_farewell(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
             placement.AGAIN_SECONDS if self.placed.blocked else None,
         ]

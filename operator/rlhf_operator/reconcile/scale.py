@@ -18,6 +18,8 @@ from rlhf_operator.reconcile.pod import Pod
 
 FORCE_AFTER: Final = timedelta(seconds=30)
 """Beyond its grace: a kubelet that lives has answered by then, so the node is gone."""
+FAREWELL: Final = timedelta(seconds=15)
+"""A coordinator waits 5 s for its workers to go, and a kubelet may be slow to tell of its end."""
 
 
 def desired(job: RLHFJob) -> dict[Group, int]:
@@ -37,15 +39,30 @@ def missing(job: RLHFJob, taken: Collection[str]) -> list[tuple[Group, int]]:
     return [(group, index) for name, group, index in places(job) if name not in taken]
 
 
-def leaving(job: RLHFJob, pods: Iterable[Pod]) -> list[Pod]:
+def leaving(job: RLHFJob, pods: Iterable[Pod], now: datetime) -> list[Pod]:
     """Pods to delete in a job that runs: beyond the group's size, ended, or in a back-off they do not deserve."""
     sizes = desired(job)
     found = []
     for pod in sorted(pods, key=lambda each: (each.group, -each.index)):
         excess = pod.index >= sizes.get(pod.group, 0)
-        if pod.deletion is None and (excess or pod.over or _waits_to_restart(pod)):
+        if pod.deletion is None and (excess or (pod.over and not _farewell(pod, now)) or _waits_to_restart(pod)):
             found.append(pod)
     return found
+
+
+def _farewell(pod: Pod, now: datetime) -> bool:
+    """It ended well a moment ago: workers do when the last iteration is trained, and their coordinator after them."""
+    end = pod.end
+    well = end is not None and end.code == ExitCode.OK and pod.group != Group.COORDINATOR
+    return well and end is not None and end.at is not None and now - end.at < FAREWELL
+
+
+def next_farewell(pods: Iterable[Pod], now: datetime) -> float | None:
+    """Seconds until a worker that ended well is replaced after all."""
+    left = [
+        (pod.end.at + FAREWELL - now).total_seconds() for pod in pods if pod.end and pod.end.at and _farewell(pod, now)
+    ]
+    return min(left, default=None)
 
 
 def _waits_to_restart(pod: Pod) -> bool:

@@ -5,6 +5,7 @@ of the manifest or the object that has to change; what nobody says, such as a vo
 while.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -41,8 +42,8 @@ def troubles(
     causes = dict.fromkeys(pod.unschedulable for pod in stuck)
     found += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
     if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
-        words, template = images[0].waiting_message or images[0].waiting, _template(images[0].group)
-        remedy = f"correct the image in {template}, or give imagePullSecrets there"
+        words = images[0].waiting_message or images[0].waiting
+        remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
         found.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
     if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
         found.append(_broken(job, broken))
@@ -68,8 +69,11 @@ def _older(pod: Pod, than: timedelta, now: datetime) -> bool:
     return pod.created is not None and now - pod.created >= than
 
 
-def _template(group: Group) -> str:
-    return f"spec.{group}.template"
+def _template(pods: Sequence[Pod]) -> str:
+    """Where the templates of these pods are."""
+    groups = list(dict.fromkeys(pod.group for pod in pods))
+    named = [f"spec.{group}.template" for group in groups]
+    return " and ".join(named) if len(named) < 3 else "the pod templates"
 
 
 def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
@@ -90,14 +94,13 @@ def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
 
 
 def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
-    group, words = stuck[0].group, stuck[0].unschedulable.rstrip(".")
-    template = _template(group)
+    words = _NOISE.split(stuck[0].unschedulable)[0].rstrip(". ")
+    template = _template(stuck)
     remedies = []
     if "persistentvolumeclaim" in words.lower():
-        source = _template(job.spec.rank_group) if group is Group.COORDINATOR else template
         remedies.append(
             f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
-            f"correct the volumes of {source}"
+            f"correct the volumes of the pod template (the coordinator has those of spec.{job.spec.rank_group}.template)"
         )
     if "node affinity/selector" in words:
         remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
@@ -106,15 +109,20 @@ def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
     if "volume node affinity" in words:
         remedies.append("let the pods go where their volume is, or use a volume that all nodes reach")
     if "Insufficient" in words or not remedies:
-        remedies.insert(0, _more(job, group))
+        remedies.insert(0, _more(job, stuck))
     return f"no node can take {_named(stuck)} ({words}): {'; '.join(remedies)}"
 
 
-def _more(job: RLHFJob, group: Group) -> str:
-    ranks = group is job.spec.rank_group
-    if group in (Group.GENERATION, Group.INFERENCE) and not ranks:
-        return f"add nodes, free some, or lower spec.{group}.replicas"
-    if ranks and getattr(job.spec, group).gpus_per_replica:
+_NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
+"""What follows is about other pods than ours."""
+
+
+def _more(job: RLHFJob, stuck: list[Pod]) -> str:
+    groups, ranks = {pod.group for pod in stuck}, job.spec.rank_group
+    resizable = [each for each in (Group.GENERATION, Group.INFERENCE) if each in groups and each is not ranks]
+    if resizable:
+        return f"add nodes, free some, or lower {' or '.join(f'spec.{each}.replicas' for each in resizable)}"
+    if ranks in groups and getattr(job.spec, ranks).gpus_per_replica:
         return "add nodes with GPUs, or free some"
     return "add nodes, free some, or lower what the pods ask for"
 
@@ -122,13 +130,13 @@ def _more(job: RLHFJob, group: Group) -> str:
 def _broken(job: RLHFJob, broken: list[Pod]) -> str:
     first = broken[0]
     words = first.waiting_message or first.waiting
-    template = _template(first.group)
+    template = _template(broken)
     if first.waiting == INIT_FAILED:
         remedy = f"correct that container of {template}, or what it needs"
     elif "not found" in words and ("secret" in words or "configmap" in words):
         remedy = f"create it in namespace {identity.namespace(job)}, or correct {template}"
     else:
-        remedy = f"correct {template}"
+        remedy = f"correct the image or the container in {template}"
     return f"{_named(broken)} cannot be started ({first.waiting}: {words}): {remedy}"
 
 

@@ -12,6 +12,8 @@ LINES_SHOWN: Final = 8
 """Lines of a log that are told."""
 _KILLED: Final = 137
 """128 + SIGKILL."""
+_NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons that container runtimes give, with code 128 or 127, when there is nothing to run."""
 _MEANINGS: Final = {
     ExitCode.USAGE: "its settings or the manifest are wrong",
     ExitCode.USER_CODE: "the reward failed",
@@ -41,6 +43,8 @@ def how_it_ended(end: End) -> str:
     """`exit code 21 (a model folder is missing or corrupt): ...`"""
     if end.reason == "OOMKilled":
         return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
+    if end.reason in _NOT_STARTED:
+        return f"its container cannot be started ({end.message}): use an image that has what the container runs"
     if end.code is None:
         return f"{end.reason or 'the pod failed'}: {end.message}" if end.message else end.reason or "the pod failed"
     meaning = _MEANINGS.get(ExitCode(end.code)) if end.code in set(ExitCode) else None

@@ -182,11 +182,25 @@ def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not(
 def test_a_worker_that_ended_well_too_early_comes_back_without_being_counted() -> None:
     world = World().begin()
     world.end("generation-0", 0)
+    look = world.settle().look_again_after
+    assert world.finish_deletions() == [], "the coordinator may be about to end too"
+    assert look is not None
+    world.later(15)
     world.settle()
-    world.finish_deletions()
+    assert world.finish_deletions() == ["job-generation-0"]
     world.settle()
     assert world.workers == EVERYBODY
     assert counts(world) == (0, 0)
+
+
+def test_a_container_beside_ours_that_still_runs_keeps_nothing_of_a_finished_job() -> None:
+    world = World().begin()
+    world.end("coordinator", 0)
+    sidecar = {"name": "logs", "restartCount": 0, "state": {"running": {}}}
+    world.pods["job-coordinator"]["status"]["containerStatuses"].append(sidecar)
+    world.settle()
+    assert world.condition("Complete")["status"] == "True"
+    assert "job-coordinator" in world.finish_deletions()
 
 
 def test_unschedulable_pods_are_told_with_the_schedulers_words() -> None:

@@ -97,7 +97,7 @@ def test_a_log_of_one_line_is_not_told_twice() -> None:
 
 
 def test_lines_that_are_not_ours_are_kept_and_a_long_log_is_cut_at_a_line() -> None:
-    assert readable("Traceback\nValueError: no\n") == "Traceback\nValueError: no"
+    assert readable("Traceback\n  f(x)\n  ^^~~\nValueError: no\n") == "Traceback\n  f(x)\nValueError: no"
     long = "\n".join(line(f"line {number}") for number in range(500))
     assert len(readable(long)) <= KEPT
     assert readable(long).splitlines()[0].startswith("line ")
@@ -105,8 +105,11 @@ def test_lines_that_are_not_ours_are_kept_and_a_long_log_is_cut_at_a_line() -> N
 
 
 def test_an_object_that_the_kubelet_cut_is_saved_from_its_last_text() -> None:
-    whole = line("the worker failed", traceback='File "a.py"\n' * 80 + "ValueError: 17 µm is no number")
-    for cut in range(200, 212):
+    whole = line(
+        "the worker failed: ValueError: 17 µm is no number",
+        traceback='File "a.py"\n' * 80 + "ValueError: 17 µm is no number",
+    )
+    for cut in (*range(10, 100), *range(200, 212)):
         assert readable(whole[cut:]).endswith("ValueError: 17 µm is no number")
         assert "\\n" not in readable(whole[cut:])
 

@@ -36,7 +36,7 @@ def mounting(**volume: Any) -> dict[str, Any]:
         ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "add nodes, free some, or lower spec.generation."),
         (
             '0/1 nodes are available: persistentvolumeclaim "nosuch" not found. not found',
-            f"{CLAIM}, or correct the volumes of spec.generation.template",
+            f"{CLAIM}, or correct the volumes of the pod template",
         ),
         (
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
@@ -70,7 +70,34 @@ def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_bot
     world.later(11)
     world.settle()
     assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in told(world)
-    assert "or correct the volumes of spec.training.template" in told(world)
+    assert "or correct the volumes of the pod template" in told(world)
+
+
+def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
+    world = begun()
+    words = (
+        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available."
+    )
+    for worker in ("generation-0", "inference-0"):
+        world.cannot_schedule(worker, words)
+    world.later(11)
+    world.settle()
+    assert told(world).startswith(
+        "no node can take job-generation-0, job-inference-0 (0/1 nodes are available: 1 Insufficient cpu): "
+        "add nodes, free some, or lower spec.generation.replicas or spec.inference.replicas. "
+    )
+
+
+def test_an_image_without_what_it_is_to_run_is_named_as_the_cause() -> None:
+    world = begun()
+    world.run()
+    words = 'runc create failed: exec: "python": executable file not found in $PATH'
+    world.end("coordinator", 128, reason="StartError", message=words)
+    world.later(11)
+    world.settle()
+    assert world.job["status"]["restarts"]["lastReason"] == (
+        f"job-coordinator: its container cannot be started ({words}): use an image that has what the container runs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,8 @@ class World:
             "containerID": f"containerd://{next(self._numbers):016x}ffff",
         }
         if code == 0:
-            status |= {"phase": "Succeeded", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
+            # The phase follows a moment later, when the kubelet has taken the pod down.
+            status |= {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
         elif restarted:
             state = {"name": "worker", "restartCount": 1, "state": {"running": {}}, "lastState": {"terminated": ended}}
             status["containerStatuses"] = [state]
