@@ -45,6 +45,11 @@ NOT_ASKED_HERE = {
     ("rlhf.dev", "rlhfjobs/finalizers", "update"),  # no request of its own: admission looks it up
     ("", "pods", "get"),  # a pod that exists already
     ("", "pods", "patch"),  # the label of the migration pool
+    # What no watch told of, and the ConfigMap of a reward.
+    ("rlhf.dev", "rlhfjobs", "get"),
+    ("", "services", "get"),
+    ("", "configmaps", "get"),
+    ("networking.k8s.io", "networkpolicies", "get"),
 }
 MONITORS = {
     "apiVersion": "apiextensions.k8s.io/v1",

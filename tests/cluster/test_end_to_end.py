@@ -209,6 +209,7 @@ def test_the_quickstart_trains_in_pods_as_on_one_machine_though_operator_and_coo
     job = wait_for(cluster, "Complete")
     print(cluster.kubectl("get", "rlhf", PLACE), cluster.kubectl("describe", "rlhf", "quickstart", PLACE), sep="\n")
     assert job["status"]["progress"]["summary"] == f"{ITERATIONS}/{ITERATIONS}"
+    assert job["status"]["lastCheckpoint"]["path"].endswith(f"/iteration-{ITERATIONS:06d}")
     assert job["status"]["restarts"]["failures"] == 0, job["status"]["restarts"]
 
     run = on_this_machine(objects["RLHFJob"], reward["data"]["reward.py"], shared, tmp_path / "local")

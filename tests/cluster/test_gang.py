@@ -252,7 +252,9 @@ def test_every_right_of_every_backend_was_made_use_of(audit: Audit, request: pyt
     if sum(each.module is request.module for each in request.session.items) < len(TESTS) or request.session.testsfailed:
         pytest.skip("the tests of this module before it use the rights")
     granted = triples(FLAVORS).union(*map(triples, SCHEDULING.values()))
-    assert granted - audit.used(ACCOUNT) == set()
+    unused = granted - audit.used(ACCOUNT)
+    # Objects that no watch told of are asked for by name.
+    assert {each for each in unused if each[1:] not in (("workloads", "get"), ("podgroups", "get"))} == set()
 
 
 TESTS = [name for name in globals() if name.startswith("test_")]

@@ -209,6 +209,33 @@ def test_the_words_of_kubelets_reach_the_user(cluster: Cluster, seen: Seen, name
     assert "raise resources.limits.memory in its pod template" in reason
 
 
+def test_the_words_of_scheduler_and_api_server_come_with_a_remedy(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    """The remedies hang on words of theirs, which may change with a version of Kubernetes."""
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "nosuch"}}
+    wanted = {
+        "claim": ({"volumes": [volume]}, "see that the claim exists in namespace"),
+        "selector": (
+            {"nodeSelector": {"gpu": "nosuch"}},
+            "correct nodeSelector or affinity in spec.inference.template",
+        ),
+        "account": ({"serviceAccountName": "nosuch"}, "or correct serviceAccountName in the pod template"),
+        "level": ({"hostNetwork": True}, "hostNetwork"),
+    }
+    for name, (pod_spec, _) in wanted.items():
+        cluster.apply(manifest(namespace, name, inference={"replicas": 1, "template": {"spec": pod_spec}}))
+    cluster.apply(manifest(namespace, "gpus", inference={"replicas": 1, "gpusPerReplica": 64}))
+    for name, says in [
+        *((name, says) for name, (_, says) in wanted.items()),
+        ("gpus", "lower spec.inference.replicas"),
+    ]:
+        kind = "Planned" if name == "level" else "Running"
+        seen.until(
+            says, lambda says=says, name=name, kind=kind: says in seen.condition(kind, name).get("message", ""), 120
+        )
+    assert seen.condition("Running", "gpus")["reason"] == "Unschedulable"
+    assert "Insufficient nvidia.com/gpu" in seen.condition("Running", "gpus")["message"]
+
+
 def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, seen: Seen, namespace: str) -> None:
     only = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "kwok-200"}, "tolerations": [TOLERATION]}}
     node = cluster.add_kwok_nodes(1, gpus=0, first=200)[0]

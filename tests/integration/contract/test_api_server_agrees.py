@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SEED = 20260822
 RULE_WORDS = tuple(rule.message for rule in RULES)
-MANIFESTS = 300  # random manifests; a dry-run create takes about 5 ms
+MANIFESTS = 150  # random manifests; a dry-run create takes about 5 ms
 
 # Values around every limit that a rule knows; each manifest takes a few of them.
 CHANGES: dict[str, list[Any]] = {
