@@ -72,8 +72,12 @@ def _older(pod: Pod, than: timedelta, now: datetime) -> bool:
 def _template(pods: Sequence[Pod]) -> str:
     """Where the templates of these pods are."""
     groups = list(dict.fromkeys(pod.group for pod in pods))
-    named = [f"spec.{group}.template" for group in groups]
+    named = [_named_template(group) for group in groups]
     return " and ".join(named) if len(named) < 3 else "the pod templates"
+
+
+def _named_template(group: Group) -> str:
+    return f"spec.{group}.template"
 
 
 def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
@@ -98,9 +102,10 @@ def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
     template = _template(stuck)
     remedies = []
     if "persistentvolumeclaim" in words.lower():
+        shared = f"the coordinator has those of {_named_template(job.spec.rank_group)}"
         remedies.append(
             f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
-            f"correct the volumes of the pod template (the coordinator has those of spec.{job.spec.rank_group}.template)"
+            f"correct the volumes of the pod template ({shared})"
         )
     if "node affinity/selector" in words:
         remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
