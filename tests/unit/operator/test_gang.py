@@ -208,7 +208,6 @@ def test_a_written_sum_is_never_less_than_the_sum(milli: int, micro: int) -> Non
 
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 4))
-@settings(deadline=None)
 def test_the_minimum_never_exceeds_the_pods_that_the_job_wants(generation: int, inference: int, ranks: int) -> None:
     found = job(
         generation={"replicas": generation},
