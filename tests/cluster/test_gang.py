@@ -118,6 +118,9 @@ def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: S
     seen.until("it to be bound", lambda: bound(seen) == ALL, PATIENCE)
     cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
     seen.until("a third generation pod", lambda: "generation-2" in bound(seen), PATIENCE)
+    seen.patch(suspend=True)
+    seen.until_gone("podgroups.scheduling.k8s.io", "job")
+    seen.until_gone("workloads.scheduling.k8s.io", "job")
 
 
 def named(namespace: str, mode: str, **more: Any) -> dict[str, Any]:
@@ -238,6 +241,12 @@ def test_a_queued_job_starts_ends_and_starts_again_as_kueue_says(cluster: Cluste
     assert seen.pods() == {}
     seen.patch(suspend=True)
     seen.until("no Workload", lambda: not kueue.workload(), PATIENCE)
+
+    job["metadata"] |= {"name": "gold"}
+    job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "nosuch"
+    cluster.apply(job)
+    unread = "WorkloadPriorityClass nosuch cannot be read"
+    seen.until(unread, lambda: unread in seen.condition("Admitted", "gold").get("message", ""), PATIENCE)
 
 
 def test_a_job_of_multikueue_is_left_alone(cluster: Cluster, seen: Seen, namespace: str) -> None:
