@@ -11,7 +11,7 @@ from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.journal import Journal
 from rlhf_operator.coordinator.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_operator.coordinator.prompts import Prompt, PromptSet, random_key, read_prompts
+from rlhf_operator.coordinator.prompts import Prompt, PromptSet, load_tokenizer, random_key, read_prompts
 
 
 class Characters:
@@ -119,3 +119,10 @@ def test_tokenized_prompts_are_read_back_only_whole_and_under_their_digest(tmp_p
     (file,) = tmp_path.glob("prompts-*.log")
     file.write_bytes(file.read_bytes()[:-1])
     assert tokenized_before(journal, "a" * 64) is None
+
+
+def test_an_actor_whose_folder_is_not_there_is_named() -> None:
+    with pytest.raises(JobError, match=r"/models/nosuch: there is no such folder") as error:
+        load_tokenizer("/models/nosuch")
+    assert error.value.failure.exit_code == ExitCode.BAD_MODEL
+    assert error.value.failure.field == "spec.models.actor.path"

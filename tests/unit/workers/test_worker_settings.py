@@ -1,9 +1,11 @@
 """A worker's environment: what it means, and what is said when it is wrong."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from rlhf_workers.peer_server import free_port
 from rlhf_workers.settings import SettingsError, read_settings
 
 WHOLE = {"RLHF_COORDINATOR": "10.0.0.1:7700", "RLHF_GROUP": "training", "RLHF_INDEX": "2"}
@@ -51,3 +53,12 @@ def test_a_wrong_variable_is_named_with_its_value(name: str, value: str, words: 
     with pytest.raises(SettingsError) as caught:
         read_settings(WHOLE | {name: value})
     assert words in str(caught.value)
+
+
+def test_a_host_that_dns_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match=r"RLHF_RENDEZVOUS=rank.job.svc cannot be found: .*name resolution; does DNS"):
+        free_port("rank.job.svc")
