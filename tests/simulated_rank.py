@@ -15,6 +15,7 @@ import grpc
 from tests.simulated_results import next_weights
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 
 RECONNECT_SECONDS = 0.05
@@ -69,6 +70,8 @@ class SimulatedRank:
 
     name: str
     index: int
+    coordinator: str
+    certificates: Path | None
     pace: Pace
     collective: Collective | None
     roles: set[str]
@@ -94,14 +97,14 @@ class SimulatedRank:
         self.trained_models = sorted({pipeline["model"] for pipeline in table["pipelines"]})
         self.trained_version = order.version
 
-    async def _train(self, command_id: int, order: pb.Train, stub: CoordinatorStub) -> None:
+    async def _train(self, command_id: int, order: pb.Train) -> None:
         iteration = order.iteration
         self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
         self.schedules.append(self.schedule)
         assert self.trained_version == iteration, f"trains {iteration} at {self.trained_version}"
         samples: list[pb.TrainSample] | None = None
         while samples is None:
-            samples = await self._fetch(iteration, stub)
+            samples = await self._fetch(iteration)
         await asyncio.sleep(self.pace.train_seconds)
         if self.collective is not None:
             await self.collective.meet(self.group_epoch, iteration, self.index)
@@ -114,10 +117,12 @@ class SimulatedRank:
         self.last_train = result
         self._answer = pb.CommandDone(command_id=command_id, train=result)
 
-    async def _fetch(self, iteration: int, stub: CoordinatorStub) -> list[pb.TrainSample] | None:
+    async def _fetch(self, iteration: int) -> list[pb.TrainSample] | None:
+        """On a channel of its own: training goes on when the session, and its channel, are gone."""
         request = pb.FetchBatchRequest(worker=self.name, iteration=iteration)
         try:
-            parts = [part async for part in stub.FetchBatch(request, wait_for_ready=True)]
+            async with aio_channel(self.coordinator, self.certificates) as channel:
+                parts = [part async for part in CoordinatorStub(channel).FetchBatch(request, wait_for_ready=True)]
         except grpc.RpcError:
             await asyncio.sleep(RECONNECT_SECONDS)
             return None

@@ -139,7 +139,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                 if message.command.HasField("exit"):
                     self.exits.append(message.command.exit)
                     return message.command.exit.code
-                self._obey(message.command, stub)
+                self._obey(message.command)
             return None
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             if ticking is None and call.done():
@@ -217,11 +217,11 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     # ---------------------------------------------------------------- commands
 
-    def _obey(self, command: pb.Command, stub: CoordinatorStub) -> None:
+    def _obey(self, command: pb.Command) -> None:
         kind = str(command.WhichOneof("command"))
         self._watch_turns(kind)
         if kind == "train":
-            self._start(command.id, self._train(command.id, command.train, stub))
+            self._start(command.id, self._train(command.id, command.train))
             return
         if kind == "migrate":
             self._moving.add(self._start(0, self._migrate(command.id, command.migrate)))
