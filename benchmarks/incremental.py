@@ -134,7 +134,8 @@ def report(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rows = {name: _row(mine) for name, mine in table.items()}
     pairs = list(zip(table["Off"], table["On"], strict=True))
     both = "seconds/generation_and_inference"
-    predicted = [line["incremental/predicted_gain_seconds"] for line in lines[1:]]
+    name = "incremental/predicted_gain_seconds"
+    predicted = [line[name] for line in lines if name in line]
     return {
         "settings": rows,
         "last_token_to_last_score_saved_seconds": round(
@@ -144,7 +145,7 @@ def report(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
             statistics.median(off["seconds/inference"] / on["seconds/inference"] for off, on in pairs), 2
         ),
         "generation_and_inference_ratio": round(statistics.median(off[both] / on[both] for off, on in pairs), 4),
-        "predicted_saved_seconds": round(statistics.median(predicted), 4),
+        "predicted_saved_seconds": round(statistics.median(predicted), 4) if predicted else None,
     }
 
 
