@@ -101,28 +101,22 @@ class DecodeLines:
 
     @classmethod
     def fitted(cls, times: Iterable[StepTime]) -> DecodeLines:
-        """A line for every measured batch size; one that was measured at a single context takes its slope from others.
+        """Slopes are linear in the batch, fitted to all points together; what is left of each batch's own points is its
+        base, and a larger batch's is never less: single points are noise on a machine that does other work.
 
         Raises ValueError without times, or for an impossible one.
         """
         rows = _checked(times)
         if not rows:
             raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
+        features = np.array([[1.0, row.batch, row.tokens, row.batch * row.tokens] for row in rows])
+        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]))
         batches = sorted({row.batch for row in rows})
-        points = [[(row.tokens, row.seconds) for row in rows if row.batch == batch] for batch in batches]
-        lines = {
-            batch: _non_negative(np.array([[1.0, tokens] for tokens, _ in own]), np.array([time for _, time in own]))
-            for batch, own in zip(batches, points, strict=True)
-            if len({tokens for tokens, _ in own}) > 1
-        }
-        slope = (
-            np.interp(batches, list(lines), [rise for _, rise in lines.values()]) if lines else np.zeros(len(batches))
-        )
-        base = [
-            max(0.0, float(np.mean([time - rise * tokens for tokens, time in own])))
-            for rise, own in zip(slope.tolist(), points, strict=True)
-        ]
-        return cls(tuple(batches), tuple(base), tuple(slope.tolist()))
+        left: dict[int, list[float]] = {batch: [] for batch in batches}
+        for row in rows:
+            left[row.batch].append(row.seconds - (rise + rise_a_row * row.batch) * row.tokens)
+        base = _never_falling([max(0.0, float(np.mean(left[batch]))) for batch in batches])
+        return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
         """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""
@@ -335,7 +329,7 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
 
 
 def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
-    """Non-negative least squares by trying every subset of the (at most three) columns; errors count relative.
+    """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
 
     Where data cannot tell them apart, few columns are better than many, and the first better than the last.
     """
@@ -355,6 +349,18 @@ def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
             least, best = error, np.zeros(columns)
             best[chosen] = found
     return tuple(float(value) for value in best)
+
+
+def _never_falling(values: Sequence[float]) -> list[float]:
+    """The nearest values, in squares, of which none is less than the one before (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (before * more + mean * count) / (more + count), more + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _extended(at: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:

@@ -3,7 +3,7 @@
 Rule: time goes from one finished sample to the next; the steps between are summed by a formula. While samples wait, a
 heap of workers is advanced; what a worker decodes when nothing waits any more is one sorted array. The coordinator's
 dispatch is followed: least loaded first, each worker holds PREFETCH_SHARE more than it decodes. Every sample takes as
-many decode steps as it has tokens; a prefill stalls its worker.
+many decode steps as it has tokens; a prefill stalls its worker, once for each prompt however many of its samples begin.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Generation:
 def generate(lengths: Ints, layout: Layout, costs: StageCosts) -> Generation:
     """All of it, without fusion. lengths: [batch] tokens of each response, >= 1."""
     size, workers = layout.batch, layout.generation_workers
-    run = _Run(lengths, np.asarray(layout.prompts, dtype=np.float64), costs, workers)
+    run = _Run(lengths, layout, costs)
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
     handed = min(size, workers * capacity)
     for index, timeline in enumerate(run.timelines):
@@ -142,14 +142,15 @@ def generate(lengths: Ints, layout: Layout, costs: StageCosts) -> Generation:
 class _Run:
     """The state while `generate` runs."""
 
-    def __init__(self, lengths: Ints, prompts: Floats, costs: StageCosts, workers: int) -> None:
+    def __init__(self, lengths: Ints, layout: Layout, costs: StageCosts) -> None:
+        prompts: Floats = np.asarray(layout.prompts, dtype=np.float64)
         self.lengths, self.prompts, self.costs = lengths, prompts, costs
         self.worker, self.begun, self.finish = [0] * len(lengths), [0] * len(lengths), [0.0] * len(lengths)
         self.queue_empty = 0.0
-        self.timelines = [WorkerTimeline() for _ in range(workers)]
+        self.timelines = [WorkerTimeline() for _ in range(layout.generation_workers)]
         self._length, self._prompt = lengths.tolist(), prompts.tolist()
         self._base, self._slope = (table.tolist() for table in costs.step_tables)
-        self._padded, self._rows = costs.padded, costs.max_batch_size
+        self._padded, self._rows, self._lines = costs.padded, costs.max_batch_size, layout.lines
 
     def admit(self, timeline: WorkerTimeline) -> None:
         """Fills free rows with what waits, after their prefill."""
@@ -157,7 +158,8 @@ class _Run:
         new = [timeline.waiting.popleft() for _ in range(min(free, len(timeline.waiting)))]
         if not new:
             return
-        stall = self.costs.prefill_seconds(len(new), sum(self._prompt[sample] for sample in new) / len(new))
+        prompts = len({self._lines[sample] for sample in new}) if self._lines else len(new)
+        stall = self.costs.prefill_seconds(prompts, sum(self._prompt[sample] for sample in new) / len(new))
         timeline.times += (timeline.clock, timeline.clock + stall)
         timeline.steps += (timeline.step, timeline.step)
         timeline.clock += stall

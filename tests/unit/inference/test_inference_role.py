@@ -145,7 +145,7 @@ def test_measuring_times_models_and_calls_no_reward() -> None:
     assert (message.done.command_id, message.done.measure.attempt) == (5, 3)
     (task,) = message.done.measure.scoring.tasks
     assert task.task == "reference"
-    assert [(cost.batch, cost.tokens) for cost in task.costs] == [(1, 20), (2, 20), (1, 40), (1, 10)]
+    assert [(cost.batch, cost.tokens) for cost in task.costs] == [(1, 2), (1, 20), (2, 20), (1, 40), (1, 10)]
     assert all(cost.seconds > 0 for cost in task.costs)
     assert message.done.measure.scoring.wake_seconds < 0.1
     assert role.active() == 0

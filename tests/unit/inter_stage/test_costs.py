@@ -37,6 +37,20 @@ def test_a_batch_seen_at_one_context_only_grows_with_context_as_its_neighbours_d
     assert alone.decode_seconds(4, 1024) == 1.0
 
 
+def test_a_larger_batch_never_takes_less_whatever_the_noise() -> None:
+    slow = {(1, 512): 2.4, (4, 512): 1.9, (16, 64): 2.2}  # whatever else the machine did
+    seen = [
+        StepTime(batch, context, (0.002 + 2e-5 * batch + 1e-7 * batch * context) * slow.get((batch, context), 1.0))
+        for batch in (1, 2, 4, 8, 16, 32)
+        for context in (64, 512)
+    ]
+    costs = StageCosts.measured(decode=seen, max_batch_size=32)
+    for context in (16, 256, 1024):
+        steps = [costs.decode_seconds(batch, context) for batch in range(1, 33)]
+        assert steps == sorted(steps)
+        assert steps[-1] < 2 * (0.002 + 2e-5 * 32 + 1e-7 * 32 * context)
+
+
 def test_noise_never_makes_a_negative_time() -> None:
     falling = Work.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
     assert min(falling.setup, falling.per_sample, falling.per_token) >= 0

@@ -31,6 +31,7 @@ POINT_BYTES: Final = 2**30
 ROOM_SHARE: Final = 0.8
 """Of the free device memory: what KV caches may fill; the rest is for what kernels need for a moment."""
 PREFILL_PROMPTS: Final = (1, 4)
+MANY_PROMPTS: Final = 16
 NO_LIMIT: Final = 2**30
 """Response tokens of a made-up sample: it never finishes."""
 
@@ -113,13 +114,15 @@ def _empty_cache(shapes: Sequence[KvShape], tokens: int, device: torch.device) -
 
 
 def _prefill_grid(engine: "TorchEngine") -> list[tuple[int, int]]:
-    """(prompts, tokens) the engine would prefill: prompts alone where known tokens are replayed, else whole samples."""
+    """(prompts, tokens) the engine would prefill: prompts alone where known tokens are replayed, else whole samples;
+    and as many prompts at once as an iteration begins with, about."""
     limits = engine.limits
     longest = limits.max_prompt_tokens - 1
     if not engine.deterministic:
         longest += limits.max_response_tokens - 1
     prompts = [count for count in PREFILL_PROMPTS if count <= limits.max_batch_size]
     grid = [(count, max(longest * part // 4, 1)) for count in prompts for part in (4, 1)]
+    grid.insert(1, (min(MANY_PROMPTS, limits.max_batch_size), max(limits.max_prompt_tokens - 1, 1)))
     return list(dict.fromkeys(grid)) if longest else []
 
 

@@ -1,7 +1,8 @@
 """What scoring costs here: every model task on a few made-up samples, alone and in a full batch.
 
 Rule: reward functions and endpoints are not called: they may count, cost money or be slow, and what they take is seen
-while the job runs. Nothing is left behind, and time is bounded: beyond the budget a task is measured once.
+while the job runs. Nothing is left behind, and time is bounded: beyond the budget a task is measured on a short sample
+and a long one.
 """
 
 import time
@@ -16,6 +17,8 @@ from rlhf_workers.inference.samples import Sample
 
 BUDGET_SECONDS: Final = 0.6
 """Compute time of all tasks."""
+LEAST: Final = 2
+"""Points of every task, whatever they take."""
 REPEATS: Final = 2
 """Timed runs after a warm-up, of which the shortest counts."""
 WORD: Final = " a"
@@ -33,7 +36,7 @@ def measure(
     spent = 0.0
     for batch, tokens in _grid(longest, batch_tokens):
         for task, scorer in scorers.items():
-            if costs[task].costs and spent > BUDGET_SECONDS:
+            if len(costs[task].costs) >= LEAST and spent > BUDGET_SECONDS:
                 continue
             started = time.perf_counter()
             seconds = _seconds(scorer, batch, tokens)
@@ -44,12 +47,12 @@ def measure(
 
 
 def _grid(longest: int, batch_tokens: int) -> list[tuple[int, int]]:
-    """(samples, tokens of each)."""
-    half, quarter = max(longest // 2, 2), max(longest // 4, 2)
-    grid = [(1, half), (1, max(longest, 2)), (1, quarter)]
+    """(samples, tokens of each). The first two tell what a pass costs and what a token."""
+    half, quarter, short = max(longest // 2, 2), max(longest // 4, 2), max(longest // 16, 2)
+    grid = [(1, short), (1, half), (1, max(longest, 2)), (1, quarter)]
     if batch_tokens:
         padded = -(-half // PAD) * PAD
-        grid.insert(1, (min(max(batch_tokens // padded, 1), MOST_SAMPLES), half))
+        grid.insert(2, (min(max(batch_tokens // padded, 1), MOST_SAMPLES), half))
     return list(dict.fromkeys(grid))
 
 
