@@ -59,7 +59,7 @@ MEASURED = {
 """Name in the output -> metric of an iteration."""
 WARM_UP = 3
 """Iterations that are not counted: costs are measured in the first, caches fill, lengths are learned."""
-SCORERS = {"A": {"hidden_size": 128, "num_hidden_layers": 24}, "B": {"hidden_size": 32, "num_hidden_layers": 1}}
+SCORERS = {"A": {"hidden_size": 256, "num_hidden_layers": 12}, "B": {"hidden_size": 32, "num_hidden_layers": 1}}
 """Reference model of each scenario: what scoring costs is set by its size."""
 WARM_UP_ROUNDS = 1_000_000
 """Their responses are no other round's."""
