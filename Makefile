@@ -21,7 +21,7 @@ unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
 
 integration: env cluster-prepare
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration -n 2 --dist loadfile
 
 cluster-tests: env cluster-prepare
 	$(BIN)/pytest tests/cluster
