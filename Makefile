@@ -46,6 +46,8 @@ stubs: env
 
 crd: env
 	$(BIN)/python -m rlhf_api.crd
+	$(BIN)/python -m rlhf_api.crd charts/rlhf-operator/definition/rlhfjobs.yaml
+	$(BIN)/python -m rlhf_api.reference
 
 format: env
 	$(BIN)/ruff format .
