@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
+from benchmarks.pinned_workers import pinned_workers
 from tests.coordinated import free_address
 
 from rlhf_api.names import Env
@@ -76,31 +76,6 @@ def write_job(folder: Path, iterations: int, *, deterministic: bool) -> Path:
 
 
 @contextmanager
-def workers(folder: Path, address: str) -> Iterator[None]:
-    """A generation and an inference worker on a core each, and a training rank on whichever is free."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit("this benchmark pins two workers to a core each, and there is one")
-    started = []
-    for group, place in (("generation", cores[:1]), ("inference", cores[1:2]), ("training", cores[:2])):
-        variables = {
-            Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: "0", Env.DEVICE: "cpu", Env.THREADS: "1",
-            Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
-        with (folder / f"{group}.log").open("w") as log:
-            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", "rlhf_workers"]
-            started.append(subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder))
-    try:
-        yield
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(30)
-
-
-@contextmanager
 def in_turns() -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
     on, random_key = incremental.on, prompts.random_key
@@ -121,7 +96,7 @@ def run_job(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[
     manifest = write_job(folder, iterations, deterministic=deterministic)
     run_dir, address = folder / "run", free_address()
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(), workers(folder, address):
+    with in_turns(), pinned_workers(folder, address, ["generation", "inference"]):
         outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
     if outcome.phase != "Complete":
         raise SystemExit(f"{outcome.phase}: {outcome.failure}; logs in {folder}")

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
+from benchmarks.pinned_workers import pinned_workers
 from tests.coordinated import free_address
 
 from rlhf_api.names import Env
@@ -142,35 +142,6 @@ def write_job(folder: Path, scenario: str, iterations: int) -> Path:
 
 
 @contextmanager
-def workers(folder: Path, address: str) -> Iterator[None]:
-    """Two generation workers on a core each, and a training rank on whichever is free."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit("this benchmark pins two workers to a core each, and there is one")
-    started = []
-    for group, index, place in (
-        ("generation", 0, cores[:1]),
-        ("generation", 1, cores[1:2]),
-        ("training", 0, cores[:2]),
-    ):
-        variables = {
-            Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: str(index), Env.DEVICE: "cpu", Env.THREADS: "1",
-            Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
-        with (folder / f"{group}-{index}.log").open("w") as log:
-            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", "rlhf_workers"]
-            started.append(subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder))
-    try:
-        yield
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(30)
-
-
-@contextmanager
 def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is; no round begins later
     than `seconds` from now.
@@ -210,7 +181,7 @@ def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> P
     """Runs the job; its run folder."""
     manifest, run_dir, address = write_job(folder, scenario, turns.iterations), folder / "run", free_address()
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(turns, seconds), workers(folder, address):
+    with in_turns(turns, seconds), pinned_workers(folder, address, ["generation", "generation"]):
         outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
     if outcome.failure is not None:
         raise SystemExit(f"scenario {scenario}: {outcome.phase}: {outcome.failure}; logs in {folder}")

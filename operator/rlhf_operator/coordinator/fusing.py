@@ -22,7 +22,8 @@ from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND, NO_FUS
 from rlhf_operator.coordinator.learning import layout_of
 from rlhf_operator.coordinator.run import Run, prompts_of
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
-from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
+from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.layout import Layout
 
 log = logging.getLogger(__name__)

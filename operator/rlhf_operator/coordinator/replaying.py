@@ -15,8 +15,9 @@ from rlhf_api.incremental import prefix_tasks
 from rlhf_api.names import Group
 from rlhf_operator.coordinator import incremental
 from rlhf_operator.coordinator.run import Run
-from rlhf_planner.inter_stage.costs import SCORE_BATCH, Work
+from rlhf_planner.inter_stage.costs import SCORE_BATCH
 from rlhf_planner.inter_stage.early import Gain, TokenCosts, Trace, gain
+from rlhf_planner.inter_stage.fitted import Work
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_planner.inter_stage.costs import DecodeLines, StageCosts, Work
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted import DecodeLines, Work
 
 TOKEN_FLOPS: Final = 2.0
 """Operations a parameter and token of a forward pass: one multiplication, one addition."""

@@ -1,9 +1,8 @@
-"""What decoding, prefilling, scoring and moving samples costs on the workers of a job, fitted to a few measured times.
+"""What decoding, prefilling, scoring and moving samples costs on the workers of a job.
 
-Rule: plain numbers in (`StepTime`), closed formulas out, so that a simulation can sum thousands of steps at once. A
-decode step is a line in the context for every batch size; everything else is a setup, so much a sample and so much a
-token. Observations correct whole kinds of work by a ratio, the median of the last few iterations' own, never the shape.
-Must never answer a negative time.
+Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. Observations correct whole
+kinds of work by a ratio, the median of the last few iterations' own, never the shape. Must never answer a negative
+time.
 All times are in seconds, all sizes in bytes.
 """
 
@@ -16,10 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
 
-Floats = npt.NDArray[np.float64]
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
 """One, or one for each of many samples."""
@@ -57,73 +54,6 @@ class Observed(NamedTuple):
     seconds: float
 
 
-class StepTime(NamedTuple):
-    """One pass over `batch` samples of `tokens` tokens each (decode: with so many keys each) took `seconds`."""
-
-    batch: int
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """Seconds of one pass: `setup + batch * (per_sample + tokens * per_token)`."""
-
-    setup: float = 0.0
-    per_sample: float = 0.0
-    per_token: float = 0.0
-
-    @classmethod
-    def fitted(cls, times: Iterable[StepTime]) -> Work:
-        """Least relative squares over non-negative parts; no times at all: nothing costs anything.
-
-        Raises ValueError for a time that is negative, or not finite.
-        """
-        rows = _checked(times)
-        if not rows:
-            return cls()
-        features = np.array([[row.batch * row.tokens, row.batch, 1.0] for row in rows])
-        per_token, per_sample, setup = _non_negative(features, np.array([row.seconds for row in rows]))
-        return cls(setup, per_sample, per_token)
-
-    def seconds(self, batch: float, tokens: float) -> float:
-        """Of one pass over `batch` samples of `tokens` tokens each."""
-        return self.setup + batch * (self.per_sample + tokens * self.per_token)
-
-
-@dataclass(frozen=True)
-class DecodeLines:
-    """Seconds of one decode step: at `batches[i]` samples `base[i] + slope[i] * context`; linear between batches."""
-
-    batches: tuple[int, ...]
-    base: tuple[float, ...]
-    slope: tuple[float, ...]
-
-    @classmethod
-    def fitted(cls, times: Iterable[StepTime]) -> DecodeLines:
-        """Slopes are linear in the batch, fitted to all points together; what is left of each batch's own points is its
-        base, and a larger batch's is never less: single points are noise on a machine that does other work.
-
-        Raises ValueError without times, or for an impossible one.
-        """
-        rows = _checked(times)
-        if not rows:
-            raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
-        features = np.array([[1.0, row.batch, row.tokens, row.batch * row.tokens] for row in rows])
-        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]))
-        batches = sorted({row.batch for row in rows})
-        left: dict[int, list[float]] = {batch: [] for batch in batches}
-        for row in rows:
-            left[row.batch].append(row.seconds - (rise + rise_a_row * row.batch) * row.tokens)
-        base = _never_falling([max(0.0, float(np.mean(left[batch]))) for batch in batches])
-        return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
-
-    def tables(self, largest: int) -> tuple[Floats, Floats]:
-        """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""
-        sizes = np.arange(largest + 1, dtype=np.float64)
-        return _extended(sizes, self.batches, self.base), _extended(sizes, self.batches, self.slope)
-
-
 @dataclass(frozen=True)
 class StageCosts:
     """All costs of generation and inference on one kind of worker."""
@@ -131,8 +61,8 @@ class StageCosts:
     decode: DecodeLines
     max_batch_size: int
     """Samples that a generation worker decodes at once."""
-    prefill: Work = Work()
-    score: Work = Work()
+    prefill: Work = NOTHING
+    score: Work = NOTHING
     """All scoring tasks of a sample together."""
     score_batch: int = SCORE_BATCH
     """Samples scored in one pass at most; 1 in a deterministic job."""
@@ -318,55 +248,3 @@ class StageCosts:
             return cls(**{**document, "decode": DecodeLines(**lines), **parts, "ratios": ratios})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error
-
-
-def _checked(times: Iterable[StepTime]) -> list[StepTime]:
-    rows = [StepTime(*row) for row in times]
-    for row in rows:
-        if row.batch < 1 or row.tokens < 0 or not 0 <= row.seconds < float("inf"):
-            raise ValueError(f"measured time {row} is impossible: batch >= 1, tokens >= 0, finite seconds >= 0 are not")
-    return rows
-
-
-def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
-    """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
-
-    Where data cannot tell them apart, few columns are better than many, and the first better than the last.
-    """
-    columns = features.shape[1]
-    weight = 1.0 / np.maximum(seconds, 1e-9)
-    best, least = np.zeros(columns), float("inf")
-    for subset in sorted(range(1, 1 << columns), key=int.bit_count):
-        chosen = [column for column in range(columns) if subset >> column & 1]
-        if len(chosen) > len(seconds):
-            continue
-        part = features[:, chosen]
-        found = np.linalg.lstsq(part * weight[:, None], seconds * weight, rcond=None)[0]
-        if (found < 0).any():
-            continue
-        error = float(np.sum(((part @ found - seconds) * weight) ** 2))
-        if error < least - 1e-12:
-            least, best = error, np.zeros(columns)
-            best[chosen] = found
-    return tuple(float(value) for value in best)
-
-
-def _never_falling(values: Sequence[float]) -> list[float]:
-    """The nearest values, in squares, of which none is less than the one before (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            before, more = pools.pop()
-            mean, count = (before * more + mean * count) / (more + count), more + count
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
-
-
-def _extended(at: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:
-    answer = np.interp(at, known, values)
-    if len(known) > 1:
-        rise = max(0.0, (values[-1] - values[-2]) / (known[-1] - known[-2]))
-        beyond = at > known[-1]
-        answer[beyond] = values[-1] + rise * (at[beyond] - known[-1])
-    return np.asarray(answer, dtype=np.float64)

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_planner.inter_stage.costs import Floats, StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.curve import Ints
+from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.layout import PREFETCH_SHARE, Layout
 
 

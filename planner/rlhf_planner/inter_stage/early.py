@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_api.incremental import BLOCK
-from rlhf_planner.inter_stage.costs import Floats, Work
 from rlhf_planner.inter_stage.curve import Ints
+from rlhf_planner.inter_stage.fitted import Floats, Work
 
 LEAST_GAIN: Final = 0.01
 """Share of generation and inference that must be won: less is noise."""

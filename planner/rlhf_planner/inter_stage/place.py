@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_planner.inter_stage.costs import Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.curve import Ints
+from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 Flags = npt.NDArray[np.bool_]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_planner.inter_stage.costs import Floats, StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted import Floats
 
 
 class Scored(NamedTuple):

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rlhf_planner.inter_stage.costs import Floats, StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.decode import Generation, WorkerTimeline
+from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.layout import Span
 from rlhf_planner.inter_stage.scoring import Scored
 from rlhf_planner.inter_stage.tail import Tail

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Floats, StageCosts, Transfer
+from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, StageCosts, Transfer
 from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.decode import Generation, drain
+from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.layout import Transit
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.place import Flags, Held, assign

@@ -16,7 +16,8 @@ from rlhf_operator.coordinator.sample import Response
 from rlhf_operator.coordinator.schedule import schedule_json
 from rlhf_operator.coordinator.world import Plan, World, plan_of
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.fitted import StepTime
 
 BOTH = "generation+inference"
 

@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.place import Unfinished
 

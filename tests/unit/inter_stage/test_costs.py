@@ -7,7 +7,8 @@ import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.costs import Observed, StageCosts, StepTime, Work
+from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.fitted import StepTime, Work
 
 
 def test_measured_times_come_out_again() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_api.incremental import BLOCK
-from rlhf_planner.inter_stage.costs import Work
 from rlhf_planner.inter_stage.early import Line, TokenCosts, Trace, gain, replay
+from rlhf_planner.inter_stage.fitted import Work
 
 A_TOKEN = 0.01
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_planner.inter_stage.balance import balance
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime, Transfer
+from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.place import Move, Unfinished, place
 

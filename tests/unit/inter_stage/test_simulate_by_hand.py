@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_planner.inter_stage.costs import DecodeLines, StageCosts, StepTime, Work
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted import DecodeLines, StepTime, Work
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.simulate import simulate
 

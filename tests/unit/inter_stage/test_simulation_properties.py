@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_planner.inter_stage.choose import MOST_DRAWS, TIE, choose
-from rlhf_planner.inter_stage.costs import StageCosts, StepTime, Transfer, Work
+from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.fitted import StepTime, Work
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import simulate

@@ -1,0 +1,44 @@
+"""Real worker processes of a benchmark, pinned one to a core, and a training rank on whichever core is free."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.coordinated import free_address
+
+from rlhf_api.names import Env
+
+
+@contextmanager
+def pinned_workers(folder: Path, address: str, groups: Sequence[str]) -> Iterator[None]:
+    """A worker of each of `groups` on a core of its own, with logs in `folder`; `address` is the coordinator's.
+
+    Raises SystemExit on a machine with fewer cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < len(groups):
+        raise SystemExit(f"this benchmark pins {len(groups)} workers to a core each, and there are {len(cores)}")
+    places = [(group, [core]) for group, core in zip(groups, cores, strict=False)] + [("training", cores)]
+    indices: Counter[str] = Counter()
+    started = []
+    for group, place in places:
+        variables = {
+            Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: str(indices[group]), Env.DEVICE: "cpu",
+            Env.THREADS: "1", Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
+        with (folder / f"{group}-{indices[group]}.log").open("w") as log:
+            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", "rlhf_workers"]
+            started.append(subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder))
+        indices[group] += 1
+    try:
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(30)

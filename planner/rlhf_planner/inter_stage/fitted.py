@@ -1,0 +1,140 @@
+"""Formulas of what a pass of work takes, fitted to a few measured times.
+
+Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line in the context for every batch size;
+everything else is a setup, so much a sample and so much a token. Fits are least relative squares over non-negative
+parts, so nothing ever answers a negative time. All times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class StepTime(NamedTuple):
+    """One pass over `batch` samples of `tokens` tokens each (decode: with so many keys each) took `seconds`."""
+
+    batch: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of one pass: `setup + batch * (per_sample + tokens * per_token)`."""
+
+    setup: float = 0.0
+    per_sample: float = 0.0
+    per_token: float = 0.0
+
+    @classmethod
+    def fitted(cls, times: Iterable[StepTime]) -> Work:
+        """Least relative squares over non-negative parts; no times at all: nothing costs anything.
+
+        Raises ValueError for a time that is negative, or not finite.
+        """
+        rows = _checked(times)
+        if not rows:
+            return cls()
+        features = np.array([[row.batch * row.tokens, row.batch, 1.0] for row in rows])
+        per_token, per_sample, setup = _non_negative(features, np.array([row.seconds for row in rows]))
+        return cls(setup, per_sample, per_token)
+
+    def seconds(self, batch: float, tokens: float) -> float:
+        """Of one pass over `batch` samples of `tokens` tokens each."""
+        return self.setup + batch * (self.per_sample + tokens * self.per_token)
+
+
+NOTHING: Final = Work()
+"""Work that costs nothing."""
+
+
+@dataclass(frozen=True)
+class DecodeLines:
+    """Seconds of one decode step: at `batches[i]` samples `base[i] + slope[i] * context`; linear between batches."""
+
+    batches: tuple[int, ...]
+    base: tuple[float, ...]
+    slope: tuple[float, ...]
+
+    @classmethod
+    def fitted(cls, times: Iterable[StepTime]) -> DecodeLines:
+        """Slopes are linear in the batch, fitted to all points together; what is left of each batch's own points is its
+        base, and a larger batch's is never less: single points are noise on a machine that does other work.
+
+        Raises ValueError without times, or for an impossible one.
+        """
+        rows = _checked(times)
+        if not rows:
+            raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
+        features = np.array([[1.0, row.batch, row.tokens, row.batch * row.tokens] for row in rows])
+        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]))
+        batches = sorted({row.batch for row in rows})
+        left: dict[int, list[float]] = {batch: [] for batch in batches}
+        for row in rows:
+            left[row.batch].append(row.seconds - (rise + rise_a_row * row.batch) * row.tokens)
+        base = _never_falling([max(0.0, float(np.mean(left[batch]))) for batch in batches])
+        return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
+
+    def tables(self, largest: int) -> tuple[Floats, Floats]:
+        """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""
+        sizes = np.arange(largest + 1, dtype=np.float64)
+        return _extended(sizes, self.batches, self.base), _extended(sizes, self.batches, self.slope)
+
+
+def _checked(times: Iterable[StepTime]) -> list[StepTime]:
+    rows = [StepTime(*row) for row in times]
+    for row in rows:
+        if row.batch < 1 or row.tokens < 0 or not 0 <= row.seconds < float("inf"):
+            raise ValueError(f"measured time {row} is impossible: batch >= 1, tokens >= 0, finite seconds >= 0 are not")
+    return rows
+
+
+def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
+    """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
+
+    Where data cannot tell them apart, few columns are better than many, and the first better than the last.
+    """
+    columns = features.shape[1]
+    weight = 1.0 / np.maximum(seconds, 1e-9)
+    best, least = np.zeros(columns), float("inf")
+    for subset in sorted(range(1, 1 << columns), key=int.bit_count):
+        chosen = [column for column in range(columns) if subset >> column & 1]
+        if len(chosen) > len(seconds):
+            continue
+        part = features[:, chosen]
+        found = np.linalg.lstsq(part * weight[:, None], seconds * weight, rcond=None)[0]
+        if (found < 0).any():
+            continue
+        error = float(np.sum(((part @ found - seconds) * weight) ** 2))
+        if error < least - 1e-12:
+            least, best = error, np.zeros(columns)
+            best[chosen] = found
+    return tuple(float(value) for value in best)
+
+
+def _never_falling(values: Sequence[float]) -> list[float]:
+    """The nearest values, in squares, of which none is less than the one before (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (before * more + mean * count) / (more + count), more + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def _extended(at: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:
+    answer = np.interp(at, known, values)
+    if len(known) > 1:
+        rise = max(0.0, (values[-1] - values[-2]) / (known[-1] - known[-2]))
+        beyond = at > known[-1]
+        answer[beyond] = values[-1] + rise * (at[beyond] - known[-1])
+    return np.asarray(answer, dtype=np.float64)
