@@ -24,7 +24,8 @@ integration: env cluster-prepare
 	$(BIN)/pytest tests/integration -n 2 --dist loadfile
 
 cluster-tests: env cluster-prepare
-	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
+	$(BIN)/pytest tests/cluster -m alone
 
 lint: env
 	$(BIN)/ruff format --check .
