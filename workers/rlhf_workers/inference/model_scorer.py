@@ -7,6 +7,7 @@ samples share a padded batch, and what was begun early is finished in chunks.
 Must never return a number that is not finite: that is a failure of the sample, not a score.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -64,7 +65,7 @@ def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
         raise WorkError("SampleInvalid", what)
 
 
-class PrefixScorer:
+class PrefixScorer(ABC):
     """Scores tokens, at once or as they come; `what` names a number in messages."""
 
     frozen = True
@@ -106,13 +107,13 @@ class PrefixScorer:
             for prefix, sample in zip(prefixes, samples, strict=True)
         ]
 
+    @abstractmethod
     def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
         """The numbers of samples whose padded ids [batch, L] go through the model in one pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, said: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """float32 [n] of what the model says at n positions [n, ...] and the tokens after them, int64 [n]."""
-        raise NotImplementedError
 
     def _chunked(self, run: Any, dtype: torch.dtype, result: str, *, blocks: bool) -> TokenScores | None:
         """By `run`, the model or its backbone, if it says the same in chunks."""
