@@ -29,8 +29,10 @@ from tests.coordinated import free_address
 
 from rlhf_api.names import Env
 from rlhf_operator.coordinator import __main__ as coordinator
-from rlhf_operator.coordinator import effects, incremental, prompts
-from rlhf_operator.coordinator.world import Plan, World
+from rlhf_operator.coordinator.deciding import incremental
+from rlhf_operator.coordinator.loop import effects
+from rlhf_operator.coordinator.storage import prompts
+from rlhf_operator.coordinator.world.world import Plan, World
 from rlhf_operator.reports.metrics import read_metrics
 
 BATCH, MAX_TOKENS = 32, 512

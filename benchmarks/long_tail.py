@@ -37,9 +37,11 @@ from tests.coordinated import free_address
 
 from rlhf_api.names import Env
 from rlhf_operator.coordinator import __main__ as coordinator
-from rlhf_operator.coordinator import effects, fusing, learning, prompts
-from rlhf_operator.coordinator.run import Run
-from rlhf_operator.coordinator.server import order_stop
+from rlhf_operator.coordinator.fusion import fusing, learning
+from rlhf_operator.coordinator.job.run import Run
+from rlhf_operator.coordinator.loop import effects
+from rlhf_operator.coordinator.service.server import order_stop
+from rlhf_operator.coordinator.storage import prompts
 from rlhf_operator.reports.metrics import read_metrics
 from rlhf_operator.reports.picture import draw_timeline
 from rlhf_operator.reports.timeline import read_spans
@@ -263,7 +265,7 @@ def _say(scenario: str, result: dict[str, Any]) -> None:
 
 
 def _lengths(run_dir: Path) -> list[int]:
-    from rlhf_operator.coordinator.journal import Journal
+    from rlhf_operator.coordinator.storage.journal import Journal
 
     journal = Journal(run_dir / "journal")
     records = [record for number in journal.iterations() for record in journal.read(number)]

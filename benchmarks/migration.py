@@ -36,7 +36,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.coordinator.fusion_state import LINK_BYTES_PER_SECOND
+from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_planner.inter_stage.costs import Observed, StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_workers.device import device_name

@@ -30,7 +30,7 @@ COPY workers workers
 # would compile it again.
 RUN uv pip install --no-deps . \
     && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_operator.__main__, rlhf_operator.cli.main, \
-        rlhf_operator.coordinator.__main__, rlhf_operator.coordinator.schedule_search, ortools.sat.python.cp_model, \
+        rlhf_operator.coordinator.__main__, rlhf_operator.coordinator.training.schedule_search, ortools.sat.python.cp_model, \
         rlhf_operator.reports.events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
 
 FROM ${BASE}

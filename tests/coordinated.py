@@ -18,15 +18,15 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.batch import packed, spans_of
-from rlhf_operator.coordinator.fleet import wanted
-from rlhf_operator.coordinator.journal import Journal
-from rlhf_operator.coordinator.prompts import Prompt, PromptSet, random_key
-from rlhf_operator.coordinator.restore import restore
-from rlhf_operator.coordinator.run import Outcome, Run, begin_run
-from rlhf_operator.coordinator.schedule import schedule_json
-from rlhf_operator.coordinator.serving import Addresses, serve
-from rlhf_operator.coordinator.world import plan_of
+from rlhf_operator.coordinator.deciding.schedule import schedule_json
+from rlhf_operator.coordinator.job.run import Outcome, Run, begin_run
+from rlhf_operator.coordinator.service.serving import Addresses, serve
+from rlhf_operator.coordinator.storage.batch import packed, spans_of
+from rlhf_operator.coordinator.storage.journal import Journal
+from rlhf_operator.coordinator.storage.prompts import Prompt, PromptSet, random_key
+from rlhf_operator.coordinator.storage.restore import restore
+from rlhf_operator.coordinator.world.fleet import wanted
+from rlhf_operator.coordinator.world.world import plan_of
 from rlhf_operator.reports.recorder import RunRecorder
 
 ALGORITHMS = {

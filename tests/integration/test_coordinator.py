@@ -17,7 +17,7 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.coordinator.metrics import serve_metrics
+from rlhf_operator.coordinator.service.metrics import serve_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -204,7 +204,7 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
 async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr("rlhf_operator.coordinator.saving.DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("rlhf_operator.coordinator.training.saving.DELAY_SECONDS", 0.1)
     given: list[pb.Failure] = []
 
     def full() -> pb.Failure | None:

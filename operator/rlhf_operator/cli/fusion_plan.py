@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.journal import unframe
+from rlhf_operator.coordinator.storage.journal import unframe
 from rlhf_operator.model_sizes import read_size
 from rlhf_planner.inter_stage.assumed import CPU_CORE, HOPPER, Model, assumed_costs
 from rlhf_planner.inter_stage.choose import FusionChoice, choose

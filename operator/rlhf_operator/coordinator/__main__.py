@@ -22,21 +22,21 @@ from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
-from rlhf_operator.coordinator import checkpoint
+from rlhf_operator.coordinator.deciding.schedule import schedule_json
 from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.journal import Journal
-from rlhf_operator.coordinator.journal_lock import hold
-from rlhf_operator.coordinator.last_report import say
-from rlhf_operator.coordinator.logs import configure_logs
-from rlhf_operator.coordinator.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_operator.coordinator.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
-from rlhf_operator.coordinator.recorder import GuardedRecorder
-from rlhf_operator.coordinator.restore import Restored, restore
-from rlhf_operator.coordinator.run import Outcome, Run, begin_run
-from rlhf_operator.coordinator.schedule import schedule_json
-from rlhf_operator.coordinator.server import order_stop
-from rlhf_operator.coordinator.serving import Addresses, serve
-from rlhf_operator.coordinator.world import Plan, plan_of
+from rlhf_operator.coordinator.job.recorder import GuardedRecorder
+from rlhf_operator.coordinator.job.run import Outcome, Run, begin_run
+from rlhf_operator.coordinator.service.last_report import say
+from rlhf_operator.coordinator.service.logs import configure_logs
+from rlhf_operator.coordinator.service.server import order_stop
+from rlhf_operator.coordinator.service.serving import Addresses, serve
+from rlhf_operator.coordinator.storage import checkpoint
+from rlhf_operator.coordinator.storage.journal import Journal
+from rlhf_operator.coordinator.storage.journal_lock import hold
+from rlhf_operator.coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
+from rlhf_operator.coordinator.storage.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
+from rlhf_operator.coordinator.storage.restore import Restored, restore
+from rlhf_operator.coordinator.world.world import Plan, plan_of
 from rlhf_operator.reports.recorder import RunRecorder
 
 log = logging.getLogger("coordinator")

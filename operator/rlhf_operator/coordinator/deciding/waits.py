@@ -1,0 +1,76 @@
+"""What the job waits for: one list that the status shows as sentences and the time-outs are checked against.
+
+Rule: pure. Every wait names the worker and what it is to do, and since when.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rlhf_operator.coordinator.world.fleet import Work, Worker
+from rlhf_operator.coordinator.world.world import Plan, World
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One thing the job waits for."""
+
+    worker: str
+    sentence: str
+    """`generation-1 to load actor version 3`."""
+    since: float
+    """The last sign of life in the matter."""
+    stuck: bool
+    """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
+    fatal: bool
+    """Nobody can stand in for an absent worker."""
+    allowance: float = 0.0
+    """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
+
+
+def waits(plan: Plan, world: World, before: float = math.inf) -> list[Wait]:
+    """All waits that began before a moment, by worker."""
+    found: list[Wait] = []
+    for worker in world.fleet:
+        if worker.leaving:
+            found += _leaving(worker) if worker.since < before else []
+        elif not worker.session:
+            found += _absent(world, worker) if worker.since < before else []
+        else:
+            found += _working(plan, world, worker, before)
+    return found
+
+
+def sentences(plan: Plan, world: World, now: float) -> list[str]:
+    """`generation-1 to load actor version 3 (12 s)`, longest wait first."""
+    ordered = sorted(waits(plan, world), key=lambda wait: wait.since)
+    return [f"{wait.sentence} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+
+
+def _leaving(worker: Worker) -> list[Wait]:
+    return [Wait(worker.name, f"{worker.name} to restart", worker.since, False, True)]
+
+
+def _absent(world: World, worker: Worker) -> list[Wait]:
+    others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
+    fatal = worker.rank is not None or not others
+    verb = "come back" if worker.seen else "register"
+    return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
+
+
+def _working(plan: Plan, world: World, worker: Worker, before: float) -> list[Wait]:
+    slow = worker.slow
+    if slow is not None:
+        # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
+        since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
+        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
+    moves = [item for item in worker.pending.values() if item.work in (Work.MIGRATE, Work.WITHDRAW)]
+    late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
+    if worker.moved >= before or late:
+        return [wait for wait in late if wait.since < before]
+    decoding, scoring = world.ledger.decoding_on(worker.name), world.ledger.scoring_on(worker.name)
+    work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
+    if not work:
+        return []
+    reward = plan.spec.models.reward
+    allowance = float(reward.timeout_seconds * (reward.retries + 1)) if scoring else 0.0
+    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False, allowance)]

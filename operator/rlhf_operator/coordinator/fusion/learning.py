@@ -1,0 +1,158 @@
+"""What inter-stage fusion learns from an iteration: how long responses get, and what work really takes.
+
+Rule: an iteration is learned from as soon as all of it is scored, so that the next one is planned while training runs.
+Costs follow the work that was done (so many steps of so many rows), never a simulation of it: what was simulated
+wrongly would be learned as a cost. When the process dies the lengths are read again from the segments that are kept.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.deciding import release
+from rlhf_operator.coordinator.job.run import Run
+from rlhf_operator.coordinator.world.fleet import Pending
+from rlhf_operator.coordinator.world.sample import ITEM_BYTES
+from rlhf_operator.coordinator.world.world import Plan
+from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.lengths import WINDOW
+from rlhf_planner.inter_stage.simulate import simulate
+
+log = logging.getLogger(__name__)
+
+KINDS: Final = {"prefill": "decode", "score-prefix": "score"}
+"""Names of spans that are of another kind of work."""
+
+
+def recall(run: Run, written: dict[str, Any]) -> None:
+    """After a start: the costs that were written down, and the lengths of iterations whose segments are kept."""
+    state = run.world.fusion
+    if run.plan.spec.fusion.inter_stage.mode == "Off":
+        return
+    costs = written.get("costs")
+    if costs is not None:
+        try:
+            rows = run.plan.spec.generation.max_batch_size  # may have been changed since
+            state.costs = replace(StageCosts.from_document(costs), max_batch_size=rows)
+            state.measured = True
+        except ValueError as error:
+            log.warning("the costs of generation and inference are measured again: %s", error)
+    before = [iteration for iteration in run.journal.iterations() if iteration < run.world.iteration]
+    for iteration in before[-WINDOW:]:
+        lengths = {
+            record.finished.key.sample: len(record.finished.tokens.data) // ITEM_BYTES
+            for record in run.journal.read(iteration)
+            if record.WhichOneof("record") == "finished"
+        }
+        prompts = [run.prompts.of(iteration, index) for index in lengths]
+        state.lengths = state.lengths.with_batch(
+            zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),
+            lines=[prompt.line for prompt in prompts],
+        )
+    if before:
+        log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
+
+
+def layout_of(run: Run, prompts: Sequence[int], lines: Sequence[int]) -> Layout:
+    """An iteration with prompts of so many tokens, and of these lines, as the planner sees it."""
+    sizes, settings = run.world.fleet.sizes, run.plan.spec.fusion.inter_stage
+    return Layout(
+        generation_workers=sizes[Group.GENERATION],
+        inference_workers=sizes.get(Group.INFERENCE, 0),
+        prompts=prompts,
+        lines=lines,
+        overlap=run.plan.spec.inference.overlap != "Off",
+        transfer=settings.transfer,
+    )
+
+
+def learn(run: Run) -> None:
+    """All of the iteration is scored: lengths and costs follow what was seen, once.
+
+    Leaves metrics in the state: what was predicted, and what the simulation makes of the lengths that came out.
+    """
+    world, state = run.world, run.world.fusion
+    if state.learned is not None:
+        return
+    lengths = [len(sample.response) for sample in world.ledger.samples]
+    state.lengths = state.lengths.with_batch(zip(world.prompt_tokens, lengths, strict=True), lines=world.prompt_lines)
+    metrics = state.learned = {}
+    if not release.possible(run.plan, world):
+        return
+    metrics["fusion/length_drift"] = state.lengths.drift
+    if state.choice.seconds:
+        metrics["fusion/predicted_seconds"] = state.choice.seconds
+        metrics["fusion/predicted_off_seconds"] = state.choice.off_seconds
+    if state.measured:
+        choice, workers = state.choice, world.fleet.sizes[Group.GENERATION]
+        pool = choice.pool if release.fuses(run.plan, world) else workers
+        threshold, layout = (
+            choice.threshold if pool < workers else 0,
+            layout_of(run, world.prompt_tokens, world.prompt_lines),
+        )
+        try:
+            again = simulate(lengths, layout, state.costs, threshold, pool, choice.transfer, model=state.lengths)
+        except ValueError as error:
+            log.warning("iteration %d could not be simulated again: %s", world.iteration, error)
+            return
+        metrics["fusion/simulated_seconds"] = again.seconds
+        metrics["fusion/simulated_generation_seconds"] = again.generation_seconds
+        metrics["fusion/simulated_decode_busy"] = again.decode_busy
+        metrics["fusion/simulated_score_busy"] = again.score_busy
+        metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
+        state.costs = state.costs.refined(state.observed)
+
+
+# ---------------------------------------------------------------- what was seen
+
+
+def seen(run: Run, span: pb.Span) -> None:
+    """Adds a worker's span to what it was busy with and to what work takes; names the destination of a migration, whose
+    address it says."""
+    state = run.world.fusion
+    if span.name == "migrate" and "peer" in span.attributes:
+        peer = span.attributes["peer"]
+        names = [worker.name for worker in run.world.fleet.of(Group.GENERATION) if worker.address == peer]
+        span.attributes["destination"] = names[0] if names else peer
+    kind, beside = _kind(run.plan, span)
+    if beside or span.iteration != run.world.iteration or kind not in ("decode", "score"):
+        return
+    mine = state.busy.setdefault(span.worker, {})
+    mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    work = observed(run.plan, span)
+    if work is not None:
+        state.observed.append(work)
+
+
+def moved(run: Run, pending: Pending, samples: int, sent: int) -> None:
+    """A worker has answered a Migrate, of which so many samples moved and so many bytes left."""
+    state = run.world.fusion
+    if samples and state.costs.kv_bytes_per_token > 0:
+        each = sent / samples / state.costs.kv_bytes_per_token
+        state.observed.append(Observed("transfer", samples, 1, each, time.monotonic() - pending.sent))
+
+
+def observed(plan: Plan, span: pb.Span) -> Observed | None:
+    """The work that a worker's span is about, as costs count it; None when it is about none."""
+    kind, beside = _kind(plan, span)
+    told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
+    if kind == "decode" and float(told.get("rows", "0")):
+        decoding = max(0.0, seconds - float(told["prefill_seconds"]))
+        return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), decoding)
+    if kind == "score" and not beside and "tokens" in told:  # one task's pass: by the costs a pass is one of every task
+        by_call = plan.spec.models.reward.model is None
+        tasks = sum(not (by_call and task.model == "reward") for task in plan.tasks)
+        samples = int(told["samples"])
+        return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
+    return None
+
+
+def _kind(plan: Plan, span: pb.Span) -> tuple[str, bool]:
+    """(kind of work, done by a process of its own beside it)."""
+    kind, _, task = span.name.partition("/")
+    return KINDS.get(kind, kind), task == "reward" and plan.spec.models.reward.model is None

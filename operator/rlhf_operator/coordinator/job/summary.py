@@ -1,0 +1,38 @@
+"""The last words of a job: what summary.json says beside what the reports add themselves."""
+
+import math
+import time
+from typing import Any
+
+from rlhf_operator.coordinator.job.run import Run
+from rlhf_operator.coordinator.storage.restore import mean
+
+
+def summary(run: Run, samples_per_prompt: int) -> dict[str, Any]:
+    """Facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means of the
+    first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
+    assert run.outcome is not None
+    rewards = run.rewards
+    seconds = max(1e-9, (time.time_ns() - run.started_ns) / 1e9)
+    tenth = max(1, len(rewards) // 10)
+    facts: dict[str, Any] = {
+        "job": run.plan.job.name,
+        "algorithm": run.plan.graph.algorithm,
+        "phase": run.outcome.phase,
+        "iterations": len(rewards),
+        "iteration": run.world.version,
+        "samples": len(rewards) * run.plan.spec.rollout.batch_size,
+        "samples_per_prompt": samples_per_prompt,
+        "samples_per_second": len(rewards) * run.plan.spec.rollout.batch_size / seconds,
+        "seconds": seconds,
+        "weight_version": run.world.version,
+        "checkpoint": run.world.checkpoint.folder,
+        "coordinator_starts": run.coordinator_epoch,
+        "rewards": [value if math.isfinite(value) else None for value in rewards],
+        "reward_first": mean(rewards[:tenth]),
+        "reward_last": mean(rewards[-tenth:]),
+    }
+    failure = run.outcome.failure
+    if failure is not None:
+        facts["failure"] = {"reason": failure.reason, "field": failure.field, "message": failure.message}
+    return facts

@@ -1,0 +1,209 @@
+"""The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and mutual TLS if given.
+
+Rule: methods translate between the wire and the run; they decide nothing and keep nothing but the stream itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api import control_pb2_grpc
+from rlhf_api.channels import OPTIONS, server_credentials
+from rlhf_api.names import ExitCode
+from rlhf_operator.coordinator.failures import JobError
+from rlhf_operator.coordinator.job.run import Run
+from rlhf_operator.coordinator.job.sessions import WorkerStream
+from rlhf_operator.coordinator.loop.intake import Intake
+from rlhf_operator.coordinator.service.batches import Batches
+from rlhf_operator.coordinator.service.status import job_status
+from rlhf_operator.coordinator.world.fleet import Refused
+from rlhf_operator.coordinator.world.world import StopOrder
+
+log = logging.getLogger(__name__)
+
+REGISTER_SECONDS: Final = 10.0
+"""A stream that says nothing for this long is not a worker."""
+WORKERS_A_PROGRESS_STEP: Final = 16
+"""Progress comes every quarter second up to this many workers, and more seldom in proportion beyond."""
+FASTEST_WATCH_HZ: Final = 20.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
+    """`rlhf.v1.Coordinator` of one run."""
+
+    def __init__(self, run: Run, intake: Intake) -> None:
+        self._run = run
+        self._intake = intake
+        self._batches = Batches(run)
+        self._job = run.plan.job.model_dump_json(by_alias=True, exclude_none=True)
+
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """One worker's stream."""
+        register = await self._first(context)
+        number = self._run.sessions.number()
+        joined = self._register(register, number)
+        if isinstance(joined, Refused):
+            code = grpc.StatusCode.ALREADY_EXISTS if joined.known else grpc.StatusCode.INVALID_ARGUMENT
+            await context.abort(code, joined.reason)
+        session = self._run.sessions.open(register.worker, number)
+        reader = asyncio.create_task(self._read(session, context))
+        try:
+            yield pb.CoordinatorMessage(welcome=self._welcome())
+            while (message := await session.outgoing.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            self._run.sessions.close(session)
+            self._intake.closed(register.worker, number)
+
+    async def FetchBatch(  # noqa: N802
+        self, request: pb.FetchBatchRequest, context: Context
+    ) -> AsyncIterator[pb.BatchPart]:
+        """An iteration's batch in parts."""
+        try:
+            parts = self._batches.parts(request.iteration)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0]))
+        except JobError as error:
+            self._fail(error)
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        for part in parts:
+            yield part
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.JobStatus:  # noqa: N802
+        """The status now."""
+        return job_status(self._run)
+
+    async def WatchStatus(  # noqa: N802
+        self, request: pb.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[pb.JobStatus]:
+        """A status whenever it differs from the last one sent; ends with the job."""
+        rate = min(FASTEST_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
+        last = pb.JobStatus()
+        while True:
+            status = job_status(self._run)
+            if status != last:
+                yield status
+                last = status
+            if self._run.outcome is not None:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1 / rate):
+                    await self._run.over.wait()
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
+        """Answers when the job has stopped."""
+        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason or "asked to stop")
+        await self._run.over.wait()
+        world = self._run.world
+        return pb.StopReply(iteration=world.version, checkpoint=world.checkpoint.folder)
+
+    async def Resize(self, request: pb.ResizeRequest, context: Context) -> pb.ResizeReply:  # noqa: N802
+        """Answers when the sizes are in force; INVALID_ARGUMENT when a group cannot have its size."""
+        try:
+            changed = self._run.world.fleet.resize(request.replicas, time.monotonic())
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if changed:
+            sizes = ", ".join(f"{name} {count}" for name, count in sorted(request.replicas.items()))
+            log.info("the groups are resized: %s", sizes)
+            self._run.event("resize", sizes)
+            self._run.wake()
+        return pb.ResizeReply()
+
+    async def _first(self, context: Context) -> pb.Register:
+        message = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REGISTER_SECONDS):
+                message = await context.read()
+        if not isinstance(message, pb.WorkerMessage) or message.WhichOneof("message") != "register":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Register")
+        return message.register
+
+    def _register(self, register: pb.Register, number: int) -> Refused | None:
+        if self._run.outcome is not None:
+            return Refused(f"the job is {self._run.outcome.phase}", known=False)
+        try:
+            joined = self._intake.register(register, number)
+        except ValueError as error:
+            return Refused(f"Register of {register.worker} makes no sense: {error}", known=False)
+        return joined if isinstance(joined, Refused) else None
+
+    async def _read(self, session: WorkerStream, context: Context) -> None:
+        """Takes in messages until the worker ends the stream or says something that makes no sense."""
+        workers = self._run.world.fleet.workers
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if workers[session.worker].session != session.number:
+                    break
+                self._intake.message(session.worker, message)
+        except ValueError as error:
+            log.error("%s: %s; its session is ended", session.worker, error)
+            self._run.event("bad-message", str(error), worker=session.worker)
+            self._count_bad_message(session.worker, str(error))
+        except JobError as error:
+            self._fail(error)
+        session.outgoing.put_nowait(None)
+
+    def _count_bad_message(self, name: str, what: str) -> None:
+        worker = self._run.world.fleet.workers[name]
+        worker.failures += 1
+        if worker.failures > self._run.plan.spec.run_policy.backoff_limit:
+            self._fail(JobError("BadMessage", f"{name} keeps sending what makes no sense: {what}"))
+
+    def _fail(self, error: JobError) -> None:
+        self._run.world.failure = error.failure
+        self._run.wake()
+
+    def _welcome(self) -> pb.Welcome:
+        fleet = self._run.world.fleet
+        return pb.Welcome(
+            coordinator_epoch=self._run.coordinator_epoch,
+            job=self._job,
+            heartbeat_seconds=fleet.heartbeat,
+            progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
+        )
+
+
+def order_stop(run: Run, *, checkpoint: bool, reason: str) -> None:
+    """Ends the job after the optimizer batch that is running."""
+    log.info("stopping: %s", reason)
+    run.event("stop", reason)
+    run.world.stop = StopOrder(checkpoint, reason)
+    run.wake()
+
+
+async def start_server(service: CoordinatorService, listen: str, certificates: Path | None) -> grpc.aio.Server:
+    """Binds and serves; raises JobError (exit code 24) when the address cannot be used."""
+    server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+    control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    name = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+    reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    try:
+        if certificates is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, server_credentials(certificates))
+    except RuntimeError as error:
+        message = f"the address {listen} cannot be used: {error}"
+        raise JobError("AddressInUse", message, field="RLHF_LISTEN", exit_code=ExitCode.ADDRESS_IN_USE) from error
+    await server.start()
+    for served in ("", name):
+        await checks.set(served, health_pb2.HealthCheckResponse.SERVING)
+    log.info("serves at %s (port %d)%s", listen, port, "" if certificates else ", without TLS")
+    return server

@@ -1,0 +1,70 @@
+"""One coordinator process between its start and its end: the service up, the loop running, the last farewells.
+
+When it dies in here, at any line, the next one restores the run from the journal and calls this again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlhf_operator.coordinator.deciding.decisions import Finish
+from rlhf_operator.coordinator.fusion import fusing, learning
+from rlhf_operator.coordinator.job.run import Outcome, Run
+from rlhf_operator.coordinator.loop.effects import Effects
+from rlhf_operator.coordinator.loop.intake import Intake
+from rlhf_operator.coordinator.loop.loop import Loop
+from rlhf_operator.coordinator.service.metrics import serve_metrics
+from rlhf_operator.coordinator.service.server import CoordinatorService, start_server
+from rlhf_operator.coordinator.storage.restore import Restored
+from rlhf_operator.coordinator.training.saving import Saving
+
+log = logging.getLogger(__name__)
+
+FAREWELL_SECONDS: Final = 5.0
+"""Workers get their Exit and hang up within a second; more waiting helps nobody."""
+STOP_SECONDS: Final = 1.0
+"""Open calls (a status watcher, the answer to Stop) get this long to end."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the coordinator serves."""
+
+    listen: str
+    certificates: Path | None = None
+    metrics: str | None = None
+
+
+async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
+    """Runs the job to its end. Raises JobError when an address cannot be used."""
+    saving = Saving(run)
+    intake, effects = Intake(run, saving), Effects(run, saving)
+    if restored.ledger.iteration >= run.plan.spec.iterations:
+        log.info("all %d iterations are done", run.plan.spec.iterations)
+        effects.carry_out(Finish("Complete"))
+        return Outcome("Complete")
+    server = await start_server(CoordinatorService(run, intake), addresses.listen, addresses.certificates)
+    end_metrics = serve_metrics(addresses.metrics, run) if addresses.metrics else None
+    try:
+        learning.recall(run, restored.inter_stage)
+        if restored.begun_ns is None:
+            effects.begin_iteration(restored.ledger.iteration)
+        else:
+            run.journal.resume(restored.ledger.iteration)
+            fusing.begin(run)
+        log.info("job %s: iteration %d, start %d", run.plan.job.name, run.world.iteration, run.coordinator_epoch)
+        await Loop(run, intake, effects).until_over()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await run.sessions.until_empty()
+        await server.stop(STOP_SECONDS)
+    finally:
+        await server.stop(None)
+        if end_metrics is not None:
+            end_metrics()
+        run.journal.close()
+    assert run.outcome is not None
+    return run.outcome

@@ -1,0 +1,49 @@
+"""A device that cannot hold a phase is refused before anything is loaded; whatever is not known is not refused."""
+
+from pathlib import Path
+
+import pytest
+from tests.coordinated import make_job
+from tests.unit.cli.header_job import write_header_job
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_operator.coordinator.deciding.schedule import schedule_json
+from rlhf_operator.coordinator.loop.memory import DeviceMemory
+from rlhf_operator.coordinator.world.world import plan_of
+
+
+def memory(folder: Path, placement: str = "Colocated") -> DeviceMemory:
+    path = folder / "policy"
+    job = make_job(folder, placement=placement, generation={"replicas": 2, "gpusPerReplica": 1})
+    if not path.joinpath("model.safetensors").exists():
+        path.joinpath("config.json").unlink()
+        path.rmdir()
+        write_header_job(folder, {})
+    return DeviceMemory(plan_of(job, schedule_json(job.spec)))
+
+
+def on(device: str, size: int) -> pb.Register:
+    return pb.Register(worker="generation-1", device=device, device_name="a card", device_memory_bytes=size)
+
+
+def test_what_cannot_fit_is_refused_with_phase_and_numbers(tmp_path: Path) -> None:
+    asked = memory(tmp_path)
+    # 64 samples x 304 tokens x 128 values x 2 bytes of cache, and some kilobytes of weights.
+    failure = asked.problem(on("cuda:0", 1_000_000), 1)
+    assert failure is not None
+    assert (failure.reason, failure.field, failure.exit_code) == ("DoesNotFit", "spec.placement", ExitCode.USAGE)
+    start = "Colocated: generation-1 on a card: phase decoding and scoring needs 0."
+    assert failure.message.startswith(start)
+    assert "lower spec.generation.maxBatchSize" in failure.message
+    assert asked.problem(on("cuda:0", 100_000_000), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "device", "rank"),
+    [("Dedicated", "cuda:0", 1), ("Colocated", "cpu", 1), ("Colocated", "cuda:0", None)],
+)
+def test_only_devices_that_are_shared_in_turn_are_judged(
+    tmp_path: Path, placement: str, device: str, rank: int | None
+) -> None:
+    assert memory(tmp_path, placement).problem(on(device, 1), rank) is None

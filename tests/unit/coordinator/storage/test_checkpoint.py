@@ -1,0 +1,114 @@
+"""Checkpoint folders: whole or not there, found again, damaged ones passed over."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_operator.coordinator.failures import JobError
+from rlhf_operator.coordinator.storage import checkpoint
+
+
+def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tuple[str, ...] = ()) -> pb.CheckpointFile:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return pb.CheckpointFile(path=name, bytes=len(data), sha256=digest, model=model, parameters=parameters)
+
+
+def source(tmp_path: Path) -> dict[str, str]:
+    folder = tmp_path / "policy"
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_text(name)
+    return {"actor": str(folder)}
+
+
+def make(tmp_path: Path, version: int, stages: int = 2) -> checkpoint.Checkpoint:
+    path = tmp_path / "checkpoints"
+    temporary = checkpoint.prepare(path, version)
+    results = [
+        pb.CheckpointResult(
+            files=[
+                part(temporary, f"actor/model-stage-0000{s}.safetensors", bytes([s] * 9), "actor", (f"p{s}", f"q{s}")),
+                part(temporary, f"optimizer/stage-{s}.safetensors", b"moments"),
+            ]
+        )
+        for s in range(stages)
+    ]
+    return checkpoint.finish(temporary, path, version, results, source(tmp_path), {"seed": 5})
+
+
+def test_a_checkpoint_is_a_hugging_face_folder_and_says_what_it_holds(tmp_path: Path) -> None:
+    made = make(tmp_path, 10)
+    assert made.folder.name == "iteration-000010"
+    index = json.loads((made.folder / "actor" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"]["q1"] == "model-stage-00001.safetensors"
+    assert (made.folder / "actor" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert not (made.folder / "actor" / "model.safetensors").exists()
+    assert not (made.folder / "actor" / "pytorch_model.bin").exists()
+    facts = json.loads((made.folder / "checkpoint.json").read_text())
+    assert (facts["version"], facts["iteration"], facts["seed"]) == (10, 9, 5)
+    files = {str(item.relative_to(made.folder)) for item in made.folder.rglob("*") if item.is_file()}
+    assert set(facts["files"]) == files - {"checkpoint.json"}
+    assert checkpoint.verify(made.folder) is None
+    assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000010"]
+
+
+def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
+    made = make(tmp_path, 1, stages=1)
+    assert (made.folder / "actor" / "model.safetensors").read_bytes() == bytes(9)
+    assert not (made.folder / "actor" / "model.safetensors.index.json").exists()
+    assert checkpoint.verify(made.folder) is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts"])
+def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, damage: str) -> None:
+    make(tmp_path, 1)
+    newest = make(tmp_path, 2).folder
+    victim = newest / "optimizer" / "stage-1.safetensors"
+    if damage == "flip":
+        victim.write_bytes(b"mOments")
+    elif damage == "cut":
+        victim.write_bytes(b"mome")
+    elif damage == "remove":
+        victim.unlink()
+    else:
+        victim = newest / "checkpoint.json"
+        victim.write_text(victim.read_text()[:40])
+    found, problems = checkpoint.discover(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.version == 1
+    (problem,) = problems
+    assert str(newest) in problem
+    assert victim.name in problem
+
+
+def test_a_file_that_is_not_what_its_rank_wrote_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    temporary = checkpoint.prepare(path, 3)
+    file = part(temporary, "trainer.json", b"{}")
+    (temporary / "trainer.json").write_bytes(b"[]")
+    with pytest.raises(JobError, match=r"trainer.json has another SHA-256") as error:
+        checkpoint.finish(temporary, path, 3, [pb.CheckpointResult(files=[file])], {}, {})
+    assert error.value.failure.exit_code == ExitCode.STORAGE
+    assert checkpoint.versions(path) == []
+
+
+def test_pruning_keeps_the_newest_and_what_is_ahead_takes_no_place(tmp_path: Path) -> None:
+    for version in (1, 2, 3, 9):
+        make(tmp_path, version)
+    path = tmp_path / "checkpoints"
+    assert checkpoint.prune(path, 3, 2) == [3, 2]
+    assert checkpoint.versions(path) == [9, 3, 2]
+
+
+def test_a_damaged_one_is_replaced_in_its_turn(tmp_path: Path) -> None:
+    (make(tmp_path, 2).folder / "optimizer" / "stage-0.safetensors").unlink()
+    assert checkpoint.verify(make(tmp_path, 2).folder) is None
+    checkpoint.prepare(tmp_path / "checkpoints", 5)
+    checkpoint.remove_leftovers(tmp_path / "checkpoints")
+    assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000002"]
