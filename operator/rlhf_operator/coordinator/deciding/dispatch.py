@@ -13,8 +13,8 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import incremental, release, weights
 from rlhf_operator.coordinator.deciding.decisions import Decision, Generate, Score
-from rlhf_operator.coordinator.world.fleet import Worker
 from rlhf_operator.coordinator.world.sample import Sample, SampleState
+from rlhf_operator.coordinator.world.worker import Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 
 PREFETCH_SHARE: Final = 8

@@ -12,8 +12,8 @@ from rlhf_api.incremental import BLOCK, prefix_tasks, whole_blocks
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import weights
 from rlhf_operator.coordinator.deciding.decisions import Decision, ScorePrefix
-from rlhf_operator.coordinator.world.fleet import Worker
 from rlhf_operator.coordinator.world.sample import SampleState
+from rlhf_operator.coordinator.world.worker import Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 
 IN_FLIGHT: Final = 8

@@ -13,8 +13,8 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import release, weights
 from rlhf_operator.coordinator.deciding.decisions import Decision, MeasureWork, Migrate, Park, TakeCosts, Withdraw
-from rlhf_operator.coordinator.world.fleet import Work, Worker
 from rlhf_operator.coordinator.world.sample import SampleState
+from rlhf_operator.coordinator.world.worker import Work, Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 from rlhf_planner.inter_stage.place import Move
 

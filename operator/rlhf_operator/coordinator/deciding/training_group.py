@@ -19,7 +19,7 @@ from rlhf_operator.coordinator.deciding.decisions import (
     RestartGroup,
     Train,
 )
-from rlhf_operator.coordinator.world.fleet import Pending, Work, Worker
+from rlhf_operator.coordinator.world.worker import Pending, Work, Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 
 SUSPECT_SECONDS: Final = 4.0

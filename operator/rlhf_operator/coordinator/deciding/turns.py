@@ -7,7 +7,7 @@ Rule: pure, and of one worker at a time: its rank tells all that matters.
 """
 
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.world.fleet import Worker
+from rlhf_operator.coordinator.world.worker import Worker
 from rlhf_operator.coordinator.world.world import World
 
 

@@ -6,7 +6,7 @@ Rule: pure. Every wait names the worker and what it is to do, and since when.
 import math
 from dataclasses import dataclass
 
-from rlhf_operator.coordinator.world.fleet import Work, Worker
+from rlhf_operator.coordinator.world.worker import Work, Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 
 

@@ -14,7 +14,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import training_group, turns
 from rlhf_operator.coordinator.deciding.decisions import Become, Decision
-from rlhf_operator.coordinator.world.fleet import Worker
+from rlhf_operator.coordinator.world.worker import Worker
 from rlhf_operator.coordinator.world.world import Plan, World
 
 ACTOR = "actor"

@@ -20,8 +20,8 @@ from rlhf_operator.coordinator.fusion import learning, replaying
 from rlhf_operator.coordinator.fusion.learning import layout_of
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Run, prompts_of
-from rlhf_operator.coordinator.world.fleet import Pending, Work
 from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
+from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime

@@ -15,8 +15,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import release
 from rlhf_operator.coordinator.job.run import Run
-from rlhf_operator.coordinator.world.fleet import Pending
 from rlhf_operator.coordinator.world.sample import ITEM_BYTES
+from rlhf_operator.coordinator.world.worker import Pending
 from rlhf_operator.coordinator.world.world import Plan
 from rlhf_planner.inter_stage.costs import Observed, StageCosts
 from rlhf_planner.inter_stage.layout import Layout

@@ -16,8 +16,8 @@ from rlhf_operator.coordinator.fusion import learning
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.storage.batch import response_of
-from rlhf_operator.coordinator.world.fleet import Leaving, Pending, Work
 from rlhf_operator.coordinator.world.sample import Handout, Response
+from rlhf_operator.coordinator.world.worker import Leaving, Pending, Work
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from rlhf_operator.coordinator.deciding.decisions import ScorePrefix
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.storage.batch import packed
-from rlhf_operator.coordinator.world.fleet import Pending, Work
 from rlhf_operator.coordinator.world.prefix_state import Held
+from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_planner.inter_stage.early import Line
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import time
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator.job.run import Run
-from rlhf_operator.coordinator.world.fleet import Pending
+from rlhf_operator.coordinator.world.worker import Pending
 
 
 def send(run: Run, worker: str, command: pb.Command, pending: Pending) -> None:

@@ -14,7 +14,7 @@ from rlhf_operator.coordinator.fusion import fusing, moving, prefixing
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.training import choosing
 from rlhf_operator.coordinator.training.saving import Saving
-from rlhf_operator.coordinator.world.fleet import Pending, Work, Worker
+from rlhf_operator.coordinator.world.worker import Pending, Work, Worker
 
 log = logging.getLogger(__name__)
 

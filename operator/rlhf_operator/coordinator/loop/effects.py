@@ -24,8 +24,8 @@ from rlhf_operator.coordinator.storage.journal_pb2 import Begun, Closed, Record,
 from rlhf_operator.coordinator.storage.prompts import random_key
 from rlhf_operator.coordinator.training import choosing
 from rlhf_operator.coordinator.training.saving import Saving
-from rlhf_operator.coordinator.world.fleet import Pending, Work
 from rlhf_operator.coordinator.world.ledger import Ledger
+from rlhf_operator.coordinator.world.worker import Pending, Work
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator.deciding import release, waits
 from rlhf_operator.coordinator.job.run import Run
-from rlhf_operator.coordinator.world.fleet import Work, Worker
 from rlhf_operator.coordinator.world.ledger import Ledger
+from rlhf_operator.coordinator.world.worker import Work, Worker
 
 
 def job_status(run: Run) -> pb.JobStatus:

@@ -20,7 +20,7 @@ from rlhf_operator.coordinator.deciding import training_group
 from rlhf_operator.coordinator.deciding.schedule import candidates, question
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Run
-from rlhf_operator.coordinator.world.fleet import Pending, Work
+from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_planner.schedule.choice import METHODS, pick
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 

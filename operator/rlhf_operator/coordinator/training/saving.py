@@ -17,7 +17,7 @@ from rlhf_operator.coordinator.failures import JobError, storage_error
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.storage import checkpoint
-from rlhf_operator.coordinator.world.fleet import Pending, Work
+from rlhf_operator.coordinator.world.worker import Pending, Work
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_operator.coordinator.deciding import decisions as d
 from rlhf_operator.coordinator.deciding import iteration, training_group, waits
 from rlhf_operator.coordinator.deciding.schedule import schedule_json
-from rlhf_operator.coordinator.world.fleet import Fleet, Pending, Work
+from rlhf_operator.coordinator.world.fleet import Fleet
 from rlhf_operator.coordinator.world.fusion_state import fusion_state
 from rlhf_operator.coordinator.world.ledger import Ledger
 from rlhf_operator.coordinator.world.sample import Response
+from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_operator.coordinator.world.world import Plan, StopOrder, World, plan_of
 
 NOW = 100.0

@@ -13,8 +13,8 @@ from rlhf_operator.coordinator.deciding import decisions as d
 from rlhf_operator.coordinator.deciding import iteration, release, waits
 from rlhf_operator.coordinator.deciding.schedule import schedule_json
 from rlhf_operator.coordinator.fusion import learning
-from rlhf_operator.coordinator.world.fleet import Pending, Work
 from rlhf_operator.coordinator.world.sample import Response
+from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_operator.coordinator.world.world import Plan, World, plan_of
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import Observed, StageCosts

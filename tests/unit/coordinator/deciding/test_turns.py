@@ -10,7 +10,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator.deciding import decisions as d
 from rlhf_operator.coordinator.deciding import iteration, training_group, waits
 from rlhf_operator.coordinator.deciding.schedule import schedule_json
-from rlhf_operator.coordinator.world.fleet import Work, Worker
+from rlhf_operator.coordinator.world.worker import Work, Worker
 from rlhf_operator.coordinator.world.world import Plan, World, plan_of
 
 EVERY = "generation+inference+training"
