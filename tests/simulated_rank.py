@@ -61,6 +61,8 @@ class Pace:
     """Of unfinished samples that a worker has room for."""
     transfer_seconds: float = 0.0
     """Of a Migrate, for all its samples."""
+    receipt_seconds: float = 0.0
+    """From when the destination has a sample, and tells so, until its paused source hears of it."""
     fail_migrate: Callable[[str, pb.MigrateSample], str | None] | None = None
     """(source, sample) -> "refused" (the destination has it not) or "unheard" (it has it, its receipt is lost)."""
 

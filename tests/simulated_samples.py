@@ -20,6 +20,7 @@ class _Decoding:
     length: int
     position: int
     reported: int
+    paused: bool = False
 
 
 class SimulatedSamples:
@@ -76,7 +77,7 @@ class SimulatedSamples:
     def _decode(self, *, report: bool) -> None:
         for key, item in list(self._decoding.items()):
             before = item.position
-            item.position = min(item.length, item.position + self.pace.tokens_per_tick)
+            item.position = min(item.length, item.position + (0 if item.paused else self.pace.tokens_per_tick))
             self._tokens += item.position - before
             if item.position == item.length:
                 whole = self._progress(item, 0)
@@ -122,6 +123,12 @@ class SimulatedSamples:
             moved = _Decoding(message, item.length, item.position, item.position)
             destination._take(moved)
             if fault != "unheard":
+                item.paused = True
+                if self.pace.receipt_seconds:
+                    await asyncio.sleep(self.pace.receipt_seconds)
+                if self._held(sample.key) is not item:
+                    told.why = "it was withdrawn"
+                    continue
                 del self._decoding[sample.key.iteration, sample.key.sample]
                 told.moved, told.bytes = True, 100 * item.position
                 told.progress.CopyFrom(destination._progress(moved, 0))

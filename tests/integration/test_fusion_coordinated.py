@@ -141,6 +141,19 @@ async def test_a_migration_that_fails_is_made_up_for_by_tokens(
     assert sum(line["fusion/moved_tokens"] for line in lines(tmp_path)) > 0
 
 
+async def test_a_source_that_waits_for_its_receipt_is_not_told_to_stop(jobs: list[Coordinated], tmp_path: Path) -> None:
+    """Its destination is heard first, and what the source decoded last comes after that."""
+    pace = Pace(tokens_per_tick=1, transfer_seconds=0.02, receipt_seconds=0.05)
+    coordinated, workers = begin(jobs, tmp_path, fixed(10, 1, "KV"), pace, batch=24, iterations=2)
+    assert (await coordinated.outcome(SECONDS)).phase == "Complete"
+    await workers.end()
+    assert workers["training-0"].weights == expected_weights(coordinated.job)
+    told = lines(tmp_path)
+    assert [line["fusion/stayed"] + line["fusion/moved_tokens"] for line in told] == [0, 0]
+    assert [line["fusion/moved_kv"] for line in told] == [line["samples/migrated"] for line in told]
+    assert sum(line["fusion/moved_kv"] for line in told) > 0
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_whoever_dies_while_samples_move_the_weights_are_the_same(
     jobs: list[Coordinated], tmp_path: Path, seed: int

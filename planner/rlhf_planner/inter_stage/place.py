@@ -73,8 +73,9 @@ def place(
 ) -> Placement:
     """Where everything goes when the threshold is reached. `held` names every live generation worker, idle ones too.
 
-    The pool is larger than asked for when that many cannot hold the samples. Raises ValueError without a worker, for a
-    pool below 1, or for a sample that is held twice.
+    The pool is larger than asked for when that many cannot hold the samples. With `transfer` KV every cache goes along,
+    also of a sample of which no token is known: what is known lags behind what its worker has decoded. Raises
+    ValueError without a worker, for a pool below 1, or for a sample that is held twice.
     """
     names = sorted(held)
     if not names:
@@ -85,8 +86,9 @@ def place(
     _require_once([sample.sample for _, sample in rows])
     columns = _columns(rows, lengths)
     stays, moving, destination, kv = assign(columns, len(names), pool, costs, lengths.max_tokens, transfer)
+    always = transfer == "KV" and bool(costs.bandwidth)
     moves = tuple(
-        Move(rows[row][1].sample, names[rows[row][0]], names[to], by_kv)
+        Move(rows[row][1].sample, names[rows[row][0]], names[to], by_kv or always)
         for row, to, by_kv in zip(moving.tolist(), destination.tolist(), kv.tolist(), strict=True)
     )
     return Placement(tuple(names[index] for index in stays), moves)

@@ -1,5 +1,7 @@
 """Who keeps the tail and what moves where: nothing is lost, nothing is twice, and no worker gets more than it takes."""
 
+from dataclasses import replace
+
 import pytest
 import random_iterations as make
 from hypothesis import given, settings
@@ -88,6 +90,9 @@ def test_the_kv_cache_goes_along_where_that_is_faster() -> None:
     assert [move.kv for move in place(held, 1, fast, LENGTHS).moves] == [True]
     assert [move.kv for move in place(held, 1, slow, LENGTHS).moves] == [False]
     assert [move.kv for move in place(held, 1, slow, LENGTHS, "KV").moves] == [True]
+    unheard = {"a": unfinished(0, 50, 50), "b": unfinished(2, 0)}
+    assert [move.kv for move in place(unheard, 1, fast, LENGTHS).moves] == [False]
+    assert [move.kv for move in place(unheard, 1, fast, LENGTHS, "KV").moves] == [True], "what is known lags behind"
     replayed = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=10.0, replays=True)
     assert [move.kv for move in place(held, 1, replayed, LENGTHS).moves] == [True]  # 50 steps of 1 s against 11 s
 
@@ -115,6 +120,9 @@ def test_a_worker_that_would_run_dry_takes_what_waits_on_a_full_one() -> None:
     assert moves
     assert {move.source for move in moves} == {"a"}
     assert moves[0].destination == "b"
+    assert not any(move.kv for move in moves), "nothing is known to be cached"
+    linked = replace(steep, bandwidth=1e6)
+    assert all(move.kv for move in balance(held, linked, LENGTHS, "KV")), "what is known lags behind"
 
 
 def test_where_a_batch_costs_nothing_balance_moves_nothing() -> None:

@@ -53,7 +53,15 @@ def withdraw(run: Run, decision: d.Withdraw) -> None:
 
 
 def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
-    """A worker decodes a sample that is not its own any more: it is to stop."""
+    """A worker decodes a sample that is not its own any more: it is to stop.
+
+    Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is.
+    Told to stop now it would answer that the sample did not move.
+    """
+    left = (key.iteration, key.sample, key.epoch)
+    pending = run.world.fleet.workers[worker].pending.values()
+    if any(left == (item.iteration, item.sample, item.source.epoch) for work in pending for item in work.leaving):
+        return
     order = pb.Command(withdraw=pb.Withdraw(keys=[key]))
     send(run, worker, order, Pending(Work.WITHDRAW, 0.0, f"forget sample {key.sample}"))
 
