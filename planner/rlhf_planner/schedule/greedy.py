@@ -16,6 +16,7 @@ from rlhf_planner.schedule.simulate import (
     Ints,
     Layout,
     Timeline,
+    feeder,
     kernel_arguments,
     pad_orders,
     simulate,
@@ -71,20 +72,14 @@ def greedy_sequence(  # noqa: C901  one flat loop, compiled
                 m = count[op]
                 if m >= microbatches[k]:
                     continue
+                other = feeder(op, before[k], after[k])
+                if (kind == 1 and count[op - 1] <= m) or (other >= 0 and count[other] <= m):
+                    continue
                 ready = 0.0
-                if kind == 0 and before[k] >= 0:
-                    if count[op - 3] <= m:
-                        continue
-                    ready = start[base[op - 3] + m] + duration[op - 3] + lag_before[k]
+                if other >= 0:
+                    ready = start[base[other] + m] + duration[other] + (lag_before[k] if kind == 0 else lag_after[k])
                 elif kind == 1:
-                    if count[op - 1] <= m:
-                        continue
-                    if after[k] < 0:
-                        ready = start[base[op - 1] + m] + duration[op - 1]
-                    elif count[op + 3] <= m:
-                        continue
-                    else:
-                        ready = start[base[op + 3] + m] + duration[op + 3] + lag_after[k]
+                    ready = start[base[op - 1] + m] + duration[op - 1]
                 begin[op] = max(ready, idle[device[k]])
                 if large[k]:
                     first_large[device[k]] = min(first_large[device[k]], begin[op])

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_planner.schedule.compiled import compiled
+from rlhf_planner.schedule.compiled import compiled, inlined
 from rlhf_planner.schedule.problem import Instance
 
 Ints = NDArray[np.int64]
@@ -177,8 +177,19 @@ def kernel_arguments(lay: Layout) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints,
     )  # fmt: skip
 
 
+@inlined
+def feeder(op: int, before: int, after: int) -> int:
+    """The operation of a neighbouring stage that feeds operation `op`, whose stage has these neighbours; -1: none.
+
+    It takes numbers alone: handing arrays to it would cost a loop more than all else it does.
+    """
+    if op % 3 == 0 and before >= 0:
+        return op - 3
+    return op + 3 if op % 3 == 1 and after >= 0 else -1
+
+
 @compiled
-def run_orders(  # noqa: C901  one flat loop, compiled
+def run_orders(
     orders: Ints,
     duration: Floats,
     device: Ints,
@@ -211,24 +222,12 @@ def run_orders(  # noqa: C901  one flat loop, compiled
             m = int(count[op])
             if m >= microbatches[k] or device[k] != d or (kind == 2 and not weight[k]):
                 return makespan, -(d + 1)
-            ready = 0.0
-            wake = -1
-            if kind == 0:
-                if before[k] >= 0:
-                    if count[op - 3] <= m:
-                        break
-                    ready = start[base[op - 3] + m] + duration[op - 3] + lag_before[k]
-                wake = after[k]
-            elif kind == 1:
-                if count[op - 1] <= m:
-                    break
-                if after[k] >= 0:
-                    if count[op + 3] <= m:
-                        break
-                    ready = start[base[op + 3] + m] + duration[op + 3] + lag_after[k]
-                wake = before[k]
-            elif count[op - 1] <= m:
+            other = feeder(op, before[k], after[k])
+            if (kind > 0 and count[op - 1] <= m) or (other >= 0 and count[other] <= m):
                 break
+            ready = 0.0
+            if other >= 0:
+                ready = start[base[other] + m] + duration[other] + (lag_before[k] if kind == 0 else lag_after[k])
             begin = max(ready, idle[d])
             start[base[op] + m] = begin
             idle[d] = begin + duration[op]
@@ -236,6 +235,7 @@ def run_orders(  # noqa: C901  one flat loop, compiled
             count[op] = m + 1
             at[d] += 1
             done += 1
+            wake = after[k] if kind == 0 else before[k] if kind == 1 else -1
             if wake >= 0 and not waiting[device[wake]] and device[wake] != d:
                 waiting[device[wake]] = True
                 stack[top] = device[wake]
