@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
 """One, or one for each of many samples."""
-Kind = Literal["decode", "prefill", "score", "transfer"]
+Flags = npt.NDArray[np.bool_]
+Kind = Literal["decode", "rebuild", "score", "transfer", "pause"]
 
 JOB_KEY: Final = "interStage"
 """Key of the journal's job.json under which a job keeps {"costs": StageCosts.document()}."""
@@ -39,13 +43,18 @@ MOVE_STEPS: Final = 5
 placed, the receipt is read."""
 PAUSE_STEPS: Final = 2
 """Of them nobody decodes the sample: until it is placed, until it is in a step again."""
+LAST_TOKENS: Final = 16
+"""Positions of the cache that are sent while nobody decodes the sample, about."""
 MOVES_AT_ONCE: Final = 4
 """Samples that a worker sends side by side: they wait for the same boundaries."""
 
 
 class Observed(NamedTuple):
-    """Real work: `passes` (decode: steps; transfer: samples) over `batch` samples of `tokens` tokens (decode: keys)
-    each took `seconds` in all."""
+    """Real work: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all.
+
+    decode: passes are steps, tokens are keys; rebuild: prefills of samples that are resumed or, where these are decoded
+    again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches.
+    """
 
     kind: Kind
     passes: float
@@ -125,7 +134,12 @@ class StageCosts:
 
     def prefill_seconds(self, prompts: int, tokens: float) -> float:
         """Prefill of so many prompts of so many tokens each."""
-        return self._scale("prefill") * self.prefill.seconds(prompts, tokens) if prompts else 0.0
+        return self.prefill.seconds(prompts, tokens) if prompts else 0.0
+
+    def resume_seconds(self, samples: int, tokens: float) -> float:
+        """Prefill of so many samples that come by their tokens, so many each."""
+        scale = 1.0 if self.replays else self._scale("rebuild")
+        return scale * self.prefill_seconds(samples, tokens)
 
     def score_seconds(self, samples: int, tokens: float) -> float:
         """All scoring tasks of so many samples of so many tokens each, prompt included, in one pass a task."""
@@ -141,33 +155,57 @@ class StageCosts:
     def kv_seconds(self, tokens: Number) -> Number:
         """Moving a sample of so many tokens with its KV cache, while it is decoded on; infinite when the bandwidth is
         not known."""
-        return tokens * self.link_seconds + self.move_seconds
+        return tokens * self.link_seconds + self.move_seconds(tokens)
 
     @cached_property
     def link_seconds(self) -> float:
         """Sending the keys and values of one token."""
-        return self._scale("transfer") * self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
+        return self._scale("transfer") * self._sent_seconds
 
-    @cached_property
-    def move_seconds(self) -> float:
+    @property
+    def _sent_seconds(self) -> float:
+        """Likewise, as it was assumed."""
+        return self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
+
+    def move_seconds(self, tokens: Number) -> Number:
         """Of a move, beside sending: both workers act between two steps."""
-        return self._scale("transfer") * (self.setup_seconds + self.move_steps * self.decode_seconds(1, 0))
+        return self._scale("transfer") * (self._steps(tokens, 1, self.move_steps) + self.setup_seconds)
 
-    @cached_property
-    def pause_seconds(self) -> float:
+    def pause_seconds(self, tokens: Number) -> Number:
         """Of a move with the KV cache: nobody decodes the sample."""
-        return self._scale("transfer") * (
-            self.setup_seconds + min(PAUSE_STEPS, self.move_steps) * self.decode_seconds(1, 0)
-        )
+        steps = self._steps(tokens, 1, min(PAUSE_STEPS, self.move_steps))
+        return self._scale("pause") * (steps + (self.setup_seconds + LAST_TOKENS * self._sent_seconds))
+
+    def kv_cost(self, tokens: Number, share: float) -> Number:
+        """What moving a sample of so many tokens with its KV cache costs an iteration.
+
+        Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
+        which counts by `share`: where it is to be released, it is one of so many workers that could score.
+        """
+        return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
-        scale, work = self._scale("prefill"), self.prefill
-        fixed = scale * (work.setup + work.per_sample) + self.command_seconds + self.decode_seconds(batch, 0)
+        work, then = self.prefill, self._steps(prompt + tokens, batch, 1.0) + self.command_seconds
         if not self.replays:
-            return (prompt + tokens) * (scale * work.per_token) + fixed
-        base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
-        return prompt * (scale * work.per_token) + fixed + tokens * ((prompt + tokens / 2) * slope + base)
+            scale = self._scale("rebuild")
+            return (prompt + tokens) * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then
+        scale = self._scale("rebuild", self._scale("decode")) / self._scale("decode")
+        again = tokens * self._steps(prompt + tokens / 2, batch, scale)
+        return prompt * work.per_token + (work.setup + work.per_sample) + again + then
+
+    def _steps(self, context: Number, batch: int, count: float) -> Number:
+        """So many decode steps."""
+        base, slope = (count * float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
+        return context * slope + base
+
+    def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
+        """Which samples move with their KV caches, [k] each: by `kv_cost` against `rebuild_seconds` in mode Auto. What
+        has no tokens yet has none, and none moves where no bandwidth is known."""
+        if transfer == "Tokens" or not self.bandwidth:
+            return np.zeros(len(tokens), dtype=np.bool_)
+        cheaper: Flags = self.kv_cost(prompt + tokens, share) < self.rebuild_seconds(prompt, tokens, batch)
+        return (tokens > 0) & (cheaper | (transfer == "KV"))
 
     # ---------------------------------------------------------------- limits
 
@@ -210,23 +248,26 @@ class StageCosts:
         match work.kind:
             case "decode":
                 return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
-            case "prefill":
-                return work.passes * self.prefill_seconds(round(work.batch), work.tokens)
+            case "rebuild":
+                if self.replays:
+                    return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
+                return work.passes * self.prefill.seconds(work.batch, work.tokens)
+            case "pause":
+                return work.passes * self.pause_seconds(work.tokens)
             case "score":
                 setup, a_sample, a_token = self.score_parts
                 return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))
             case "transfer":
-                return (
-                    work.passes * work.tokens * self.link_seconds + -(-work.passes // MOVES_AT_ONCE) * self.move_seconds
-                )
+                waits = -(-work.passes // MOVES_AT_ONCE)
+                return work.passes * work.tokens * self.link_seconds + waits * self.move_seconds(work.tokens)
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:
         """Observed over fitted seconds, by kind of work."""
         return {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
 
-    def _scale(self, kind: Kind) -> float:
-        return self.scale.get(kind, 1.0)
+    def _scale(self, kind: Kind, otherwise: float = 1.0) -> float:
+        return self.scale.get(kind, otherwise)
 
     # ---------------------------------------------------------------- on disk
 

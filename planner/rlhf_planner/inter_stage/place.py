@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from rlhf_planner.inter_stage.costs import StageCosts, Transfer
+from rlhf_planner.inter_stage.costs import Flags, StageCosts, Transfer
 from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.lengths import LengthModel
-
-Flags = npt.NDArray[np.bool_]
 
 LEAST_BETA: Final = 1e-9
 """Of a step: where the batch costs nothing, samples are still spread evenly."""
@@ -122,7 +119,9 @@ def assign(
     moving = np.flatnonzero(~staying[held.worker])
     moving = moving[np.argsort(-held.remaining[moving], kind="stable")]
     destination = _destinations(held, moving, stays, rows, costs)
-    return stays, moving, destination, _by_kv(held, moving, pool, costs, transfer)
+    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
+    prompt, tokens = held.prompt[moving].astype(np.float64), held.tokens[moving].astype(np.float64)
+    return stays, moving, destination, costs.takes_cache(prompt, tokens, batch, 1 / workers, transfer)
 
 
 def _enough(count: Ints, pool: int, rows: int) -> int:
@@ -169,15 +168,3 @@ def _affine_step(held: Held, pool: int, costs: StageCosts) -> tuple[float, float
     one, many = costs.decode_seconds(1, context), costs.decode_seconds(batch, context)
     beta = max(0.0, many - one) / max(1, batch - 1)
     return max(one - beta, 0.0), max(beta, LEAST_BETA * one)
-
-
-def _by_kv(held: Held, moving: Ints, pool: int, costs: StageCosts, transfer: Transfer) -> Flags:
-    """Which moving rows take their KV cache along: what has none yet does not, nor where no bandwidth is known."""
-    prompt, tokens = held.prompt[moving].astype(np.float64), held.tokens[moving].astype(np.float64)
-    if transfer == "Tokens" or not costs.bandwidth:
-        return np.zeros(len(moving), dtype=np.bool_)
-    if transfer == "KV":
-        return tokens > 0
-    batch = max(1, min(costs.max_batch_size, -(-len(held.worker) // pool)))
-    by_cost: Flags = costs.kv_seconds(prompt + tokens) < costs.rebuild_seconds(prompt, tokens, batch)
-    return by_cost & (tokens > 0)

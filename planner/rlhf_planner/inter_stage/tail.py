@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, StageCosts, Transfer
+from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Flags, StageCosts, Transfer
 from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.decode import Generation, drain
 from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.layout import Transit
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.place import Flags, Held, assign
+from rlhf_planner.inter_stage.place import Held, assign
 
 
 class Unfinished(NamedTuple):
@@ -128,7 +128,7 @@ def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, cost
         if by_kv:
             sent = max(sending.get(source, told), receiving.get(to, told)) + keys[at] * costs.link_seconds
             sending[source] = receiving[to] = sent
-            end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds
+            end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds(keys[at])
             begun[source] = begun.get(source, 0) + 1
         answer.append(Transit(samples[at], source, to, by_kv, left.start, end))
     return answer
@@ -153,7 +153,7 @@ def _join(
     join = moment
     if len(bare):
         built = generation.prompts[bare] + (0 if costs.replays else bare_tokens)
-        moment += costs.prefill_seconds(len(bare), float(built.mean()))
+        moment += costs.resume_seconds(len(bare), float(built.mean()))
     if costs.replays:
         bare_tokens = np.zeros_like(bare_tokens)
     rows = np.concatenate([own, came, bare])

@@ -120,6 +120,32 @@ def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
     assert per_sample == steps * 2 * STEP_NS // 300_000_000 - 1  # every 5th step of 60 ms; the 40th finishes it
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_spans_say_what_building_caches_from_tokens_took(
+    deterministic: bool, make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
+) -> None:
+    role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=Clock())
+    outbox = Outbox()
+    role.handle(generate(2), outbox)
+    for _ in range(7):
+        role.step(outbox)
+    given = role.give_back()
+    again = generate(2, identifier=2)
+    prompts = sum(sample.prompt.shape[0] for sample in again.generate.samples)
+    for sample, known in zip(again.generate.samples, sorted(given, key=lambda item: item.key.sample), strict=True):
+        sample.tokens.CopyFrom(known.tokens)
+        sample.log_probabilities.CopyFrom(known.log_probabilities)
+        sample.versions.extend(known.versions)
+    role.handle(again, outbox)
+    run(role, outbox)
+    told = [attributes for *_, attributes in outbox.of("span") if "rebuild_passes" in attributes]
+    assert all(float(one["rebuild_rows"]) == 2 and float(one["rebuild_seconds"]) > 0 for one in told)
+    passes = sum(int(one["rebuild_passes"]) for one in told)
+    assert passes == (7 if deterministic else 1), "a step for every known token, or one prefill"
+    if not deterministic:
+        assert float(told[0]["rebuild_tokens"]) == (prompts + 2 * 6) / 2
+
+
 def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_reported_again(
     role: GenerationRole,
 ) -> None:

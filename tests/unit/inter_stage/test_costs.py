@@ -1,13 +1,16 @@
 """Costs: what was measured comes out again, between the points too; corrections; the way to disk and back."""
 
+import dataclasses
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.costs import Kind, Observed, StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime, Work
 
 
@@ -91,6 +94,72 @@ def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing(
     for _ in range(5):
         costs = costs.refined([Observed("decode", 1, 1, 1, 1e9)])
     assert costs.decode_seconds(1, 1) == pytest.approx(10.0), "within limits"
+
+
+LINK = StageCosts.measured(
+    decode=[StepTime(1, context, 0.003 + 1e-6 * context) for context in (64, 512)],
+    prefill=[StepTime(1, tokens, 0.004 + 1e-4 * tokens) for tokens in (64, 512)],
+    max_batch_size=8,
+    kv_bytes_per_token=4000,
+    bandwidth=4e8,
+)
+"""Keys and values of a token take 10 us on their way, 100 us to compute."""
+
+
+def crossover(costs: StageCosts, share: float) -> int:
+    """Tokens from which a sample moves with its KV cache."""
+    tokens = np.arange(1.0, 3000.0)
+    return int(tokens[costs.takes_cache(np.full_like(tokens, 16.0), tokens, 1, share, "Auto")][0])
+
+
+def watched(truth: dict[Kind, float], tokens: float, noise: np.random.Generator) -> list[Observed]:
+    """One sample moves with its cache, and one by its tokens; each takes so many times what the profile says."""
+
+    def seen(kind: Kind, seconds: float) -> Observed:
+        return Observed(kind, 1, 1, tokens, seconds * truth[kind] * noise.uniform(0.8, 1.25))
+
+    moved = seen("transfer", LINK.kv_seconds(tokens)), seen("pause", LINK.pause_seconds(tokens))
+    return [*moved, seen("rebuild", LINK.prefill_seconds(1, tokens))]
+
+
+@pytest.mark.parametrize(("share", "factors"), [(0.5, (4.0, 3.0, 1.3)), (0.0, (6.0, 4.0, 2.0))])
+def test_after_five_iterations_of_moves_of_either_kind_the_crossover_is_the_true_one(
+    share: float, factors: Any
+) -> None:
+    truth: dict[Kind, float] = dict(zip(("transfer", "pause", "rebuild"), factors, strict=True))
+    real = dataclasses.replace(LINK, ratios={kind: (ratio,) for kind, ratio in truth.items()})
+    learned, noise = LINK, np.random.default_rng(1)
+    for _ in range(5):
+        learned = learned.refined(
+            [work for tokens in noise.integers(20, 900, 3) for work in watched(truth, float(tokens), noise)]
+        )
+    true = crossover(real, share)
+    assert true > 50
+    assert crossover(LINK, share) < true / 2
+    assert crossover(learned, share) == pytest.approx(true, rel=0.15)
+    moves_alone = dataclasses.replace(learned, ratios={**learned.ratios, "rebuild": (1.0,)})
+    assert crossover(moves_alone, share) > 1.25 * true, "what rebuilding takes must be learned as well"
+
+
+def test_a_sample_that_is_decoded_on_counts_by_its_pause_and_a_source_that_waits_by_its_share() -> None:
+    pause, whole = LINK.pause_seconds(100.0), LINK.kv_seconds(100.0)
+    assert whole == pytest.approx(0.003 + 5 * (0.003 + 1e-4) + 100 * 1e-5)
+    assert pause == pytest.approx(0.003 + 2 * (0.003 + 1e-4) + 16 * 1e-5)
+    assert LINK.kv_cost(100.0, 0.0) == pytest.approx(pause)
+    assert LINK.kv_cost(100.0, 0.25) == pytest.approx(pause + (whole - pause) / 4)
+    assert LINK.kv_cost(100.0, 1.0) == pytest.approx(whole)
+
+
+def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> None:
+    replays = dataclasses.replace(LINK, replays=True)
+    steps = 200 * replays.decode_seconds(1, 16 + 100)
+    rest = replays.rebuild_seconds(16.0, 200.0, 1) - steps
+    slower = replays.refined([Observed("decode", 10, 1, 100, 10 * 2 * replays.decode_seconds(1, 100))])
+    twice = slower.rebuild_seconds(16.0, 200.0, 1)
+    assert twice == pytest.approx(2 * steps + rest + replays.decode_seconds(1, 216))  # the step that follows, too
+    seen = slower.refined([Observed("rebuild", 50, 1, 60, 50 * 3 * replays.decode_seconds(1, 60))])
+    assert seen.scale["rebuild"] == pytest.approx(3.0)
+    assert seen.rebuild_seconds(16.0, 200.0, 1) == pytest.approx(twice + steps)
 
 
 @settings(deadline=None, max_examples=30)

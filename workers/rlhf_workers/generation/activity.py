@@ -2,10 +2,11 @@
 
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
 before; it is named for what took most of its time and says how much prefill was in it, how many samples a step had and
-how many keys each read: by that a planner knows what a step costs. Must never read a clock.
+how many keys each read: by that a planner knows what a step costs. Where samples came by their tokens it says likewise
+what building their caches took. Must never read a clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_workers.generation.protocol import StepReport
@@ -13,6 +14,43 @@ from rlhf_workers.role import Outbox
 
 SPAN_NS: Final = 500_000_000
 """Shortest span in the middle of work: two a second a worker stay legible and cheap."""
+
+
+@dataclass
+class _Rebuilding:
+    """Caches built from known tokens: by prefills of nothing else, or by steps in which such tokens were decoded again.
+
+    Prefills are of `rows` samples of `tokens` tokens, steps of `rows` samples with `tokens` keys, all passes together.
+    """
+
+    ns: int = 0
+    passes: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+    def add(self, report: StepReport, step_ns: int) -> None:
+        """A step that took so long."""
+        if report.prefills and all(prefill.resumed for prefill in report.prefills):
+            self.ns += report.prefill_ns
+            self.passes += len(report.prefills)
+            self.rows += sum(prefill.samples for prefill in report.prefills)
+            self.tokens += sum(prefill.tokens for prefill in report.prefills)
+        if report.replayed:
+            self.ns += step_ns - report.prefill_ns
+            self.passes += 1
+            self.rows += report.rows
+            self.tokens += report.keys
+
+    def attributes(self) -> dict[str, str]:
+        """Of the span; none when there was nothing."""
+        if not self.passes:
+            return {}
+        return {
+            "rebuild_seconds": f"{self.ns / 1e9:.4f}",
+            "rebuild_passes": str(self.passes),
+            "rebuild_rows": f"{self.rows / self.passes:.2f}",
+            "rebuild_tokens": f"{self.tokens / self.rows:.1f}",
+        }
 
 
 @dataclass
@@ -25,6 +63,7 @@ class _Window:
     tokens: int = 0
     rows: int = 0
     keys: int = 0
+    rebuilding: _Rebuilding = field(default_factory=_Rebuilding)
 
 
 class Activity:
@@ -46,6 +85,7 @@ class Activity:
         window.tokens += report.decoded
         window.rows += report.rows
         window.keys += report.keys
+        window.rebuilding.add(report, end_ns - start_ns)
         if end_ns - window.start_ns >= SPAN_NS:
             self.flush(outbox)
 
@@ -63,4 +103,5 @@ class Activity:
                 prefill_seconds=f"{window.prefill_ns / 1e9:.3f}",
                 rows=f"{window.rows / window.steps:.2f}",
                 context=f"{window.keys / max(1, window.rows):.0f}",
+                **window.rebuilding.attributes(),
             )

@@ -3,7 +3,8 @@
 Runs whole engine steps on made-up samples while the engine's own are put aside, so the price is that of real work, host
 part included. Rule: nothing is left behind: no sample, no cache, no random number, no message. Time is bounded: the
 grid is visited from its corners inward and is cut off when the budget is spent, never before batch 1 and the largest
-batch were seen. A planner interpolates between the points.
+batch were seen at a long and at a short context, and a prefill at two lengths: what was seen at one alone says nothing
+of others. A planner interpolates between the points.
 """
 
 import time
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from rlhf_workers.generation.engine_state import EngineLimits, EngineState
-from rlhf_workers.generation.kv_cache import PromptCache
+from rlhf_workers.generation.kv_cache import TILE_ROWS, PromptCache
+from rlhf_workers.generation.lanes import bucket
 from rlhf_workers.generation.protocol import Cost, EngineCosts, KvShape, Request, SampleKey, TokenArray, VersionRun
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ POINT_BYTES: Final = 2**30
 """KV memory of one point on a CPU at most; on a GPU the room for caches is the limit."""
 ROOM_SHARE: Final = 0.8
 """Of the free device memory: what KV caches may fill; the rest is for what kernels need for a moment."""
+CORNERS: Final = 4
+"""Points of decoding that are seen whatever they take: two batches at two contexts."""
+PREFILL_CORNERS: Final = 2
+"""Likewise of prefill: two lengths. By one alone a pass would be all tokens and no setup."""
 PREFILL_PROMPTS: Final = (1, 4)
 MANY_PROMPTS: Final = 16
 NO_LIMIT: Final = 2**30
@@ -41,8 +47,8 @@ def measure(engine: "TorchEngine") -> Generator[None, None, EngineCosts]:
     room = kv_room(engine.device)
     most = room if engine.device.type == "cuda" else POINT_BYTES
     spent, decode, prefill = 0.0, [], []
-    for number, (batch, context) in enumerate(decode_grid(engine.limits)):
-        if number >= 2 and spent > 0.75 * BUDGET_SECONDS:
+    for number, (batch, context) in enumerate(decode_grid(engine.limits, tiled=engine.deterministic)):
+        if number >= CORNERS and spent > 0.75 * BUDGET_SECONDS:
             break
         if number and batch * context * engine.moves.bytes_per_token > most:
             continue
@@ -51,7 +57,7 @@ def measure(engine: "TorchEngine") -> Generator[None, None, EngineCosts]:
         spent += time.perf_counter() - started
         yield
     for number, (prompts, tokens) in enumerate(_prefill_grid(engine)):
-        if number and spent > BUDGET_SECONDS:
+        if number >= PREFILL_CORNERS and spent > BUDGET_SECONDS:
             break
         started = time.perf_counter()
         prefill.append(Cost(prompts, tokens, _prefill_seconds(engine, prompts, tokens)))
@@ -62,16 +68,32 @@ def measure(engine: "TorchEngine") -> Generator[None, None, EngineCosts]:
     return EngineCosts(tuple(decode), tuple(prefill), per_token, room, limit, engine.deterministic)
 
 
-def decode_grid(limits: EngineLimits) -> list[tuple[int, int]]:
-    """(batch, context): every power of two and the largest batch at half the longest sequence, then at a sixteenth, for
-    large batches are short ones; then at full length and a quarter. The ends of each row first."""
+def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
+    """(batch, context): batch 1 and the largest at half the longest sequence and at a sixteenth, for large batches are
+    short ones; every power of two between them there; then all of them at full length and a quarter.
+
+    `tiled` (deterministic jobs): a pass has the rows of whole tiles and the keys of a bucket, so batches go by tiles,
+    and a context is the middle of its bucket: a line through the middles is right on average.
+    """
     largest = limits.max_batch_size
     batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
-    order = [batches[0], batches[-1], *batches[-2:0:-1]]
-    order = list(dict.fromkeys(order))
+    if tiled:
+        batches = [batch for batch in batches if batch in (1, largest) or batch % TILE_ROWS == 0]
+    ends, inner = list(dict.fromkeys((batches[0], batches[-1]))), batches[-2:0:-1]
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     contexts = [max(longest * part // 16 - STEPS - 1, 1) for part in (8, 1, 16, 4)]
-    return list(dict.fromkeys((batch, context) for context in contexts for batch in order))
+    if tiled:
+        contexts = [_middle(context, longest) for context in contexts]
+    corners = [(batch, context) for context in contexts[:2] for batch in ends]
+    inside = [(batch, context) for context in contexts[:2] for batch in inner]
+    rest = [(batch, context) for context in contexts[2:] for batch in (*ends, *inner)]
+    return list(dict.fromkeys((*corners, *inside, *rest)))
+
+
+def _middle(context: int, longest: int) -> int:
+    """The context in the middle of those that are decoded in passes of the same key length."""
+    keys = bucket(context, longest)
+    return max(min(3 * keys // 4, longest - STEPS - 2), 1)
 
 
 def kv_room(device: torch.device) -> int:
@@ -115,14 +137,15 @@ def _empty_cache(shapes: Sequence[KvShape], tokens: int, device: torch.device) -
 
 def _prefill_grid(engine: "TorchEngine") -> list[tuple[int, int]]:
     """(prompts, tokens) the engine would prefill: prompts alone where known tokens are replayed, else whole samples;
-    and as many prompts at once as an iteration begins with, about."""
+    as many prompts at once as an iteration begins with, about; whole ones of the greatest length last."""
     limits = engine.limits
     longest = limits.max_prompt_tokens - 1
     if not engine.deterministic:
         longest += limits.max_response_tokens - 1
     prompts = [count for count in PREFILL_PROMPTS if count <= limits.max_batch_size]
-    grid = [(count, max(longest * part // 4, 1)) for count in prompts for part in (4, 1)]
-    grid.insert(1, (min(MANY_PROMPTS, limits.max_batch_size), max(limits.max_prompt_tokens - 1, 1)))
+    grid = [(count, max(longest * part // 16, 1)) for part, count in [(4, 1), (1, 1)]]
+    grid.append((min(MANY_PROMPTS, limits.max_batch_size), max(limits.max_prompt_tokens - 1, 1)))
+    grid += [(count, max(longest * part // 16, 1)) for part in (4, 16) for count in prompts]
     return list(dict.fromkeys(grid)) if longest else []
 
 

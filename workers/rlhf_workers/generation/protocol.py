@@ -85,6 +85,16 @@ class Response:
     """Empty while unfinished."""
 
 
+class Prefill(NamedTuple):
+    """One pass over samples that begin, or go on, here."""
+
+    samples: int
+    tokens: int
+    """Of all of them together."""
+    resumed: bool
+    """All were samples with a response, whose tokens went through it too."""
+
+
 @dataclass
 class StepReport:
     """What one step did."""
@@ -97,6 +107,10 @@ class StepReport:
     """Prompt tokens (and replayed response tokens) run through the model."""
     prefill_ns: int = 0
     """Time of it that prefill took."""
+    prefills: list[Prefill] = field(default_factory=list)
+    """What that time was spent on."""
+    replayed: int = 0
+    """Rows of decode passes that decoded a known token again."""
     rows: int = 0
     """Samples that went through a decode pass."""
     keys: int = 0

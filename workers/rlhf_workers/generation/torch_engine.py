@@ -28,6 +28,7 @@ from rlhf_workers.generation.protocol import (
     EngineCosts,
     EngineError,
     FinishReason,
+    Prefill,
     Request,
     Response,
     SampleKey,
@@ -252,7 +253,10 @@ class TorchEngine:
                 admitted = {request.key for request in self._state.table.requests if request is not None}
                 self._state.queue.extendleft(request for request in reversed(batch) if request.key not in admitted)
                 raise
-            report.prefilled += sum(len(self._prefix(request)) for request in batch)
+            tokens = sum(len(self._prefix(request)) for request in batch)
+            resumed = self._tiles is None and all(len(request.tokens) for request in batch)
+            report.prefills.append(Prefill(len(batch), tokens, resumed))
+            report.prefilled += tokens
 
     def _prefix(self, request: Request) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Tokens that go through prefill."""
@@ -312,6 +316,7 @@ class TorchEngine:
         report.rows += len(run.slots)
         report.keys += len(run.slots) * run.length
         report.decoded += int(fresh.sum())
+        report.replayed += int((~fresh).sum())
         report.prefilled += int((~fresh).sum())
         self._finish(slots[fresh], sampled[fresh])
 

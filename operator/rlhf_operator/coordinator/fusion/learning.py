@@ -124,17 +124,22 @@ def seen(run: Run, span: pb.Span) -> None:
         return
     mine = state.busy.setdefault(span.worker, {})
     mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
-    work = observed(run.plan, span)
-    if work is not None:
-        state.observed.append(work)
+    state.observed += [work for work in (observed(run.plan, span), rebuilt(span)) if work is not None]
 
 
-def moved(run: Run, pending: Pending, samples: int, sent: int) -> None:
-    """A worker has answered a Migrate, of which so many samples moved and so many bytes left."""
+def moved(run: Run, pending: Pending, samples: Sequence[pb.MigratedSample]) -> None:
+    """A worker has answered a Migrate: these samples moved with their caches."""
     state = run.world.fusion
-    if samples and state.costs.kv_bytes_per_token > 0:
-        each = sent / samples / state.costs.kv_bytes_per_token
-        state.observed.append(Observed("transfer", samples, 1, each, time.monotonic() - pending.sent))
+    state.observed += transferred(samples, state.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
+
+
+def transferred(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[Observed]:
+    """What one Migrate tells of costs: these samples were with their destination after so many seconds."""
+    if not samples or bytes_per_token <= 0:
+        return []
+    count, paused = len(samples), sum(item.paused_seconds for item in samples)
+    tokens = sum(item.bytes for item in samples) / count / bytes_per_token
+    return [Observed("transfer", count, 1, tokens, seconds), Observed("pause", count, 1, tokens, paused)]
 
 
 def observed(plan: Plan, span: pb.Span) -> Observed | None:
@@ -150,6 +155,15 @@ def observed(plan: Plan, span: pb.Span) -> Observed | None:
         samples = int(told["samples"])
         return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
     return None
+
+
+def rebuilt(span: pb.Span) -> Observed | None:
+    """The building of caches from tokens that was part of a worker's span; None when none was."""
+    told = span.attributes
+    if "rebuild_passes" not in told:
+        return None
+    passes, rows, tokens, seconds = (float(told[f"rebuild_{name}"]) for name in ("passes", "rows", "tokens", "seconds"))
+    return Observed("rebuild", passes, rows, tokens, seconds)
 
 
 def _kind(plan: Plan, span: pb.Span) -> tuple[str, bool]:

@@ -96,8 +96,7 @@ def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
         counts.seconds += item.seconds
         counts.paused += item.paused_seconds
         counts.longest_pause = max(counts.longest_pause, item.paused_seconds)
-    sent = sum(item.bytes for item in result.samples if item.moved)
-    learning.moved(run, pending, sum(item.moved for item in result.samples), sent)
+    learning.moved(run, pending, [item for item in result.samples if item.moved])
     _stay(run, stayed)
 
 

@@ -244,6 +244,14 @@ def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path:
 
     decoded = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
     assert seen("decode", 0.6, **decoded) == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
+    built = {"rebuild_seconds": "0.0900", "rebuild_passes": "2", "rebuild_rows": "1.50", "rebuild_tokens": "200.0"}
+    assert learning.rebuilt(pb.Span(name="decode", attributes=decoded)) is None
+    assert learning.rebuilt(pb.Span(name="prefill", attributes=built)) == Observed("rebuild", 2, 1.5, 200, 0.09)
+    moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
+    transfer, pause = learning.transferred(moved, 4.0, 0.2)
+    assert transfer == Observed("transfer", 2, 1, 150, 0.2)
+    assert pause == Observed("pause", 2, 1, 150, pytest.approx(0.03))
+    assert learning.transferred([], 4.0, 0.2) == []
     assert seen("score/values", 0.4, samples="4", tokens="200") == Observed("score", 1 / 2, 4, 50, pytest.approx(0.4))
     assert seen("score/reward", 0.4, samples="4") is None, "a process beside the worker"
     assert seen("load-weights", 0.4) is None
