@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ class Kills:
     at_event: str = ""
     """Kind of event in events.jsonl at which to kill, without further calm: its next one since the kill before."""
     in_phases: Sequence[str] = ()
-    """Phases of the job at whose next beginning to kill, one a kill, without further calm."""
+    """Phases of the job at whose beginning to kill, one a kill, each in a later iteration, without further calm."""
 
 
 @dataclass
@@ -144,13 +145,16 @@ def _told(run_dir: Path, kind: str) -> int:
 
 
 def _begun(run_dir: Path, phase: str) -> int:
+    """The last iteration that came to this phase; -1: none."""
     log = run_dir / "logs" / "coordinator.log"
-    return log.read_text().count(f" {phase} (iteration ") if phase and log.is_file() else 0
+    found = re.findall(rf" {phase} \(iteration (\d+)\)", log.read_text()) if log.is_file() else []
+    return int(found[-1]) if found else -1
 
 
 def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
     rng = random.Random(kills.seed)
+    told, iteration = 0, -1
     for number in range(kills.count):
         calm = rng.uniform(SHORTEST_CALM_SECONDS, kills.longest_calm_seconds)
         everyone = sorted(kills.among)
@@ -158,12 +162,12 @@ def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, start
         trained = _trained(run_dir) + kills.iterations_between
         while runner.poll() is None and _trained(run_dir) < trained:
             time.sleep(0.05)
-        told = _told(run_dir, kills.at_event)
         while runner.poll() is None and kills.at_event and _told(run_dir, kills.at_event) == told:
             time.sleep(0.002)
+        told = _told(run_dir, kills.at_event)
         phase = kills.in_phases[number] if number < len(kills.in_phases) else ""
-        begun = _begun(run_dir, phase)
-        while runner.poll() is None and phase and _begun(run_dir, phase) == begun:
+        iteration = max(trained, iteration + 1)
+        while runner.poll() is None and phase and _begun(run_dir, phase) < iteration:
             time.sleep(0.002)
         time.sleep(0.0 if kills.at_event or phase else calm)
         while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:

@@ -83,7 +83,7 @@ def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
 
 def write_files(folder: Path, **spec: Any) -> RLHFJob:
     """Manifest, prompts and a tokenizer on disk."""
-    job = make_job(folder, **spec)
+    job = make_job(folder, **{"runPolicy": {"workerTimeoutSeconds": 60, "startTimeoutSeconds": 240}, **spec})
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{f"p{n}": n + 1 for n in range(20)}}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "policy" / "tokenizer.json"))
@@ -138,11 +138,17 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
+UNHURRIED = {"worker_timeout_seconds": 60, "start_timeout_seconds": 240}
+"""By the real clock a busy machine may stand still for seconds, and nobody is lost for that."""
+
+
 class Coordinated:
     """Coordinators of one job, one after the other, at one address in one run folder."""
 
     def __init__(self, job: RLHFJob, folder: Path, certificates: Path | None = None) -> None:
-        self.job, self.folder = job, folder
+        policy = job.spec.run_policy.model_copy(update=UNHURRIED)
+        self.job = job.model_copy(update={"spec": job.spec.model_copy(update={"run_policy": policy})})
+        self.folder = folder
         self.address = free_address()
         self.certificates = certificates
         self.run: Run | None = None
@@ -161,12 +167,12 @@ class Coordinated:
         self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
         return self.run
 
-    async def outcome(self, seconds: float = 30.0) -> Outcome:
+    async def outcome(self, seconds: float = 240.0) -> Outcome:
         """How the job ended."""
         assert self._task is not None
         return await asyncio.wait_for(self._task, seconds)
 
-    async def until(self, phase: str, iteration: int = 0, seconds: float = 10.0) -> None:
+    async def until(self, phase: str, iteration: int = 0, seconds: float = 120.0) -> None:
         """Waits until the job is in a phase of an iteration, or beyond that iteration."""
         run, end = self.run, time.monotonic() + seconds
         assert run is not None
@@ -174,7 +180,7 @@ class Coordinated:
             assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.accounts.phase}"
             await asyncio.sleep(0.002)
 
-    async def until_checkpoint(self, version: int, seconds: float = 10.0) -> None:
+    async def until_checkpoint(self, version: int, seconds: float = 120.0) -> None:
         """Waits for a checkpoint of this version."""
         run, end = self.run, time.monotonic() + seconds
         assert run is not None

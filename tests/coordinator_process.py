@@ -44,7 +44,7 @@ class Process:
         self.process.kill()
         self.process.wait()
 
-    async def code(self, seconds: float = 60.0) -> int:
+    async def code(self, seconds: float = 240.0) -> int:
         assert self.process is not None
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), seconds)
 

@@ -266,8 +266,9 @@ def _escaped(found: re.Match[str]) -> str:
     return "\\ufffd" if 0xD800 <= code <= 0xDFFF else f"\\u{code:04x}"
 
 
-_NOT_IN_YAML: Final = re.compile("[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that a YAML document may hold as escapes only, and halves of pairs, which it cannot hold."""
+_NOT_IN_YAML: Final = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""Characters that a YAML document may hold as escapes only, those that it takes for line breaks (U+2028, U+2029), and
+halves of pairs, which it cannot hold."""
 
 
 def _error(code: int, content: bytes, what: str) -> ClusterError:

@@ -11,6 +11,8 @@ from tests.coordinated import Coordinated, expected_weights, make_job
 from tests.simulated_worker import Crew, Pace, crew
 from tests.unit.cli.header_job import write_header_job
 
+from rlhf_operator.coordinator.world import fleet
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS = 120.0
@@ -68,8 +70,9 @@ async def test_a_rank_that_is_lost_with_its_samples_restarts_the_group_and_nothi
 
 
 async def test_a_coordinator_that_comes_back_goes_on_with_the_ranks_it_finds(
-    jobs: list[Coordinated], tmp_path: Path
+    jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 60.0)  # they are back before they count as lost
     coordinated, workers = begin(jobs, tmp_path, Pace(tokens_per_tick=1))
     await coordinated.until("Generating", 1)
     await coordinated.cancel()

@@ -29,7 +29,7 @@ def said(*runs: Ended) -> str:
 def test_a_fused_job_with_a_killed_rank_trains_the_weights_of_a_serial_job(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
     off = run_job(manifest, tmp_path / "off", options=["--set", "spec.fusion.intraStage.mode=Off"])
-    kills = Kills(SEED, 1, [VICTIM], longest_calm_seconds=0.5, iterations_between=1)
+    kills = Kills(SEED, 1, [VICTIM], in_phases=("Training",), iterations_between=1)
     fused = run_job(
         manifest, tmp_path / "fused", options=["--set", "spec.fusion.intraStage.mode=FusedSplit"], kills=kills
     )

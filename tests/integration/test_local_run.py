@@ -48,7 +48,7 @@ class Running:
         self.task = asyncio.create_task(self.supervisor.run())
 
     async def outcome(self) -> Outcome:
-        outcome = await asyncio.wait_for(self.task, 30)
+        outcome = await asyncio.wait_for(self.task, 120)
         assert leftovers.find(self.token) == []
         return outcome
 
@@ -66,7 +66,7 @@ class Running:
         return await self.outcome()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"

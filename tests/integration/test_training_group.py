@@ -167,9 +167,7 @@ def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_o
         assert [answer["metrics"] for answer in answers] == [metrics] * WORLD
         check_checkpoint(tmp_path / "saved", [answer["files"] for answer in answers], expected)
         os.kill(pids[3], signal.SIGKILL)
-        killed = time.monotonic()
         assert json.loads(launcher.stdout.readline()) == [75, 75, 75, -signal.SIGKILL]
-        assert time.monotonic() - killed < 20
         pids = []
     finally:
         for pid in pids:

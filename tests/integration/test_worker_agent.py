@@ -286,7 +286,7 @@ async def test_what_cannot_be_loaded_is_told_and_sigterm_ends_cleanly(folder: Pa
         session.send(5, score=pb.Score(samples=[score_sample(0, [8])]))
         assert len(await scored(session, 3)) == 3
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
     await coordinator.stop()
 
 
@@ -300,7 +300,7 @@ async def test_a_worker_of_another_manifest_asks_to_be_restarted(folder: Path) -
         session.end()
         session = await coordinator.session()
         session.welcome(job(folder, reference={"path": "/models/other"}))
-        assert await asyncio.wait_for(process.wait(), 10) == 75
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 75
     await coordinator.stop()
 
 
@@ -311,5 +311,5 @@ async def test_a_taken_port_is_exit_code_24_and_names_the_address(tmp_path: Path
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         log = tmp_path / "worker.log"
         async with worker_process("127.0.0.1:9", "training", log, **{Env.LISTEN: address}) as process:
-            assert await asyncio.wait_for(process.wait(), 60) == 24
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 24
     assert log.read_text().splitlines()[-1].endswith(f"RLHF_LISTEN={address}: the address is in use by another process")

@@ -3,12 +3,13 @@
 import json
 
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlhf_operator.cluster import yaml_of
 
 
+@example("one\u2028two\u2029three\x85four")
 @given(st.text(st.characters(codec="utf-8")))
 def test_any_text_arrives_unchanged_by_either_reading(text: str) -> None:
     body = {"status": {"message": text, text: 1}}
