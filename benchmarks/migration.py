@@ -2,23 +2,23 @@
 
     python benchmarks/migration.py --json
 
-Each worker is pinned to a core. Reported for every response length, fast and deterministic: bytes, milliseconds and
-pause of a KV move and the decode steps that the pause costs; milliseconds and steps lost when the source gives the
-sample back and the destination goes on from its tokens (prefill, or replay in deterministic mode); what the planner
-predicts for both from the workers' own Measure, before and after it has seen these moves; and the length at which they
-cross, measured and predicted. All traffic is mutual TLS over loopback. The last line of --json is one object.
+Each worker is pinned to a core. Samples of every length move with their caches (bytes, milliseconds, and the pause in
+which nobody decodes them) and by their tokens (milliseconds from giving back to the next token). Reported beside what
+the planner predicts of both, by the workers' own Measure and after it has seen these moves, one repeat an iteration;
+and the length from which the cache costs less, measured and predicted. Settings: two workers on one machine; the same
+on a slow link between them and to the coordinator; and a deterministic job. All traffic is mutual TLS over loopback.
+The last line of --json is one object.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from move_costs import Moved, lines, summary
+from slow_link import SlowLink
 from tests.integration.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 from tests.models import SPECIAL, VOCABULARY, write_policy
 
@@ -36,6 +38,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
+from rlhf_operator.coordinator.fusion import learning
 from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_planner.inter_stage.costs import Observed, StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
@@ -45,40 +48,52 @@ PROMPT = 16
 TOP_K = 16
 """The end-of-sequence token is never among so many most probable ones: a response is as long as it should be."""
 MARGIN = 512
-"""Response tokens beyond the longest length: the sample grows while it goes to and fro."""
-WARM_UP = 8
+"""Response tokens beyond the longest length: a sample grows while it moves."""
+QUIET_SECONDS = 0.3
+"""After so long without progress the next token is told at once."""
+NO_DELAY = 0.0
 
 
-@dataclass
-class Point:
-    """Medians over the repeats, for a sample of `tokens` tokens when it moved."""
+@dataclass(frozen=True)
+class Setting:
+    """What is measured."""
 
-    tokens: int
-    kv_bytes: int
-    kv_ms: float
-    kv_paused_ms: float
-    kv_steps_lost: float
-    recompute_ms: float
-    recompute_steps_lost: float
-    predicted_kv_ms: float = 0.0
-    learned_kv_ms: float = 0.0
-    predicted_recompute_ms: float = 0.0
+    name: str
+    tokens: list[int]
+    repeats: int
+    deterministic: bool = False
+    delay: float = NO_DELAY
+    """Seconds that everything takes from process to process, beside what it takes anyway."""
+    rate: float = 0.0
+    """Bytes a second between the workers; 0: not limited."""
 
 
 class Worker:
-    """A worker process and its session."""
+    """A worker process, its session, and where other workers reach it; its coordinator is as far away."""
 
-    def __init__(self, session: ScriptedSession) -> None:
-        self.session = session
+    def __init__(self, session: ScriptedSession, address: str, delay: float) -> None:
+        self.session, self.address, self.delay = session, address, delay
         self.commands = 0
+        self._seen = 0
 
     async def ask(self, **command: Any) -> pb.CommandDone:
         self.commands += 1
-        self.session.send(self.commands, **command)
-        done = await self.session.done(self.commands)
+        number = self.commands
+        await asyncio.sleep(self.delay)
+        self.session.send(number, **command)
+        done = await self.session.done(number)
+        await asyncio.sleep(self.delay)
         if done.HasField("failure"):
             raise RuntimeError(done.failure.message)
         return done
+
+    def observed(self) -> list[Observed]:
+        """What the spans since the last call tell of costs."""
+        new, self._seen = self.session.received[self._seen :], len(self.session.received)
+        spans = [message.span for message in new if message.HasField("span")]
+        spans = [span for span in spans if span.name in ("decode", "prefill")]
+        works = [work for span in spans for work in (learning.decoded(span), learning.rebuilt(span))]
+        return [work for work in works if work is not None]
 
 
 def write_files(folder: Path, arguments: argparse.Namespace) -> None:
@@ -98,7 +113,7 @@ def write_files(folder: Path, arguments: argparse.Namespace) -> None:
     new_authority("migration", now).issue([], now).write(folder / "certificates")
 
 
-def job(folder: Path, longest: int, deterministic: bool) -> str:
+def job(folder: Path, response: int, deterministic: bool) -> str:
     spec = {
         "algorithm": {"grpo": {}},
         "deterministic": deterministic,
@@ -107,14 +122,14 @@ def job(folder: Path, longest: int, deterministic: bool) -> str:
             "reward": {"function": {"file": str(folder / "reward.py")}},
         },
         "prompts": {"path": "prompts.jsonl"},
-        "rollout": {"maxPromptTokens": PROMPT, "maxResponseTokens": longest + MARGIN, "topK": TOP_K},
+        "rollout": {"maxPromptTokens": PROMPT, "maxResponseTokens": response, "topK": TOP_K},
         "generation": {"maxBatchSize": 16},
     }
     metadata = {"name": "migration"}
     return json.dumps({"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec})
 
 
-async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str) -> Worker:
+async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: Setting) -> Worker:
     """A generation worker with its policy loaded, pinned to core `index`."""
     certificates = folder / "certificates"
     coordinator = ScriptedCoordinator()
@@ -126,111 +141,106 @@ async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str) 
     session = await coordinator.session()
     os.sched_setaffinity(process.pid, {index % (os.cpu_count() or 1)})
     session.welcome(manifest)
-    worker = Worker(session)
+    address = session.register.address
+    if setting.rate:
+        link = SlowLink(address, setting.delay, setting.rate)
+        await link.listen(stack)
+        address = link.address
+    worker = Worker(session, address, setting.delay)
     weights = pb.LoadWeights(model="actor", sources=[pb.WeightLocation(folder=str(folder / "policy"))])
     await worker.ask(become_generation=pb.BecomeGeneration(weights=weights))
     return worker
 
 
-def sample(number: int, response: int) -> pb.GenerateSample:
+async def began(worker: Worker, number: int, tokens: int, limit: int) -> pb.GenerateSample:
+    """A sample of so many known tokens, which the worker has just decoded one more of."""
     random = np.random.default_rng(number)
-    return pb.GenerateSample(
+    one = pb.GenerateSample(
         key=pb.SampleKey(iteration=0, sample=number, epoch=1),
         prompt=pack(random.integers(len(SPECIAL), VOCABULARY, PROMPT).astype(np.int32)),
         random_key=number + 1,
-        max_response_tokens=response,
+        max_response_tokens=limit,
+        tokens=pack(random.integers(len(SPECIAL), VOCABULARY, tokens).astype(np.int32)),
+        log_probabilities=pack(np.full(tokens, -1.0, np.float32)),
+        versions=[pb.VersionSpan(version=0, tokens=tokens)],
     )
+    await asyncio.sleep(QUIET_SECONDS)
+    await worker.ask(generate=pb.Generate(samples=[one]))
+    await worker.session.first("progress", lambda told: told.key == one.key and told.tokens.shape[0] > 0)
+    return one
 
 
-async def told(worker: Worker, number: int, tokens: int) -> None:
-    """The sample has so many tokens on this worker."""
-    await worker.session.first(
-        "progress", lambda told: told.key.sample == number and told.offset + told.tokens.shape[0] >= tokens
-    )
-
-
-async def by_cache(source: Worker, destination: Worker, key: pb.SampleKey) -> pb.MigratedSample:
-    """Moves the sample, which is decoded on meanwhile."""
-    move = pb.MigrateSample(key=key, new_epoch=key.epoch + 1)
-    address = destination.session.register.address
-    answer = await source.ask(migrate=pb.Migrate(destination=address, samples=[move], timeout_seconds=60))
+async def by_cache(source: Worker, destination: Worker, one: pb.GenerateSample) -> tuple[pb.MigratedSample, float]:
+    """Moves the sample, which is decoded on meanwhile; also seconds until the coordinator knows."""
+    move = pb.MigrateSample(key=one.key, new_epoch=one.key.epoch + 1)
+    started = time.perf_counter()
+    answer = await source.ask(
+        migrate=pb.Migrate(destination=destination.address, samples=[move], timeout_seconds=60)
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
     (result,) = answer.migrate.samples
     if not result.moved:
         raise RuntimeError(f"the sample did not move: {result.why}")
-    return result
+    await destination.ask(withdraw=pb.Withdraw(keys=[result.progress.key]))
+    return result, seconds
 
 
-async def by_tokens(
-    source: Worker, destination: Worker, one: pb.GenerateSample, known: pb.SampleProgress, number: int
-) -> float:
-    """Seconds from asking for a copy of the sample, which is decoded, until another worker has its next token."""
-    copy = pb.GenerateSample()
-    copy.CopyFrom(one)
-    copy.key.sample = number
-    _give(copy, known)
-    await source.ask(generate=pb.Generate(samples=[copy]))
-    await told(source, number, known.tokens.shape[0] + 1)
+async def by_tokens(source: Worker, destination: Worker, one: pb.GenerateSample) -> tuple[int, float, float]:
+    """(tokens, seconds from when the source stops until another worker has the next one, seconds of giving back)."""
     started = time.perf_counter()
-    answer = await source.ask(withdraw=pb.Withdraw(keys=[copy.key]))
+    answer = await source.ask(withdraw=pb.Withdraw(keys=[one.key]))
+    told = time.perf_counter() - started
     (progress,) = answer.withdraw.samples
-    _give(copy, progress)
-    copy.key.epoch += 1
-    copy.max_response_tokens = progress.tokens.shape[0] + 1
-    await destination.ask(generate=pb.Generate(samples=[copy]))
-    await destination.session.first("finished", lambda told: told.key == copy.key)
-    return time.perf_counter() - started
-
-
-def _give(sample: pb.GenerateSample, known: pb.SampleProgress) -> None:
-    """The sample goes on after these tokens."""
     for name in ("tokens", "log_probabilities"):
-        getattr(sample, name).CopyFrom(getattr(known, name))
-    del sample.versions[:]
-    sample.versions.extend(known.versions)
+        getattr(one, name).CopyFrom(getattr(progress, name))
+    del one.versions[:]
+    one.versions.extend(progress.versions)
+    one.key.epoch += 1
+    one.max_response_tokens = progress.tokens.shape[0] + 1
+
+    async def ended() -> float:
+        await destination.session.first("finished", lambda message: message.key == one.key)
+        return time.perf_counter()
+
+    _, end = await asyncio.gather(destination.ask(generate=pb.Generate(samples=[one])), ended())
+    return progress.tokens.shape[0], end - started - source.delay, told
 
 
-async def measure(folder: Path, arguments: argparse.Namespace, deterministic: bool) -> dict[str, Any]:
-    """All points of one mode: one sample that goes to and fro while it grows, and then copies of it, each made from the
-    tokens that it had at a move."""
-    points: list[Point] = []
+async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
+    """All moves of one setting."""
+    longest = max(setting.tokens) + MARGIN
+    moves: list[Moved] = []
     async with AsyncExitStack() as stack:
-        longest = max(arguments.tokens)
-        manifest = job(folder, longest, deterministic)
-        here, there = [await start(stack, folder, index, manifest) for index in range(2)]
-        costs = stage_costs((await there.ask(measure=pb.Measure(role="generation"))).measure.generation)
-        step = costs.decode_seconds(1, PROMPT + statistics.mean(arguments.tokens))
-        one, copies = sample(0, longest + MARGIN), 1
-        key = one.key
-        await here.ask(generate=pb.Generate(samples=[one]))
-        moves: list[list[pb.MigratedSample]] = []
-        for tokens in (WARM_UP, *arguments.tokens):
-            await told(here, 0, tokens)
-            moves.append([])
-            for _ in range(arguments.repeats):
-                moves[-1].append(await by_cache(here, there, key))
-                here, there, key = there, here, moves[-1][-1].progress.key
-        await here.ask(withdraw=pb.Withdraw(keys=[key]))
-        for ones in moves:
-            recomputes = []
-            for move in ones:
-                recomputes.append(await by_tokens(here, there, one, move.progress, copies))
-                copies += 1
-            points.append(point(ones, recomputes, step))
-    return predict(points[1:], costs, step) | {"deterministic": deterministic}
+        manifest = job(folder, longest, setting.deterministic)
+        workers = [await start(stack, folder, index, manifest, setting) for index in range(2)]
+        await both(workers, setting, -1, min(setting.tokens), longest, [])  # what is slow the first time
+        costs = stage_costs((await workers[1].ask(measure=pb.Measure(role="generation"))).measure.generation)
+        learned = costs
+        for worker in workers:
+            worker.observed()
+        for repeat in range(setting.repeats):
+            seen: list[Observed] = []
+            for tokens in setting.tokens:
+                moves.append(await both(workers, setting, repeat, tokens, longest, seen, costs.kv_bytes_per_token))
+                workers.reverse()
+            await asyncio.sleep(QUIET_SECONDS)  # the last spans are on their way
+            learned = learned.refined([*seen, *workers[0].observed(), *workers[1].observed()])
+    return {"name": setting.name, "deterministic": setting.deterministic} | summary(moves, costs, learned, PROMPT)
 
 
-def point(moves: list[pb.MigratedSample], recomputes: list[float], step: float) -> Point:
-    """Medians of one length; `step` is a decode step in seconds."""
-    paused = statistics.median(move.paused_seconds for move in moves)
-    return Point(
-        tokens=round(statistics.median(len(unpack(move.progress.tokens)) for move in moves)),
-        kv_bytes=round(statistics.median(move.bytes for move in moves)),
-        kv_ms=1e3 * statistics.median(move.seconds for move in moves),
-        kv_paused_ms=1e3 * paused,
-        kv_steps_lost=paused / step,
-        recompute_ms=1e3 * statistics.median(recomputes),
-        recompute_steps_lost=statistics.median(recomputes) / step,
-    )
+async def both(
+    workers: list[Worker], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[Observed],
+    bytes_per_token: float = 0.0,
+) -> Moved:  # fmt: skip
+    """A sample of so many tokens moves with its cache, and one by its tokens; `seen` gets what a coordinator sees."""
+    source, destination = workers
+    number = 2 * ((repeat + 1) * len(setting.tokens) + setting.tokens.index(tokens))
+    by_kv, seconds = await by_cache(source, destination, await began(source, number, tokens, longest))
+    seen += learning.transferred([by_kv], bytes_per_token, seconds)
+    bare, lost, told = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
+    seen.append(Observed("command", 1, 1, 1, told))
+    known = len(unpack(by_kv.progress.tokens))
+    return Moved(tokens, repeat, known, by_kv.bytes, seconds, by_kv.paused_seconds, bare, lost)
 
 
 def stage_costs(measured: pb.GenerationCosts) -> StageCosts:
@@ -245,77 +255,38 @@ def stage_costs(measured: pb.GenerationCosts) -> StageCosts:
     )
 
 
-def predict(points: list[Point], costs: StageCosts, step: float) -> dict[str, Any]:
-    """Adds what the planner says of every point and of the crossover: at the start of a job, and once it saw moves."""
-    moves = [Observed("transfer", 1, 1, PROMPT + point.tokens, point.kv_ms / 1e3) for point in points]
-    learned = costs.refined(moves)
-    for point in points:
-        keys = PROMPT + point.tokens
-        point.predicted_kv_ms, point.learned_kv_ms = 1e3 * costs.kv_seconds(keys), 1e3 * learned.kv_seconds(keys)
-        point.predicted_recompute_ms = 1e3 * costs.rebuild_seconds(PROMPT, point.tokens, 1)
-    at = range(1, 2 * max(point.tokens for point in points))
-
-    def crosses(by: StageCosts) -> int | None:
-        """Response tokens from which a move with the cache is faster."""
-        return next((n for n in at if by.kv_seconds(PROMPT + n) < by.rebuild_seconds(PROMPT, n, 1)), None)
-
-    return {
-        "step_ms": 1e3 * step,
-        "kv_bytes_per_token": costs.kv_bytes_per_token,
-        "transfer_ratio": learned.scale["transfer"],
-        "crossover_tokens": crossover(points),
-        "predicted_crossover_tokens": crosses(costs),
-        "learned_crossover_tokens": crosses(learned),
-        "points": [asdict(point) for point in points],
-    }
-
-
-def crossover(points: list[Point]) -> float | None:
-    """Response tokens from which a KV move is faster than recomputing, by straight lines between points.
-
-    None: at no measured length; the first length when it is faster at all of them.
-    """
-    gains = [point.recompute_ms - point.kv_ms for point in points]
-    if gains[0] > 0:
-        return float(points[0].tokens)
-    for (one, gain), (other, next_gain) in zip(
-        zip(points, gains, strict=True), list(zip(points, gains, strict=True))[1:], strict=False
-    ):
-        if gain <= 0 < next_gain:
-            return one.tokens + (other.tokens - one.tokens) * -gain / (next_gain - gain)
-    return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 64, 128, 256, 512])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512])
+    parser.add_argument("--replayed-tokens", type=int, nargs="+", default=[4, 16, 64, 256], help="deterministic job")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--delay-ms", type=float, default=5.0, help="of the slow link, one way")
+    parser.add_argument("--mb-per-second", type=float, default=125.0, help="of the slow link")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    rate = f"{arguments.mb_per_second:g} MB/s, {arguments.delay_ms:g} ms one way"
+    settings = [
+        Setting("one machine", arguments.tokens, arguments.repeats),
+        Setting(
+            f"a link of {rate}", arguments.tokens, arguments.repeats,
+            delay=arguments.delay_ms / 1e3, rate=1e6 * arguments.mb_per_second,
+        ),
+        Setting("deterministic job", arguments.replayed_tokens, min(arguments.repeats, 3), deterministic=True),
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(folder, arguments)
-        modes = [asyncio.run(measure(folder, arguments, deterministic)) for deterministic in (False, True)]
-    for mode in modes:
-        print("deterministic" if mode["deterministic"] else "fast", f"(a decode step: {mode['step_ms']:.2f} ms)")
-        for point in mode["points"]:
-            print(
-                "{tokens:6} tokens  KV {kv_bytes:10,} bytes {kv_ms:7.1f} ms (predicted {predicted_kv_ms:6.1f}, learned "
-                "{learned_kv_ms:6.1f}), paused {kv_paused_ms:5.1f} ms = {kv_steps_lost:4.1f} steps; by tokens "
-                "{recompute_ms:7.1f} ms (predicted {predicted_recompute_ms:7.1f}) = {recompute_steps_lost:6.1f} "
-                "steps".format(**point)
-            )
-        print(
-            f"  KV is faster from {mode['crossover_tokens']} tokens; predicted {mode['predicted_crossover_tokens']}, "
-            f"after these moves {mode['learned_crossover_tokens']}"
-        )
+        results = []
+        for setting in settings:
+            results.append(asyncio.run(measure(folder, setting)))
+            print(*lines(results[-1]), sep="\n", flush=True)
     if arguments.json:
-        names = ("hidden", "layers", "tokens", "repeats")
-        setting = {"device": device_name(torch.device("cpu"))} | {name: getattr(arguments, name) for name in names}
-        print(json.dumps(setting | {"modes": modes}))
+        names = ("hidden", "layers", "tokens", "repeats", "delay_ms", "mb_per_second")
+        common = {"device": device_name(torch.device("cpu"))} | {name: getattr(arguments, name) for name in names}
+        print(json.dumps(common | {"settings": results}))
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def _fits(destination: _Load, sample: Unfinished, costs: StageCosts, limit: int)
 def _cost(sample: Unfinished, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
     """(with its KV cache, seconds that it costs: a sample that moves with its cache is decoded on meanwhile)."""
     if sample.tokens == 0:
-        return transfer == "KV" and bool(costs.bandwidth), costs.command_seconds
+        return transfer == "KV" and bool(costs.bandwidth), costs.told_seconds
     prompt, tokens = np.array([float(sample.prompt_tokens)]), np.array([float(sample.tokens)])
     if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes others on in any case
-        return True, costs.command_seconds + costs.pause_seconds(float((prompt + tokens)[0]))
+        return True, costs.told_seconds + costs.pause_seconds
     return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch)

@@ -24,7 +24,7 @@ Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
 """One, or one for each of many samples."""
 Flags = npt.NDArray[np.bool_]
-Kind = Literal["decode", "rebuild", "score", "transfer", "pause"]
+Kind = Literal["decode", "rebuild", "score", "transfer", "pause", "command"]
 
 JOB_KEY: Final = "interStage"
 """Key of the journal's job.json under which a job keeps {"costs": StageCosts.document()}."""
@@ -53,7 +53,8 @@ class Observed(NamedTuple):
     """Real work: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all.
 
     decode: passes are steps, tokens are keys; rebuild: prefills of samples that are resumed or, where these are decoded
-    again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches.
+    again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches;
+    command: passes are commands, whatever they are about.
     """
 
     kind: Kind
@@ -123,8 +124,13 @@ class StageCosts:
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
         """(base, slope) of a decode step, by batch size 0..max_batch_size, corrected by what was observed."""
-        base, slope = self.decode.tables(self.max_batch_size)
+        base, slope = self._profile_tables
         return base * self._scale("decode"), slope * self._scale("decode")
+
+    @cached_property
+    def _profile_tables(self) -> tuple[Floats, Floats]:
+        """Likewise, uncorrected."""
+        return self.decode.tables(self.max_batch_size)
 
     def decode_seconds(self, batch: int, context: float) -> float:
         """One decode step of `batch` samples with `context` keys each."""
@@ -152,10 +158,15 @@ class StageCosts:
         scale = self._scale("score")
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
+    @cached_property
+    def told_seconds(self) -> float:
+        """From a decision until a worker has acted on it and said so."""
+        return self._scale("command") * self.command_seconds
+
     def kv_seconds(self, tokens: Number) -> Number:
         """Moving a sample of so many tokens with its KV cache, while it is decoded on; infinite when the bandwidth is
         not known."""
-        return tokens * self.link_seconds + self.move_seconds(tokens)
+        return tokens * self.link_seconds + self.move_seconds
 
     @cached_property
     def link_seconds(self) -> float:
@@ -167,14 +178,16 @@ class StageCosts:
         """Likewise, as it was assumed."""
         return self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
 
-    def move_seconds(self, tokens: Number) -> Number:
+    @cached_property
+    def move_seconds(self) -> float:
         """Of a move, beside sending: both workers act between two steps."""
-        return self._scale("transfer") * (self._steps(tokens, 1, self.move_steps) + self.setup_seconds)
+        return self._waits(self.move_steps, "transfer") + self._scale("transfer") * self.setup_seconds
 
-    def pause_seconds(self, tokens: Number) -> Number:
+    @cached_property
+    def pause_seconds(self) -> float:
         """Of a move with the KV cache: nobody decodes the sample."""
-        steps = self._steps(tokens, 1, min(PAUSE_STEPS, self.move_steps))
-        return self._scale("pause") * (steps + (self.setup_seconds + LAST_TOKENS * self._sent_seconds))
+        sent = self._scale("pause") * (self.setup_seconds + LAST_TOKENS * self._sent_seconds)
+        return self._waits(min(PAUSE_STEPS, self.move_steps), "pause") + sent
 
     def kv_cost(self, tokens: Number, share: float) -> Number:
         """What moving a sample of so many tokens with its KV cache costs an iteration.
@@ -182,22 +195,28 @@ class StageCosts:
         Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
         which counts by `share`: where it is to be released, it is one of so many workers that could score.
         """
-        return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
+        return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
-        work, then = self.prefill, self._steps(prompt + tokens, batch, 1.0) + self.command_seconds
+        work, context = self.prefill, prompt + tokens
+        base, slope = self._step(batch, self._scale("decode"))
+        then = context * slope + base + self.told_seconds
         if not self.replays:
             scale = self._scale("rebuild")
-            return (prompt + tokens) * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then
-        scale = self._scale("rebuild", self._scale("decode")) / self._scale("decode")
-        again = tokens * self._steps(prompt + tokens / 2, batch, scale)
+            return context * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then
+        base, slope = self._step(batch, self._scale("rebuild", self._scale("decode")))
+        again = tokens * ((prompt + tokens / 2) * slope + base)
         return prompt * work.per_token + (work.setup + work.per_sample) + again + then
 
-    def _steps(self, context: Number, batch: int, count: float) -> Number:
-        """So many decode steps."""
-        base, slope = (count * float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
-        return context * slope + base
+    def _waits(self, steps: float, kind: Kind) -> float:
+        """So many short decode steps: as `kind` was observed, which has them in it, else as decoding was."""
+        return self._step(1, steps * self._scale(kind, self._scale("decode")))[0]
+
+    def _step(self, batch: int, scale: float) -> tuple[float, float]:
+        """(base, slope) of a decode step, so many times what the profile says."""
+        base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self._profile_tables)
+        return scale * base, scale * slope
 
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
         """Which samples move with their KV caches, [k] each: by `kv_cost` against `rebuild_seconds` in mode Auto. What
@@ -252,14 +271,16 @@ class StageCosts:
                 if self.replays:
                     return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
                 return work.passes * self.prefill.seconds(work.batch, work.tokens)
+            case "command":
+                return work.passes * self.told_seconds
             case "pause":
-                return work.passes * self.pause_seconds(work.tokens)
+                return work.passes * self.pause_seconds
             case "score":
                 setup, a_sample, a_token = self.score_parts
                 return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))
             case "transfer":
                 waits = -(-work.passes // MOVES_AT_ONCE)
-                return work.passes * work.tokens * self.link_seconds + waits * self.move_seconds(work.tokens)
+                return work.passes * work.tokens * self.link_seconds + waits * self.move_seconds
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:

@@ -116,7 +116,7 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
 
 
 def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
-    told = left.start + costs.command_seconds
+    told = left.start + costs.told_seconds
     keys = (left.held.prompt + left.held.tokens)[moving].tolist()
     sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
     sending: dict[int, float] = {}
@@ -128,7 +128,7 @@ def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, cost
         if by_kv:
             sent = max(sending.get(source, told), receiving.get(to, told)) + keys[at] * costs.link_seconds
             sending[source] = receiving[to] = sent
-            end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds(keys[at])
+            end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds
             begun[source] = begun.get(source, 0) + 1
         answer.append(Transit(samples[at], source, to, by_kv, left.start, end))
     return answer

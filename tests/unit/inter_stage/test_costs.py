@@ -118,15 +118,16 @@ def watched(truth: dict[Kind, float], tokens: float, noise: np.random.Generator)
     def seen(kind: Kind, seconds: float) -> Observed:
         return Observed(kind, 1, 1, tokens, seconds * truth[kind] * noise.uniform(0.8, 1.25))
 
-    moved = seen("transfer", LINK.kv_seconds(tokens)), seen("pause", LINK.pause_seconds(tokens))
-    return [*moved, seen("rebuild", LINK.prefill_seconds(1, tokens))]
+    decoded = seen("decode", LINK.decode_seconds(1, tokens))
+    moved = seen("transfer", LINK.kv_seconds(tokens)), seen("pause", LINK.pause_seconds)
+    return [decoded, *moved, seen("rebuild", LINK.prefill_seconds(1, tokens))]
 
 
 @pytest.mark.parametrize(("share", "factors"), [(0.5, (4.0, 3.0, 1.3)), (0.0, (6.0, 4.0, 2.0))])
 def test_after_five_iterations_of_moves_of_either_kind_the_crossover_is_the_true_one(
     share: float, factors: Any
 ) -> None:
-    truth: dict[Kind, float] = dict(zip(("transfer", "pause", "rebuild"), factors, strict=True))
+    truth: dict[Kind, float] = dict(zip(("transfer", "pause", "rebuild"), factors, strict=True)) | {"decode": 1.4}
     real = dataclasses.replace(LINK, ratios={kind: (ratio,) for kind, ratio in truth.items()})
     learned, noise = LINK, np.random.default_rng(1)
     for _ in range(5):
@@ -142,12 +143,27 @@ def test_after_five_iterations_of_moves_of_either_kind_the_crossover_is_the_true
 
 
 def test_a_sample_that_is_decoded_on_counts_by_its_pause_and_a_source_that_waits_by_its_share() -> None:
-    pause, whole = LINK.pause_seconds(100.0), LINK.kv_seconds(100.0)
-    assert whole == pytest.approx(0.003 + 5 * (0.003 + 1e-4) + 100 * 1e-5)
-    assert pause == pytest.approx(0.003 + 2 * (0.003 + 1e-4) + 16 * 1e-5)
+    pause, whole = LINK.pause_seconds, LINK.kv_seconds(100.0)
+    assert whole == pytest.approx(0.003 + 5 * 0.003 + 100 * 1e-5)
+    assert pause == pytest.approx(0.003 + 2 * 0.003 + 16 * 1e-5)
     assert LINK.kv_cost(100.0, 0.0) == pytest.approx(pause)
     assert LINK.kv_cost(100.0, 0.25) == pytest.approx(pause + (whole - pause) / 4)
     assert LINK.kv_cost(100.0, 1.0) == pytest.approx(whole)
+
+
+def test_a_move_is_not_corrected_twice_for_the_steps_that_it_waits_for() -> None:
+    slower = LINK.refined([Observed("decode", 10, 1, 100, 10 * 2 * LINK.decode_seconds(1, 100))])
+    assert slower.kv_seconds(100.0) == pytest.approx(LINK.kv_seconds(100.0) + 5 * 0.003)
+    assert slower.pause_seconds == pytest.approx(LINK.pause_seconds + 2 * 0.003)
+    moved = Observed("transfer", 1, 1, 100, 3 * LINK.kv_seconds(100.0)), Observed("pause", 1, 1, 1, 0.03)
+    assert slower.refined(moved).kv_seconds(100.0) == pytest.approx(3 * LINK.kv_seconds(100.0))
+    assert slower.refined(moved).pause_seconds == pytest.approx(0.03)
+
+
+def test_commands_that_take_long_make_rebuilding_dear() -> None:
+    far = LINK.refined([Observed("command", 4, 1, 1, 4 * 0.02)])
+    assert far.told_seconds == pytest.approx(0.02)
+    assert far.rebuild_seconds(16.0, 100.0, 1) == pytest.approx(LINK.rebuild_seconds(16.0, 100.0, 1) + 0.015)
 
 
 def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> None:

@@ -133,6 +133,11 @@ def moved(run: Run, pending: Pending, samples: Sequence[pb.MigratedSample]) -> N
     state.observed += transferred(samples, state.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
 
 
+def gave_back(run: Run, pending: Pending) -> None:
+    """A worker has answered a Withdraw: of all commands the one that is acted on at once."""
+    run.world.fusion.observed.append(Observed("command", 1, 1, 1, time.monotonic() - pending.sent))
+
+
 def transferred(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[Observed]:
     """What one Migrate tells of costs: these samples were with their destination after so many seconds."""
     if not samples or bytes_per_token <= 0:
@@ -146,15 +151,23 @@ def observed(plan: Plan, span: pb.Span) -> Observed | None:
     """The work that a worker's span is about, as costs count it; None when it is about none."""
     kind, beside = _kind(plan, span)
     told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
-    if kind == "decode" and float(told.get("rows", "0")):
-        decoding = max(0.0, seconds - float(told["prefill_seconds"]))
-        return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), decoding)
+    if kind == "decode":
+        return decoded(span)
     if kind == "score" and not beside and "tokens" in told:  # one task's pass: by the costs a pass is one of every task
         by_call = plan.spec.models.reward.model is None
         tasks = sum(not (by_call and task.model == "reward") for task in plan.tasks)
         samples = int(told["samples"])
         return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
     return None
+
+
+def decoded(span: pb.Span) -> Observed | None:
+    """The steps of a span of decoding; None when it is about prefills alone."""
+    told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
+    if not float(told.get("rows", "0")):
+        return None
+    decoding = max(0.0, seconds - float(told["prefill_seconds"]))
+    return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), decoding)
 
 
 def rebuilt(span: pb.Span) -> Observed | None:

@@ -112,6 +112,8 @@ def _stay(run: Run, leaving: Iterable[Leaving]) -> None:
 def _withdrawn(run: Run, pending: Pending, result: pb.WithdrawResult) -> None:
     ledger = run.world.ledger
     told = {(item.key.iteration, item.key.sample, item.key.epoch): item for item in result.samples}
+    if pending.leaving:
+        learning.gave_back(run, pending)
     for leaving in _current(run, pending):
         index, source = leaving.sample, leaving.source
         item = told.get((leaving.iteration, index, source.epoch))
