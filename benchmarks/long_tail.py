@@ -161,6 +161,7 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
             planned(run)
             return
         run.world.fusion.begin_iteration()
+        run.world.fusion.planning = None  # a plan that is made late is not this setting's
         if setting.threshold:
             run.world.fusion.choice = FusionChoice(setting.threshold, 1, "Auto", 0.0, 0.0, (), setting.name)
 

@@ -26,7 +26,7 @@ from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
 LEAST_GAIN: Final = 0.03
 """Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
-MOST_DRAWS: Final = 8
+MOST_DRAWS: Final = 32
 """Batches that are drawn; of a large batch fewer, its own samples average."""
 SAMPLES_DRAWN: Final = 2048
 """Samples of all draws together, about; at least one batch."""
