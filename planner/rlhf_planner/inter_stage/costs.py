@@ -1,8 +1,8 @@
 """What decoding, prefilling, scoring and moving samples costs on the workers of a job.
 
-Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. Observations correct whole
-kinds of work by a ratio, the median of the last few iterations' own, never the shape. Must never answer a negative
-time.
+Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. Observations replace the
+shape of decode steps (`steps_seen`), of which there are thousands; other kinds of work they correct by a ratio, the
+median of the last few iterations' own. Must never answer a negative time.
 All times are in seconds, all sizes in bytes.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
+from rlhf_planner.inter_stage.steps_seen import LEAST_RATIO, MOST_RATIO, Decoded, Refitted, SeenStep, grouped, refitted
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
@@ -32,8 +33,6 @@ NEAR_FLAT: Final = 1.25
 """A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
 OBSERVATIONS: Final = 5
 """Iterations whose ratios count: a wrong profile is gone after one, and of five two may be anything."""
-LEAST_RATIO, MOST_RATIO = 0.1, 10.0
-"""Ratios stay within this: one hung transfer must not turn every forecast into nonsense."""
 SCORE_BATCH: Final = 16
 """Samples that a worker scores at a time, unless it is told otherwise: the chunk of a Score command."""
 
@@ -50,7 +49,8 @@ MOVES_AT_ONCE: Final = 4
 
 
 class Observed(NamedTuple):
-    """Real work: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all.
+    """Real work: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all; for a share
+    `beside` of them another generation worker scored.
 
     decode: passes are steps, tokens are keys; rebuild: prefills of samples that are resumed or, where these are decoded
     again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches;
@@ -62,6 +62,7 @@ class Observed(NamedTuple):
     batch: float
     tokens: float
     seconds: float
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ class StageCosts:
     padded: bool = True
     """A decode step reads as many keys of every sample as the longest one has; False: of each its own."""
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """Observed over fitted seconds of the last iterations, oldest first, by kind of work."""
+    """Observed over fitted seconds of the last iterations, oldest first, by kind of work; decoding has `steps`."""
+    steps: tuple[tuple[SeenStep, ...], ...] = ()
+    """Decode steps of the last iterations, oldest first."""
 
     @classmethod
     def measured(
@@ -123,9 +126,17 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step, by batch size 0..max_batch_size, corrected by what was observed."""
-        base, slope = self._profile_tables
-        return base * self._scale("decode"), slope * self._scale("decode")
+        """(base, slope) of a decode step, by batch size 0..max_batch_size, as observed while nobody scores beside."""
+        return self._seen.lines.tables(self.max_batch_size)
+
+    @cached_property
+    def beside(self) -> float:
+        """How many times as long a decode step takes while another generation worker scores; at least 1."""
+        return self._seen.beside
+
+    @cached_property
+    def _seen(self) -> Refitted:
+        return refitted(self.decode, self.steps)
 
     @cached_property
     def _profile_tables(self) -> tuple[Floats, Floats]:
@@ -162,6 +173,11 @@ class StageCosts:
     def told_seconds(self) -> float:
         """From a decision until a worker has acted on it and said so."""
         return self._scale("command") * self.command_seconds
+
+    def backlog_seconds(self, samples: int, tokens: float) -> float:
+        """Scoring so many samples of so many tokens in all, in passes as large as they may be."""
+        setup, a_sample, a_token = self.score_parts
+        return -(-samples // self.score_batch) * setup + samples * a_sample + tokens * a_token
 
     def kv_seconds(self, tokens: Number) -> Number:
         """Moving a sample of so many tokens with its KV cache, while it is decoded on; infinite when the bandwidth is
@@ -200,7 +216,7 @@ class StageCosts:
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
         work, context = self.prefill, prompt + tokens
-        base, slope = self._step(batch, self._scale("decode"))
+        base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
         then = context * slope + base + self.told_seconds
         if not self.replays:
             scale = self._scale("rebuild")
@@ -251,8 +267,14 @@ class StageCosts:
 
     def refined(self, observed: Iterable[Observed]) -> StageCosts:
         """These costs after one more iteration's work; kinds of which nothing was seen stay as they are."""
-        fitted, seconds = dataclasses.replace(self, ratios={}), dict[Kind, tuple[float, float]]()
-        for one in observed:
+        fitted, seconds = dataclasses.replace(self, ratios={}, steps=()), dict[Kind, tuple[float, float]]()
+        known = list(observed)
+        spans = (Decoded(*one[1:]) for one in known if one.kind == "decode")
+        newest = grouped(spans, self.decode)
+        steps = (*self.steps, newest)[-OBSERVATIONS:] if newest else self.steps
+        for one in known:
+            if one.kind == "decode":
+                continue
             forecast, measured = seconds.get(one.kind, (0.0, 0.0))
             seconds[one.kind] = (forecast + fitted._forecast(one), measured + one.seconds)
         ratios = dict(self.ratios)
@@ -260,13 +282,11 @@ class StageCosts:
             if forecast > 0 and measured > 0:
                 ratio = min(MOST_RATIO, max(LEAST_RATIO, measured / forecast))
                 ratios[kind] = (*ratios.get(kind, ()), ratio)[-OBSERVATIONS:]
-        return dataclasses.replace(self, ratios=ratios)
+        return dataclasses.replace(self, ratios=ratios, steps=steps)
 
     def _forecast(self, work: Observed) -> float:
-        """Seconds of this work by these costs."""
+        """Seconds of this work, which is not decoding, by these costs."""
         match work.kind:
-            case "decode":
-                return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
             case "rebuild":
                 if self.replays:
                     return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
@@ -278,14 +298,15 @@ class StageCosts:
             case "score":
                 setup, a_sample, a_token = self.score_parts
                 return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))
-            case "transfer":
+            case _:  # a transfer
                 waits = -(-work.passes // MOVES_AT_ONCE)
                 return work.passes * work.tokens * self.link_seconds + waits * self.move_seconds
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:
-        """Observed over fitted seconds, by kind of work."""
-        return {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
+        """Observed over profiled seconds, by kind of work of which anything was seen."""
+        scale = {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
+        return scale | {"decode": self._seen.level} if self.steps else scale
 
     def _scale(self, kind: Kind, otherwise: float = 1.0) -> float:
         return self.scale.get(kind, otherwise)
@@ -304,9 +325,10 @@ class StageCosts:
         if unknown:
             raise ValueError(f"costs: unknown field {unknown[0]}")
         try:
+            steps = tuple(tuple(SeenStep(*one) for one in iteration) for iteration in document.get("steps", ()))
             lines = {name: tuple(values) for name, values in document["decode"].items()}
             parts = {name: Work(**document[name]) for name in ("prefill", "score")}
             ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
-            return cls(**{**document, "decode": DecodeLines(**lines), **parts, "ratios": ratios})
+            return cls(**{**document, "decode": DecodeLines(**lines), **parts, "ratios": ratios, "steps": steps})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error

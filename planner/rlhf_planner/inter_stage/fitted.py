@@ -7,6 +7,7 @@ parts, so nothing ever answers a negative time. All times are in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -64,23 +65,31 @@ class DecodeLines:
     slope: tuple[float, ...]
 
     @classmethod
-    def fitted(cls, times: Iterable[StepTime]) -> DecodeLines:
+    def fitted(cls, times: Iterable[StepTime], weights: Sequence[float] | None = None) -> DecodeLines:
         """Slopes are linear in the batch, fitted to all points together; what is left of each batch's own points is its
         base, and a larger batch's is never less: single points are noise on a machine that does other work.
 
-        Raises ValueError without times, or for an impossible one.
+        `weights`: what a point counts; None: all the same. Raises ValueError without times, or for an impossible one.
         """
         rows = _checked(times)
         if not rows:
             raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
+        counts = np.ones(len(rows)) if weights is None else np.array(weights, dtype=np.float64)
         features = np.array([[1.0, row.batch, row.tokens, row.batch * row.tokens] for row in rows])
-        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]))
+        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]), counts)
         batches = sorted({row.batch for row in rows})
-        left: dict[int, list[float]] = {batch: [] for batch in batches}
-        for row in rows:
-            left[row.batch].append(row.seconds - (rise + rise_a_row * row.batch) * row.tokens)
-        base = _never_falling([max(0.0, float(np.mean(left[batch]))) for batch in batches])
+        left: dict[int, list[tuple[float, float]]] = {batch: [] for batch in batches}
+        for row, count in zip(rows, counts.tolist(), strict=True):
+            left[row.batch].append((row.seconds - (rise + rise_a_row * row.batch) * row.tokens, count))
+        totals = [sum(count for _, count in left[batch]) for batch in batches]
+        means = [math.fsum(v * n for v, n in left[batch]) / total for batch, total in zip(batches, totals, strict=True)]
+        base = _never_falling([max(0.0, mean) for mean in means], totals)
         return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
+
+    def seconds(self, batch: float, context: float) -> float:
+        """Of one step of `batch` samples with `context` keys each; beyond the measured batches that of the last."""
+        base, slope = (float(np.interp(batch, self.batches, values)) for values in (self.base, self.slope))
+        return base + slope * context
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
         """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""
@@ -96,13 +105,13 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
     return rows
 
 
-def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
+def _non_negative(features: Floats, seconds: Floats, counts: Floats | None = None) -> tuple[float, ...]:
     """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
 
     Where data cannot tell them apart, few columns are better than many, and the first better than the last.
     """
     columns = features.shape[1]
-    weight = 1.0 / np.maximum(seconds, 1e-9)
+    weight = (1.0 if counts is None else np.sqrt(counts)) / np.maximum(seconds, 1e-9)
     best, least = np.zeros(columns), float("inf")
     for subset in sorted(range(1, 1 << columns), key=int.bit_count):
         chosen = [column for column in range(columns) if subset >> column & 1]
@@ -119,16 +128,17 @@ def _non_negative(features: Floats, seconds: Floats) -> tuple[float, ...]:
     return tuple(float(value) for value in best)
 
 
-def _never_falling(values: Sequence[float]) -> list[float]:
-    """The nearest values, in squares, of which none is less than the one before (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
+def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest values, in weighted squares, of which none is less than the one before (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, weight, 1
         while pools and pools[-1][0] > mean:
-            before, more = pools.pop()
-            mean, count = (before * more + mean * count) / (more + count), more + count
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+            before, own, more = pools.pop()
+            mean = (before * own + mean * total) / (own + total)
+            total, count = total + own, count + more
+        pools.append((mean, total, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
 
 
 def _extended(at: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:

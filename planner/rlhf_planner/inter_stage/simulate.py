@@ -22,7 +22,7 @@ from rlhf_planner.inter_stage.layout import Forecast, Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.scoring import score
 from rlhf_planner.inter_stage.spans import Outcome, spans_of
-from rlhf_planner.inter_stage.tail import Unfinished, gather, unfinished
+from rlhf_planner.inter_stage.tail import Unfinished, beside_scoring, gather, unfinished
 
 
 def simulate(
@@ -60,7 +60,11 @@ def outcome(
     Thresholds and pools of one draw share both.
     """
     workers = layout.generation_workers
+    tokens = generation.prompts + generation.lengths
     tail = None if left is None else gather(generation, left, pool, transfer, costs)
+    if tail is not None and costs.beside > 1:
+        scorers = workers - len(tail.pool) + layout.inference_workers
+        tail = beside_scoring(tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.beside)
     finish = generation.finish if tail is None else tail.finish
     end = float(finish.max())
     released: list[float | None] = [None] * workers
@@ -71,7 +75,7 @@ def outcome(
     available = {index: moment for index, moment in enumerate(released) if moment is not None}
     available |= dict.fromkeys(range(workers, workers + layout.inference_workers), 0.0)
     arrivals = finish if layout.overlap else np.full(layout.batch, end)
-    scored = score(arrivals, generation.prompts + generation.lengths, available, costs)
+    scored = score(arrivals, tokens, available, costs)
     return Outcome(max(end, scored.end), finish, tail, released, scored)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing(
         tasks={"a": [StepTime(1, 100, 1.0)], "b": [StepTime(1, 100, 2.0)]},
         max_batch_size=4,
     )
-    half_as_long = [Observed("decode", 10, 4, 1, 15.0), Observed("decode", 10, 1, 1, 10.0)]  # 25 s instead of 50
+    half_as_long = [Observed("decode", 10, 4, 1, 20.0), Observed("decode", 10, 1, 1, 5.0)]
     passes = [Observed("score", 1 / 2, 4, 100, 6.0), Observed("score", 1 / 2, 4, 100, 3.0)]  # one of each task
     costs = costs.refined([*half_as_long, *passes])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
@@ -88,11 +89,11 @@ def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing(
     for _ in range(4):
         costs = costs.refined(half_as_long)
     for _ in range(2):
-        costs = costs.refined([Observed("decode", 1, 1, 1, 1e9)])
+        costs = costs.refined([Observed("decode", 10, 1, 1, 1e9), Observed("score", 1 / 2, 4, 100, 1e9)])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
-    assert len(costs.ratios["score"]) == 1
+    assert len(costs.ratios["score"]) == 3
     for _ in range(5):
-        costs = costs.refined([Observed("decode", 1, 1, 1, 1e9)])
+        costs = costs.refined([Observed("decode", 10, 1, 1, 1e9)])
     assert costs.decode_seconds(1, 1) == pytest.approx(10.0), "within limits"
 
 
@@ -178,9 +179,46 @@ def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> Non
     assert seen.rebuild_seconds(16.0, 200.0, 1) == pytest.approx(twice + steps)
 
 
+def step_seconds(batch: float, context: float) -> float:
+    """What a machine's steps take: flat up to four samples, hardly any longer with the context."""
+    return 0.002 + 6e-5 * max(0.0, batch - 4) + 2e-8 * batch * context
+
+
+def spans(generator: Random, beside: float) -> list[Observed]:
+    """An iteration's spans on it, noisy: large batches of short samples, then a tail of few long ones, while others
+    score if they do."""
+    answer = []
+    for rows, context in [(40, 60), (24, 90), (17, 150), (9, 250), (4.3, 400), (2, 600), (1, 800), (1, 1000)]:
+        noise, share = generator.lognormvariate(0, 0.15), float(beside > 1 and rows < 10)
+        slower = 1 + share * (beside - 1)
+        answer.append(Observed("decode", 100, rows, context, 100 * noise * slower * step_seconds(rows, context), share))
+    return answer
+
+
+@pytest.mark.parametrize("beside", [1.0, 1.4])
+def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside: float) -> None:
+    wrong = {1: 1.6, 4: 1.3, 16: 1.0, 48: 0.7}
+    profile = [StepTime(b, c, wrong[b] * step_seconds(b, c) + 7e-7 * c) for b in wrong for c in (64, 512)]
+    costs, generator = StageCosts.measured(decode=profile, max_batch_size=48), Random(3)
+    for number in range(8):
+        costs = costs.refined(spans(generator, beside if number % 2 else 1.0))
+    for batch, context in [(1, 900), (2, 500), (4, 400), (16, 150), (32, 80)]:
+        assert costs.decode_seconds(batch, context) == pytest.approx(step_seconds(batch, context), rel=0.15)
+    assert costs.beside == pytest.approx(beside, rel=0.1)
+
+
+def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
+    profile = [StepTime(b, c, 0.01 * b) for b in (1, 8, 32) for c in (64, 512)]
+    costs = StageCosts.measured(decode=profile, max_batch_size=32).refined([Observed("decode", 100, 8, 100, 4.0)])
+    assert costs.decode_seconds(8, 100) == pytest.approx(0.04, rel=0.01)
+    assert costs.decode_seconds(32, 100) == pytest.approx(0.16, rel=0.01)
+    assert costs.scale["decode"] == pytest.approx(0.5)
+
+
 @settings(deadline=None, max_examples=30)
 @given(make.costs(), st.integers(1, 8), st.integers(1, 100))
 def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> None:
+    costs = costs.refined([Observed("decode", 9, batch, context, 1.0, 0.7), Observed("score", 1, batch, context, 2.0)])
     again = StageCosts.from_document(json.loads(json.dumps(costs.document())))
     assert again == costs
     assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)

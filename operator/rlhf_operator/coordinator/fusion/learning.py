@@ -7,7 +7,7 @@ wrongly would be learned as a cost. When the process dies the lengths are read a
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.deciding import release
 from rlhf_operator.coordinator.job.run import Run
+from rlhf_operator.coordinator.world.fusion_state import Worked
 from rlhf_operator.coordinator.world.sample import ITEM_BYTES
 from rlhf_operator.coordinator.world.worker import Pending
 from rlhf_operator.coordinator.world.world import Plan
@@ -105,7 +106,8 @@ def learn(run: Run) -> None:
         metrics["fusion/simulated_decode_busy"] = again.decode_busy
         metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
-        state.costs = state.costs.refined(state.observed)
+        metrics["fusion/beside_ratio"] = state.costs.beside
+        state.costs = state.costs.refined([*state.observed, *_beside_scoring(state.decoded, state.scored)])
 
 
 # ---------------------------------------------------------------- what was seen
@@ -124,7 +126,25 @@ def seen(run: Run, span: pb.Span) -> None:
         return
     mine = state.busy.setdefault(span.worker, {})
     mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
-    state.observed += [work for work in (observed(run.plan, span), rebuilt(span)) if work is not None]
+    when = Worked(span.worker, span.start_ns, span.end_ns)
+    if kind == "score" and span.worker in {worker.name for worker in run.world.fleet.of(Group.GENERATION)}:
+        state.scored.append(when)
+    for work in (observed(run.plan, span), rebuilt(span)):
+        if work is not None and work.kind == "decode":
+            state.decoded.append((when, work))
+        elif work is not None:
+            state.observed.append(work)
+
+
+def _beside_scoring(decoded: Iterable[tuple[Worked, Observed]], scored: Sequence[Worked]) -> Iterator[Observed]:
+    """What was decoded, each with the share of its time in which another generation worker scored."""
+    for own, work in decoded:
+        others = [(max(own.start_ns, one.start_ns), min(own.end_ns, one.end_ns)) for one in scored if one[0] != own[0]]
+        covered, until = 0, own.start_ns
+        for start, end in sorted(others):
+            covered += max(0, end - max(start, until))
+            until = max(until, end)
+        yield work._replace(beside=covered / max(1, own.end_ns - own.start_ns))
 
 
 def moved(run: Run, pending: Pending, samples: Sequence[pb.MigratedSample]) -> None:

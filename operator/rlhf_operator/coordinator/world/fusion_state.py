@@ -6,7 +6,7 @@ iteration.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
@@ -45,6 +45,14 @@ class Moved:
     """Of one sample."""
 
 
+class Worked(NamedTuple):
+    """When a worker did something."""
+
+    worker: str
+    start_ns: int
+    end_ns: int
+
+
 @dataclass
 class FusionState:
     """Of one job; from `choice` on of the iteration in progress."""
@@ -73,7 +81,11 @@ class FusionState:
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
     observed: list[Observed] = field(default_factory=list)
-    """What work took."""
+    """What work took, but decoding."""
+    decoded: list[tuple[Worked, Observed]] = field(default_factory=list)
+    """What decoding took, and when that was."""
+    scored: list[Worked] = field(default_factory=list)
+    """When generation workers scored."""
     learned: dict[str, float] | None = None
     """Metrics of what was learned from the iteration; None: nothing yet."""
     planned: FusionChoice | None = None
@@ -82,7 +94,8 @@ class FusionState:
     def begin_iteration(self) -> None:
         """Nothing is chosen, nothing was moved."""
         self.choice, self.moved, self.pool, self.released = NO_FUSION, Moved(), (), ()
-        self.moved_at, self.busy, self.observed, self.learned, self.planned = {}, {}, [], None, None
+        self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
+        self.observed, self.decoded, self.scored = [], [], []
 
 
 def fusion_state(spec: RLHFJobSpec) -> FusionState:
