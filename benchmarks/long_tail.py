@@ -1,12 +1,15 @@
 """Generation and inference with a long tail: no fusion, Auto, and fixed thresholds, in turns in one job.
 
 `python benchmarks/long_tail.py [--rounds 5] [--scenario A B C] [--pictures FOLDER] [--json]`; `--join` adds up runs.
-Two generation workers, real processes pinned to one core each, do all scoring too (inference.replicas: 0). The policy
-is a Llama whose attention and MLP are computed but whose next token depends on the last one alone, so that its own
-end-of-sequence decisions make the lengths: one response in fifteen takes a path on which it goes on twenty times as
-long. Within a round every setting decodes the same responses. A: scoring takes both workers as long as the tail; B:
-next to nothing; C: half of A, as long as the tail for the one worker that is released. Of two workers fusion cannot
-save more than half of the tail: at most it gains 1.33 times in A and 1.5 in C, less what precedes the tail.
+Generation workers, real processes pinned to a core, do all scoring too (inference.replicas: 0). The policy is a Llama
+whose attention and MLP are computed but whose next token depends on the last one alone, so that its own end-of-sequence
+decisions make the lengths: one response in fifteen takes a path on which it goes on twenty times as long. Within a
+round every setting decodes the same responses. A: scoring takes both workers as long as the tail; B: next to nothing;
+C: half of A, as long as the tail for the one worker that is released. Of two workers fusion cannot save more than half
+of the tail: at most it gains 1.33 times in A and 1.5 in C, less what precedes the tail.
+A, B and C run as fast as their cores, one worker to a core, and what a step takes there varies by half from second to
+second on a machine that others use. paced-A, -B, -C are the same with workers of a stated speed (`paced_worker`), above
+what the machine needs; paced-D has four workers and twice the samples, scoring taking all four as long as the tail.
 Reported for each setting: median seconds of generation + inference, how many times faster than Off in the same round
 (quartiles), how far off the simulator is on the same lengths (all in all, and what it makes of the time of generation
 and of the work of decoding and scoring), and the share of control and transfer. The learning rate changes no weight.
@@ -14,6 +17,7 @@ and of the work of decoding and scoring), and the share of control and transfer.
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -21,17 +25,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
+from benchmarks.long_tail_job import SCENARIOS, write_job
 from benchmarks.pinned_workers import pinned_workers
 from tests.coordinated import free_address
 
@@ -47,9 +49,8 @@ from rlhf_operator.reports.picture import draw_timeline
 from rlhf_operator.reports.timeline import read_spans
 from rlhf_planner.inter_stage.choose import FusionChoice
 
-BATCH, MAX_TOKENS, ROWS = 96, 1024, 48
-THRESHOLDS = (8, 16, 32)
-"""Of the sweep; the pool is one of the two workers."""
+SHARES = (1 / 12, 1 / 6, 1 / 3)
+"""Thresholds of the sweep, of the batch; with four workers the pool is one or two of them."""
 MEASURED = {
     "seconds": "seconds/generation_and_inference", "generation": "seconds/generation", "inference": "seconds/inference",
     "simulated": "fusion/simulated_seconds", "simulated_generation": "fusion/simulated_generation_seconds",
@@ -63,12 +64,6 @@ MEASURED = {
 """Name in the output -> metric of an iteration."""
 WARM_UP = 3
 """Iterations that are not counted: costs are measured in the first, caches fill, lengths are learned."""
-SCORERS = {
-    "A": {"hidden_size": 256, "num_hidden_layers": 12},
-    "B": {"hidden_size": 32, "num_hidden_layers": 1},
-    "C": {"hidden_size": 256, "num_hidden_layers": 6},
-}
-"""Reference model of each scenario: what scoring costs is set by its size."""
 WARM_UP_ROUNDS = 1_000_000
 """Their responses are no other round's."""
 
@@ -79,6 +74,7 @@ class Setting:
 
     name: str
     threshold: int = 0
+    pool: int = 0
     auto: bool = False
 
 
@@ -92,9 +88,9 @@ class Turns:
     """Number of the first round."""
 
     @classmethod
-    def of(cls, thresholds: Sequence[int], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
-        """No fusion, Auto, and the sweep; `twice`: no fusion once more."""
-        sweep = (Setting(f"R_t={threshold}, m=1", threshold) for threshold in thresholds)
+    def of(cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
+        """No fusion, Auto, and the sweep of (threshold, pool); `twice`: no fusion once more."""
+        sweep = (Setting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
         again = (Setting("Off again"),) if twice else ()
         return cls((Setting("Off"), Setting("Auto", auto=True), *sweep, *again), rounds, first)
 
@@ -113,34 +109,6 @@ class Turns:
     def ends(self, iteration: int) -> bool:
         """Its responses will not be seen again."""
         return iteration < WARM_UP or (iteration - WARM_UP + 1) % len(self.settings) == 0
-
-
-def write_job(folder: Path, scenario: str, iterations: int) -> Path:
-    """Models, prompts, reward and the resolved manifest."""
-    write_policy(folder / "policy")
-    write_scorer(folder / "reference", **SCORERS[scenario])
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(BATCH)))
-    (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
-    spec = {
-        "algorithm": {"grpo": {"miniBatchSize": BATCH, "groupSize": 2}},
-        "iterations": iterations,
-        "seed": 11,
-        "models": {
-            "actor": {"path": str(folder / "policy")},
-            "reference": {"path": str(folder / "reference")},
-            "reward": {"function": {"file": str(folder / "reward.py")}},
-        },
-        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
-        "rollout": {"batchSize": BATCH, "maxPromptTokens": 8, "maxResponseTokens": MAX_TOKENS},
-        "generation": {"replicas": 2, "maxBatchSize": ROWS},
-        "inference": {"replicas": 0},
-        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 1e-30}},
-        "fusion": {"interStage": {"mode": "Auto", "balance": "Off"}},
-    }
-    job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "long-tail"}, "spec": spec}
-    manifest = folder / "job.yaml"
-    manifest.write_text(yaml.safe_dump(job))
-    return manifest
 
 
 @contextmanager
@@ -163,7 +131,7 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
         run.world.fusion.begin_iteration()
         run.world.fusion.planning = None  # a plan that is made late is not this setting's
         if setting.threshold:
-            run.world.fusion.choice = FusionChoice(setting.threshold, 1, "Auto", 0.0, 0.0, (), setting.name)
+            run.world.fusion.choice = FusionChoice(setting.threshold, setting.pool, "Auto", 0.0, 0.0, (), setting.name)
 
     def learn(run: Run) -> None:
         before = run.world.fusion.lengths
@@ -182,9 +150,10 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
 
 def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
     """Runs the job; its run folder."""
-    manifest, run_dir, address = write_job(folder, scenario, turns.iterations), folder / "run", free_address()
+    what, run_dir, address = SCENARIOS[scenario], folder / "run", free_address()
+    manifest, groups = write_job(folder, what, turns.iterations), ["generation"] * what.workers
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(turns, seconds), pinned_workers(folder, address, ["generation", "generation"]):
+    with in_turns(turns, seconds), pinned_workers(folder, address, groups, what.pace):
         outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
     if outcome.failure is not None:
         raise SystemExit(f"scenario {scenario}: {outcome.phase}: {outcome.failure}; logs in {folder}")
@@ -292,19 +261,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="of a scenario; no round begins later")
     parser.add_argument("--twice", action="store_true", help="Off twice: it shows how far equal settings lie apart")
     parser.add_argument("--first-round", type=int, default=0, help="other rounds have other responses")
-    parser.add_argument("--thresholds", nargs="+", type=int, default=THRESHOLDS, help="of the sweep")
-    parser.add_argument("--scenario", nargs="+", choices=sorted(SCORERS), default=sorted(SCORERS))
+    parser.add_argument("--thresholds", nargs="+", type=int, help="of the sweep; else a twelfth, a sixth, a third")
+    parser.add_argument("--pools", nargs="+", type=int, default=(1, 2), help="of the sweep, where there are as many")
+    parser.add_argument("--scenario", nargs="+", choices=sorted(SCENARIOS), default=["A", "B", "C"])
     parser.add_argument("--pictures", type=Path, help="folder for the timelines of the last round")
     parser.add_argument("--join", nargs="+", type=Path, help="report the runs whose --json line these files end with")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"batch": BATCH, "load": os.getloadavg()[2]}
+    results: dict[str, Any] = {"load": os.getloadavg()[2]}
     told: dict[str, list[dict[str, Any]]] = {}
     for file in arguments.join or ():
         for scenario, one in json.loads(file.read_text().splitlines()[-1])["points"].items():
             told.setdefault(scenario, []).extend(one)
     for scenario in () if arguments.join else arguments.scenario:
-        turns = Turns.of(arguments.thresholds, arguments.rounds, arguments.first_round, twice=arguments.twice)
+        what = SCENARIOS[scenario]
+        thresholds = arguments.thresholds or [round(share * what.batch) for share in SHARES]
+        plans = itertools.product(thresholds, sorted(set(arguments.pools) & set(what.pools)))
+        turns = Turns.of(plans, arguments.rounds, arguments.first_round, twice=arguments.twice)
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
             run_dir = run_scenario(Path(folder), scenario, turns, arguments.seconds)
             told[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))

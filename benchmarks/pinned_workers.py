@@ -6,33 +6,38 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
+from benchmarks.paced_worker import Pace
 from tests.coordinated import free_address
 
 from rlhf_api.names import Env
 
 
 @contextmanager
-def pinned_workers(folder: Path, address: str, groups: Sequence[str]) -> Iterator[None]:
+def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: Pace | None = None) -> Iterator[None]:
     """A worker of each of `groups` on a core of its own, with logs in `folder`; `address` is the coordinator's.
 
-    Raises SystemExit on a machine with fewer cores.
+    Those that are paced sleep most of the time, and several may share a core. Raises SystemExit on a machine with too
+    few.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < len(groups):
+    if pace is None and len(cores) < len(groups):
         raise SystemExit(f"this benchmark pins {len(groups)} workers to a core each, and there are {len(cores)}")
-    places = [(group, [core]) for group, core in zip(groups, cores, strict=False)] + [("training", cores)]
+    module, law = ("rlhf_workers", {}) if pace is None else ("benchmarks.paced_worker", pace.environment())
+    places = [(group, [core]) for group, core in zip(groups, cycle(cores), strict=False)] + [("training", cores)]
     indices: Counter[str] = Counter()
     started = []
     for group, place in places:
         variables = {
             Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: str(indices[group]), Env.DEVICE: "cpu",
             Env.THREADS: "1", Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]), **law,
         }  # fmt: skip
         environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
         with (folder / f"{group}-{indices[group]}.log").open("w") as log:
-            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", "rlhf_workers"]
+            command = ["taskset", "-c", ",".join(map(str, place)), sys.executable, "-m", module]
             started.append(subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder))
         indices[group] += 1
     try:
