@@ -8,7 +8,6 @@ together, the share of tokens scored early, and what the replay of an iteration,
 """
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -19,16 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
-from benchmarks.pinned_workers import pinned_workers
-from tests.coordinated import free_address
+from benchmarks.long_tail_policy import write_policy
+from benchmarks.pinned_job import run_job, write_job
 
-from rlhf_api.names import Env
-from rlhf_operator.coordinator import __main__ as coordinator
 from rlhf_operator.coordinator.deciding import incremental
 from rlhf_operator.coordinator.loop import effects
 from rlhf_operator.coordinator.storage import prompts
@@ -48,35 +42,6 @@ def setting(iteration: int) -> tuple[int, str]:
     return number, SETTINGS[(place + number) % len(SETTINGS)]
 
 
-def write_job(folder: Path, iterations: int, *, deterministic: bool) -> Path:
-    """Models, prompts, reward and the resolved manifest."""
-    write_policy(folder / "policy")
-    write_scorer(folder / "reference", **REFERENCE)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(BATCH)))
-    (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
-    spec = {
-        "algorithm": {"grpo": {"miniBatchSize": BATCH, "groupSize": 2}},
-        "iterations": iterations,
-        "seed": 11,
-        "deterministic": deterministic,
-        "models": {
-            "actor": {"path": str(folder / "policy")},
-            "reference": {"path": str(folder / "reference")},
-            "reward": {"function": {"file": str(folder / "reward.py")}},
-        },
-        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
-        "rollout": {"batchSize": BATCH, "maxPromptTokens": 8, "maxResponseTokens": MAX_TOKENS},
-        "generation": {"replicas": 1, "maxBatchSize": BATCH},
-        "inference": {"replicas": 1, "incremental": "Auto"},
-        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 1e-30}},
-        "fusion": {"interStage": {"mode": "Off"}},
-    }
-    job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "incremental"}, "spec": spec}
-    manifest = folder / "job.yaml"
-    manifest.write_text(yaml.safe_dump(job))
-    return manifest
-
-
 @contextmanager
 def in_turns() -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
@@ -93,15 +58,23 @@ def in_turns() -> Iterator[None]:
         incremental.on, effects.random_key = on, random_key  # type: ignore[attr-defined]
 
 
-def run_job(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str, Any]]:
+def run(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str, Any]]:
     """Metrics of every counted iteration."""
-    manifest = write_job(folder, iterations, deterministic=deterministic)
-    run_dir, address = folder / "run", free_address()
-    os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(), pinned_workers(folder, address, ["generation", "inference"]):
-        outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
-    if outcome.phase != "Complete":
-        raise SystemExit(f"{outcome.phase}: {outcome.failure}; logs in {folder}")
+    write_policy(folder / "policy")
+    manifest = write_job(
+        folder,
+        "incremental",
+        iterations=iterations,
+        batch=BATCH,
+        max_tokens=MAX_TOKENS,
+        reference=REFERENCE,
+        deterministic=deterministic,
+        generation={"replicas": 1, "maxBatchSize": BATCH},
+        inference={"replicas": 1, "incremental": "Auto"},
+        fusion={"interStage": {"mode": "Off"}},
+    )
+    with in_turns():
+        run_dir = run_job(manifest, ["generation", "inference"])
     return read_metrics(run_dir / "metrics.jsonl")[WARM_UP:]
 
 
@@ -147,7 +120,7 @@ def main() -> int:
     arguments = parser.parse_args()
     iterations = WARM_UP + arguments.rounds * len(SETTINGS)
     with tempfile.TemporaryDirectory(prefix="rlhf-incremental-") as folder:
-        results = report(run_job(Path(folder), iterations, deterministic=arguments.deterministic))
+        results = report(run(Path(folder), iterations, deterministic=arguments.deterministic))
     results |= {"rounds": arguments.rounds, "batch": BATCH, "load": os.getloadavg()[2]}
     for name, row in results["settings"].items():
         print(
