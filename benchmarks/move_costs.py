@@ -39,14 +39,16 @@ class Moved:
 
 
 def crossover(moves: Sequence[Moved]) -> float | None:
-    """Response tokens at which both cost the same, within the lengths measured; None when that is at none of them."""
+    """Response tokens from which the cache costs less; the shortest measured length when it does at all, None when it
+    does at none."""
     kv = _line([(move.kv_tokens, move.kv_cost) for move in moves])
     bare = _line([(move.tokens, move.seconds) for move in moves])
-    if kv[0] == bare[0]:
-        return None
-    at = (kv[1] - bare[1]) / (bare[0] - kv[0])
     lengths = [move.tokens for move in moves] + [move.kv_tokens for move in moves]
-    return at if min(lengths) <= at <= max(lengths) else None
+    shortest, longest = float(min(lengths)), float(max(lengths))
+    gains = [(bare[0] - kv[0]) * at + bare[1] - kv[1] for at in (shortest, longest)]
+    if gains[1] <= 0:
+        return None
+    return shortest if gains[0] > 0 else shortest + (longest - shortest) * -gains[0] / (gains[1] - gains[0])
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -126,7 +128,7 @@ def lines(setting: dict[str, Any]) -> Iterable[str]:
     single = ", ".join("none" if one is None else f"{one:.0f}" for one in setting["crossover_tokens_by_repeat"])
     at = setting["crossover_tokens"]
     yield (
-        f"  the KV cache costs less from {'no measured length or all' if at is None else round(at)} (single repeats: "
+        f"  the KV cache costs less from {'no measured length' if at is None else f'{at:.0f} tokens'} (single repeats: "
         f"{single}); predicted {setting['predicted_crossover_tokens']}, once learned "
         f"{setting['learned_crossover_tokens']}"
     )
