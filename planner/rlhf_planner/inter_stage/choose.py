@@ -28,10 +28,12 @@ LEAST_GAIN: Final = 0.03
 """Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
 MOST_DRAWS: Final = 32
 """Batches that are drawn; of a large batch fewer, its own samples average."""
-SAMPLES_DRAWN: Final = 2048
+SAMPLES_DRAWN: Final = 4096
 """Samples of all draws together, about; at least one batch."""
 SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 """Thresholds that are tried first, as shares of the batch."""
+GLANCED: Final = 16384
+"""Samples times workers times draws that a first look at a plan is at, about; at least one draw."""
 MOST_TRIED: Final = 64
 """Samples times workers up to which every plan is tried."""
 TIE: Final = 0.005
@@ -121,7 +123,7 @@ def _words(threshold: int, pool: int, layout: Layout) -> str:
 
 
 def _search(trial: _Trial) -> None:
-    """A coarse grid on the first draw, the best pool of each threshold on all, the neighbours of the best; or all."""
+    """A coarse grid at a glance, the best pool of each threshold on all draws, the neighbours of the best; or all."""
     layout = trial.layout
     if layout.batch * layout.generation_workers <= MOST_TRIED:
         for threshold in range(1, layout.batch):
@@ -132,13 +134,13 @@ def _search(trial: _Trial) -> None:
     for threshold in thresholds:
         pools = _pools(threshold, trial, _coarse(threshold, trial))
         if pools:
-            trial.mean(threshold, min(pools, key=lambda pool: (trial.seconds(threshold, pool, 0), pool)))
+            trial.mean(threshold, min(pools, key=lambda pool: (trial.glance(threshold, pool), pool)))
     for _ in range(2):
         best = trial.best()
         if best is None:
             return
         near = sorted(set(_neighbours(best, thresholds, trial)))
-        for plan in sorted(near, key=lambda plan: (trial.seconds(plan[0], plan[1], 0), plan))[:3]:
+        for plan in sorted(near, key=lambda plan: (trial.glance(*plan), plan))[:3]:
             trial.mean(*plan)
         if trial.best() == best:
             return
@@ -197,6 +199,12 @@ class _Trial:
 
     def mean(self, threshold: int, pool: int) -> float:
         return math.fsum(self._all(threshold, pool)) / len(self._generations)
+
+    def glance(self, threshold: int, pool: int) -> float:
+        """The mean over as many draws as are quickly looked at."""
+        size = self.layout.batch * self.layout.generation_workers
+        draws = max(1, min(len(self._generations), GLANCED // size))
+        return math.fsum(self.seconds(threshold, pool, draw) for draw in range(draws)) / draws
 
     def _all(self, threshold: int, pool: int) -> list[float]:
         return [self.seconds(threshold, pool, draw) for draw in range(len(self._generations))]
