@@ -16,7 +16,6 @@ and of the work of decoding and scoring), and the share of control and transfer.
 """
 
 import argparse
-import asyncio
 import itertools
 import json
 import math
@@ -34,11 +33,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.long_tail_job import SCENARIOS, write_job
-from benchmarks.pinned_workers import pinned_workers
-from tests.coordinated import free_address
+from benchmarks.pinned_job import run_job
 
-from rlhf_api.names import Env
-from rlhf_operator.coordinator import __main__ as coordinator
 from rlhf_operator.coordinator.fusion import fusing, learning
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.loop import effects
@@ -150,14 +146,10 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
 
 def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
     """Runs the job; its run folder."""
-    what, run_dir, address = SCENARIOS[scenario], folder / "run", free_address()
-    manifest, groups = write_job(folder, what, turns.iterations), ["generation"] * what.workers
-    os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
-    with in_turns(turns, seconds), pinned_workers(folder, address, groups, what.pace):
-        outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
-    if outcome.failure is not None:
-        raise SystemExit(f"scenario {scenario}: {outcome.phase}: {outcome.failure}; logs in {folder}")
-    return run_dir
+    what = SCENARIOS[scenario]
+    manifest = write_job(folder, what, turns.iterations)
+    with in_turns(turns, seconds):
+        return run_job(manifest, ["generation"] * what.workers, pace=what.pace)
 
 
 def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:

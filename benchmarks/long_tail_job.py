@@ -1,12 +1,10 @@
 """The jobs of the long tail's benchmark: their workers, their models, and what each is to show."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-from benchmarks.long_tail_policy import PROMPT, write_policy, write_scorer
+from benchmarks import pinned_job
+from benchmarks.long_tail_policy import write_policy
 from benchmarks.paced_worker import Pace
 
 MAX_TOKENS, ROWS = 1024, 48
@@ -52,26 +50,14 @@ SCENARIOS = {
 def write_job(folder: Path, scenario: Scenario, iterations: int) -> Path:
     """Models, prompts, reward and the resolved manifest."""
     write_policy(folder / "policy", scenario.layers)
-    write_scorer(folder / "reference", **scenario.scorer)
-    (folder / "prompts.jsonl").write_text((json.dumps({"prompt": PROMPT}) + "\n") * scenario.batch)
-    (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
-    spec: dict[str, Any] = {
-        "algorithm": {"grpo": {"miniBatchSize": scenario.batch, "groupSize": 2}},
-        "iterations": iterations,
-        "seed": 11,
-        "models": {
-            "actor": {"path": str(folder / "policy")},
-            "reference": {"path": str(folder / "reference")},
-            "reward": {"function": {"file": str(folder / "reward.py")}},
-        },
-        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
-        "rollout": {"batchSize": scenario.batch, "maxPromptTokens": 8, "maxResponseTokens": MAX_TOKENS},
-        "generation": {"replicas": scenario.workers, "maxBatchSize": ROWS},
-        "inference": {"replicas": 0, "incremental": "Off"},
-        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 1e-30}},
-        "fusion": {"interStage": {"mode": "Auto", "balance": "Off"}},
-    }
-    job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "long-tail"}, "spec": spec}
-    manifest = folder / "job.yaml"
-    manifest.write_text(yaml.safe_dump(job))
-    return manifest
+    return pinned_job.write_job(
+        folder,
+        "long-tail",
+        iterations=iterations,
+        batch=scenario.batch,
+        max_tokens=MAX_TOKENS,
+        reference=scenario.scorer,
+        generation={"replicas": scenario.workers, "maxBatchSize": ROWS},
+        inference={"replicas": 0, "incremental": "Off"},
+        fusion={"interStage": {"mode": "Auto", "balance": "Off"}},
+    )
