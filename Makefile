@@ -5,6 +5,8 @@ ALGORITHM ?= ppo
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart-$(ALGORITHM)
+# Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test unit integration cluster-tests lint env stubs crd format clean
 

@@ -183,4 +183,5 @@ def test_layouts_differ_where_a_cache_could_not_be_read(make_engine: MakeEngine)
     assert make_engine().moves.layout == make_engine().moves.layout
     torch.set_num_threads(2)
     assert make_engine(deterministic=True).moves.layout != engines[1].moves.layout
+    torch.set_num_threads(1)
     assert make_engine().moves.bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, float32

@@ -77,7 +77,7 @@ def test_withdrawn_and_resumed_elsewhere_equals_undisturbed(
 @pytest.mark.parametrize("threads", [1, 2])
 def test_deterministic_bits_hold_with_so_many_threads(threads: int, make_engine: MakeEngine) -> None:
     torch.set_num_threads(threads)
-    samples = requests(18, longest=48, response=16)
+    samples = requests(18, longest=48, response=16 if threads == 1 else 4)  # threads that wait for a busy core are dear
     whole = finish(make_engine(deterministic=True, slots=18), samples)
     moved = interrupted(samples, lambda: make_engine(deterministic=True, slots=10), random.Random(threads))
     assert all(same_bits(moved[number], whole[number]) for number in whole)
