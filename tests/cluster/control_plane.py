@@ -20,7 +20,7 @@ from .slots import Slot
 from .toolchain import binary
 
 ETCD_CLIENT, ETCD_PEER, API_PORT = 0, 1, 2  # ports of the slot, by index
-START_TIMEOUT = 60.0  # seconds to /readyz; 3 on an idle machine, many times that beside a compiler
+START_TIMEOUT = 240.0  # seconds to /readyz; 3 on an idle machine, many times that beside a compiler
 
 
 class ControlPlane:

@@ -19,7 +19,7 @@ from .operator_process import OperatorProcess
 from .processes import wait_until
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 60.0  # seconds for anything here; most take two on an idle machine
+TIMEOUT = 240.0  # seconds for anything here; most take two on an idle machine
 LABEL = "rlhf.dev/job-name"
 ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 

@@ -23,7 +23,7 @@ from .settings import Settings
 from .slots import Slot
 from .toolchain import binary
 
-START_TIMEOUT = 60.0  # seconds for containerd's socket and for Ready; 10 together on an idle machine
+START_TIMEOUT = 240.0  # seconds for containerd's socket and for Ready; 10 together on an idle machine
 
 # What a kubelet writes to the kernel when it finds another value.
 # It finds these, in files bound over the real ones, and writes nothing.

@@ -23,7 +23,7 @@ from rlhf_operator.local.ports import free_ports
 from .cluster import Cluster
 from .processes import tail, wait_until
 
-START_TIMEOUT = 60.0  # seconds until it leads; three on an idle machine
+START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
 STOP_TIMEOUT = 30.0
 
 

@@ -12,7 +12,7 @@ from . import images
 from .cluster import Cluster, ClusterError
 from .processes import wait_until
 
-POD_TIMEOUT = 60.0  # seconds for a small pod to start or end; 3 on an idle machine
+POD_TIMEOUT = 240.0  # seconds for a small pod to start or end; 3 on an idle machine
 
 
 def pod(name: str, command: Sequence[str], *, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from .processes import wait_until
 pytestmark = pytest.mark.slow
 
 ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
-PATIENCE = 60.0  # seconds for what takes one or two on an idle machine
+PATIENCE = 240.0  # seconds for what takes one or two on an idle machine
 DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
 NOT_ASKED_HERE = {
     ("rlhf.dev", "rlhfjobs", "delete"),  # a job whose time to live is over

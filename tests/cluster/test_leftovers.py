@@ -24,7 +24,7 @@ from .slots import Addresses, State, boot_id, lock_path, try_lock
 pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
 
-CRASH_TIMEOUT = 15.0  # seconds for the processes of a killed owner to end
+CRASH_TIMEOUT = 120.0  # seconds for the processes of a killed owner to end
 OWNER = """
 import json, sys, time
 from cluster import Cluster, images, pods

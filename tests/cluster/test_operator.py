@@ -29,7 +29,7 @@ def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
     seen.until("the status", lambda: len(seen.job().get("status", {}).get("conditions", [])) == 8)
     assert seen.condition("Planned")["status"] == "True"
     assert seen.condition("Running")["reason"] == "Starting"
-    assert "Starting" in seen.events()
+    seen.until("Starting", lambda: "Starting" in seen.events())
     children = cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"]
     uid = seen.job()["metadata"]["uid"]
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children} == {uid}

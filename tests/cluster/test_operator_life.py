@@ -72,7 +72,8 @@ def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
     seen.until_pods(*ALL)
     assert epochs(seen) == {"coordinator": {"1"}, "generation": {"1"}, "inference": {"1"}, "training": {"2"}}
     assert seen.restarts() == (1, 1)
-    assert {"GroupRestart", "JobRestart", "FailureIgnored"} <= set(seen.events())
+    said = {"GroupRestart", "JobRestart", "FailureIgnored"}
+    seen.until(f"events {said}", lambda: said <= set(seen.events()))
     seen.report("inference-0", ended(5, message="no seat is left \U0001f3d6\x7f"))
     seen.until("Failed", lambda: seen.condition("Failed").get("reason") == "FailurePolicy")
     assert (
@@ -108,7 +109,7 @@ def test_a_changed_template_is_rolled_without_a_restart_being_counted(
     seen.until_pods(*ALL)
     assert {name for name, uid in seen.uids().items() if uid != old[name]} == {"coordinator"}
     assert seen.restarts() == (0, 0)
-    assert "RollingUpdate" in seen.events()
+    seen.until("RollingUpdate", lambda: "RollingUpdate" in seen.events())
 
 
 def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
@@ -119,7 +120,7 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     seen.until_pods(*ALL)
     seen.until("the finalizer", lambda: seen.job()["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"])
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
-    assert "Checkpointing" in seen.events()
+    seen.until("Checkpointing", lambda: "Checkpointing" in seen.events())
     seen.until("no pods", lambda: not seen.pods())
 
     # A coordinator whose node does not answer.
@@ -128,7 +129,7 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     hang = '--patch={"metadata":{"finalizers":["example.org/hangs"]}}'
     cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", hang)
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
-    assert "CheckpointMissed" in seen.events()
+    seen.until("CheckpointMissed", lambda: "CheckpointMissed" in seen.events())
     let_go = '--patch={"metadata":{"finalizers":null}}'
     cluster.kubectl("patch", "pod", "job-coordinator", seen.where, "--type=merge", let_go)
 

@@ -56,7 +56,7 @@ def url() -> Iterator[str]:
 
 
 async def reward(url: str, status: int, body: Any) -> float | None:
-    source = EndpointReward(RewardEndpoint(url=url), timeout_seconds=0.5)
+    source = EndpointReward(RewardEndpoint(url=url), timeout_seconds=60.0 if status else 0.5)
     await source.start()
     try:
         return await source.score(sample(json.dumps([status, body])))

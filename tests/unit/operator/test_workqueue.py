@@ -27,7 +27,8 @@ async def running(
 
 
 async def settle(queue: WorkQueue) -> None:
-    for _ in range(2000):
+    deadline = asyncio.get_running_loop().time() + 60
+    while asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.001)
         now = queue.snapshot()
         if now.depth == now.active == 0:
@@ -130,16 +131,20 @@ async def test_failures_are_tried_again_later_each_time_and_forgotten_after_a_su
 
 async def test_the_result_of_work_plans_the_next_look_and_the_sooner_of_two_wins() -> None:
     served: list[float] = []
+    again = asyncio.Event()
     start = asyncio.get_running_loop().time()
 
     async def work(key: str) -> float | None:
         served.append(asyncio.get_running_loop().time() - start)
+        if len(served) == 2:
+            again.set()
         return 0.03 if len(served) == 1 else None
 
     async with running(work) as queue:
         queue.add("a")
         queue.add_after("a", 30)
-        await asyncio.sleep(0.15)
+        await asyncio.wait_for(again.wait(), 20)  # well before the later of the two
+        await settle(queue)
         snapshot = queue.snapshot()
     assert len(served) == 2
     assert served[1] >= 0.029
@@ -187,7 +192,7 @@ async def test_a_queue_that_is_woken_and_cancelled_at_one_moment_ends() -> None:
         queue.add("now")
         await asyncio.sleep(0)
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=1)
+        done, _ = await asyncio.wait({task}, timeout=60)
         assert done, "cancelled, and still running"
 
 
