@@ -15,6 +15,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group
+from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -112,6 +113,8 @@ async def test_auto_measures_once_and_plans_every_iteration(jobs: list[Coordinat
     assert [workers[f"generation-{index}"].measures for index in range(4)] == measured, "costs are written down"
     assert run.world.fusion.lengths.samples > 2 * 32, "and lengths remembered, of the segments that are kept"
     assert workers["training-0"].weights == expected_weights(coordinated.job)
+    written = json.loads((run.journal.folder / "job.json").read_text())[JOB_KEY]["costs"]
+    assert StageCosts.from_document(written) == run.world.fusion.costs, "and what was learned since"
     told = lines(tmp_path)
     assert any(line["fusion/threshold"] > 0 for line in told)
     assert all(line["fusion/predicted_seconds"] <= line["fusion/predicted_off_seconds"] for line in told[1:])

@@ -2,7 +2,8 @@
 
 Rule: an iteration is learned from as soon as all of it is scored, so that the next one is planned while training runs.
 Costs follow the work that was done (so many steps of so many rows), never a simulation of it: what was simulated
-wrongly would be learned as a cost. When the process dies the lengths are read again from the segments that are kept.
+wrongly would be learned as a cost. When the process dies the lengths are read again from the segments that are kept,
+and the costs from the journal's facts.
 """
 
 import logging
@@ -19,7 +20,7 @@ from rlhf_operator.coordinator.world.fusion_state import Worked
 from rlhf_operator.coordinator.world.sample import ITEM_BYTES
 from rlhf_operator.coordinator.world.worker import Pending
 from rlhf_operator.coordinator.world.world import Plan
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.costs import JOB_KEY, Observed, StageCosts
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
@@ -108,6 +109,7 @@ def learn(run: Run) -> None:
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
         metrics["fusion/beside_ratio"] = state.costs.beside
         state.costs = state.costs.refined([*state.observed, *_beside_scoring(state.decoded, state.scored)])
+        run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": state.costs.document()}})
 
 
 # ---------------------------------------------------------------- what was seen
