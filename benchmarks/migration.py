@@ -40,7 +40,8 @@ from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.coordinator.fusion import learning
 from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed, refined
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_workers.device import device_name
 
@@ -224,7 +225,7 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
                 moves.append(await both(workers, setting, repeat, tokens, longest, seen, costs.kv_bytes_per_token))
                 workers.reverse()
             await asyncio.sleep(QUIET_SECONDS)  # the last spans are on their way
-            learned = learned.refined([*seen, *workers[0].observed(), *workers[1].observed()])
+            learned = refined(learned, [*seen, *workers[0].observed(), *workers[1].observed()])
     return {"name": setting.name, "deterministic": setting.deterministic} | summary(moves, costs, learned, PROMPT)
 
 

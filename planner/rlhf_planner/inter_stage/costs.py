@@ -1,8 +1,8 @@
 """What decoding, prefilling, scoring and moving samples costs on the workers of a job.
 
-Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. Observations replace the
-shape of decode steps (`steps_seen`), of which there are thousands; other kinds of work they correct by a ratio, the
-median of the last few iterations' own. Must never answer a negative time.
+Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. What was observed
+(`corrections`) replaces the shape of decode steps, of which there are thousands; other kinds of work it corrects by a
+ratio. Must never answer a negative time.
 All times are in seconds, all sizes in bytes.
 """
 
@@ -13,13 +13,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
-from rlhf_planner.inter_stage.steps_seen import LEAST_RATIO, MOST_RATIO, Decoded, Refitted, SeenStep, grouped, refitted
+from rlhf_planner.inter_stage.steps_seen import Refitted, SeenStep, refitted
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
@@ -31,8 +31,6 @@ JOB_KEY: Final = "interStage"
 """Key of the journal's job.json under which a job keeps {"costs": StageCosts.document()}."""
 NEAR_FLAT: Final = 1.25
 """A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
-OBSERVATIONS: Final = 5
-"""Iterations whose ratios count: a wrong profile is gone after one, and of five two may be anything."""
 SCORE_BATCH: Final = 16
 """Samples that a worker scores at a time, unless it is told otherwise: the chunk of a Score command."""
 
@@ -46,23 +44,6 @@ LAST_TOKENS: Final = 16
 """Positions of the cache that are sent while nobody decodes the sample, about."""
 MOVES_AT_ONCE: Final = 4
 """Samples that a worker sends side by side: they wait for the same boundaries."""
-
-
-class Observed(NamedTuple):
-    """Real work: `passes` over `batch` samples of `tokens` tokens each took `seconds` in all; for a share
-    `beside` of them another generation worker scored.
-
-    decode: passes are steps, tokens are keys; rebuild: prefills of samples that are resumed or, where these are decoded
-    again, steps over batches with some of them; transfer, pause: passes are samples that moved with their caches;
-    command: passes are commands, whatever they are about.
-    """
-
-    kind: Kind
-    passes: float
-    batch: float
-    tokens: float
-    seconds: float
-    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -262,45 +243,6 @@ class StageCosts:
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
         return max(1, int(self.kv_room_bytes // (self.kv_bytes_per_token * max(1, longest))))
-
-    # ---------------------------------------------------------------- corrections
-
-    def refined(self, observed: Iterable[Observed]) -> StageCosts:
-        """These costs after one more iteration's work; kinds of which nothing was seen stay as they are."""
-        fitted, seconds = dataclasses.replace(self, ratios={}, steps=()), dict[Kind, tuple[float, float]]()
-        known = list(observed)
-        spans = (Decoded(*one[1:]) for one in known if one.kind == "decode")
-        newest = grouped(spans, self.decode)
-        steps = (*self.steps, newest)[-OBSERVATIONS:] if newest else self.steps
-        for one in known:
-            if one.kind == "decode":
-                continue
-            forecast, measured = seconds.get(one.kind, (0.0, 0.0))
-            seconds[one.kind] = (forecast + fitted._forecast(one), measured + one.seconds)
-        ratios = dict(self.ratios)
-        for kind, (forecast, measured) in seconds.items():
-            if forecast > 0 and measured > 0:
-                ratio = min(MOST_RATIO, max(LEAST_RATIO, measured / forecast))
-                ratios[kind] = (*ratios.get(kind, ()), ratio)[-OBSERVATIONS:]
-        return dataclasses.replace(self, ratios=ratios, steps=steps)
-
-    def _forecast(self, work: Observed) -> float:
-        """Seconds of this work, which is not decoding, by these costs."""
-        match work.kind:
-            case "rebuild":
-                if self.replays:
-                    return work.passes * self.decode_seconds(max(1, round(work.batch)), work.tokens)
-                return work.passes * self.prefill.seconds(work.batch, work.tokens)
-            case "command":
-                return work.passes * self.told_seconds
-            case "pause":
-                return work.passes * self.pause_seconds
-            case "score":
-                setup, a_sample, a_token = self.score_parts
-                return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))
-            case _:  # a transfer
-                waits = -(-work.passes // MOVES_AT_ONCE)
-                return work.passes * work.tokens * self.link_seconds + waits * self.move_seconds
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:

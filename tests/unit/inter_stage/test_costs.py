@@ -11,7 +11,8 @@ import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.costs import Kind, Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed, refined
+from rlhf_planner.inter_stage.costs import Kind, StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime, Work
 
 
@@ -83,17 +84,17 @@ def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing(
     )
     half_as_long = [Observed("decode", 10, 4, 1, 20.0), Observed("decode", 10, 1, 1, 5.0)]
     passes = [Observed("score", 1 / 2, 4, 100, 6.0), Observed("score", 1 / 2, 4, 100, 3.0)]  # one of each task
-    costs = costs.refined([*half_as_long, *passes])
+    costs = refined(costs, [*half_as_long, *passes])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
     assert costs.score_seconds(4, 100) == pytest.approx(9.0)
     for _ in range(4):
-        costs = costs.refined(half_as_long)
+        costs = refined(costs, half_as_long)
     for _ in range(2):
-        costs = costs.refined([Observed("decode", 10, 1, 1, 1e9), Observed("score", 1 / 2, 4, 100, 1e9)])
+        costs = refined(costs, [Observed("decode", 10, 1, 1, 1e9), Observed("score", 1 / 2, 4, 100, 1e9)])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
     assert len(costs.ratios["score"]) == 3
     for _ in range(5):
-        costs = costs.refined([Observed("decode", 10, 1, 1, 1e9)])
+        costs = refined(costs, [Observed("decode", 10, 1, 1, 1e9)])
     assert costs.decode_seconds(1, 1) == pytest.approx(10.0), "within limits"
 
 
@@ -132,8 +133,8 @@ def test_after_five_iterations_of_moves_of_either_kind_the_crossover_is_the_true
     real = dataclasses.replace(LINK, ratios={kind: (ratio,) for kind, ratio in truth.items()})
     learned, noise = LINK, np.random.default_rng(1)
     for _ in range(5):
-        learned = learned.refined(
-            [work for tokens in noise.integers(20, 900, 3) for work in watched(truth, float(tokens), noise)]
+        learned = refined(
+            learned, [work for tokens in noise.integers(20, 900, 3) for work in watched(truth, float(tokens), noise)]
         )
     true = crossover(real, share)
     assert true > 50
@@ -153,16 +154,16 @@ def test_a_sample_that_is_decoded_on_counts_by_its_pause_and_a_source_that_waits
 
 
 def test_a_move_is_not_corrected_twice_for_the_steps_that_it_waits_for() -> None:
-    slower = LINK.refined([Observed("decode", 10, 1, 100, 10 * 2 * LINK.decode_seconds(1, 100))])
+    slower = refined(LINK, [Observed("decode", 10, 1, 100, 10 * 2 * LINK.decode_seconds(1, 100))])
     assert slower.kv_seconds(100.0) == pytest.approx(LINK.kv_seconds(100.0) + 5 * 0.003)
     assert slower.pause_seconds == pytest.approx(LINK.pause_seconds + 2 * 0.003)
     moved = Observed("transfer", 1, 1, 100, 3 * LINK.kv_seconds(100.0)), Observed("pause", 1, 1, 1, 0.03)
-    assert slower.refined(moved).kv_seconds(100.0) == pytest.approx(3 * LINK.kv_seconds(100.0))
-    assert slower.refined(moved).pause_seconds == pytest.approx(0.03)
+    assert refined(slower, moved).kv_seconds(100.0) == pytest.approx(3 * LINK.kv_seconds(100.0))
+    assert refined(slower, moved).pause_seconds == pytest.approx(0.03)
 
 
 def test_commands_that_take_long_make_rebuilding_dear() -> None:
-    far = LINK.refined([Observed("command", 4, 1, 1, 4 * 0.02)])
+    far = refined(LINK, [Observed("command", 4, 1, 1, 4 * 0.02)])
     assert far.told_seconds == pytest.approx(0.02)
     assert far.rebuild_seconds(16.0, 100.0, 1) == pytest.approx(LINK.rebuild_seconds(16.0, 100.0, 1) + 0.015)
 
@@ -171,10 +172,10 @@ def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> Non
     replays = dataclasses.replace(LINK, replays=True)
     steps = 200 * replays.decode_seconds(1, 16 + 100)
     rest = replays.rebuild_seconds(16.0, 200.0, 1) - steps
-    slower = replays.refined([Observed("decode", 10, 1, 100, 10 * 2 * replays.decode_seconds(1, 100))])
+    slower = refined(replays, [Observed("decode", 10, 1, 100, 10 * 2 * replays.decode_seconds(1, 100))])
     twice = slower.rebuild_seconds(16.0, 200.0, 1)
     assert twice == pytest.approx(2 * steps + rest + replays.decode_seconds(1, 216))  # the step that follows, too
-    seen = slower.refined([Observed("rebuild", 50, 1, 60, 50 * 3 * replays.decode_seconds(1, 60))])
+    seen = refined(slower, [Observed("rebuild", 50, 1, 60, 50 * 3 * replays.decode_seconds(1, 60))])
     assert seen.scale["rebuild"] == pytest.approx(3.0)
     assert seen.rebuild_seconds(16.0, 200.0, 1) == pytest.approx(twice + steps)
 
@@ -201,7 +202,7 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
     profile = [StepTime(b, c, wrong[b] * step_seconds(b, c) + 7e-7 * c) for b in wrong for c in (64, 512)]
     costs, generator = StageCosts.measured(decode=profile, max_batch_size=48), Random(3)
     for number in range(8):
-        costs = costs.refined(spans(generator, beside if number % 2 else 1.0))
+        costs = refined(costs, spans(generator, beside if number % 2 else 1.0))
     for batch, context in [(1, 900), (2, 500), (4, 400), (16, 150), (32, 80)]:
         assert costs.decode_seconds(batch, context) == pytest.approx(step_seconds(batch, context), rel=0.15)
     assert costs.beside == pytest.approx(beside, rel=0.1)
@@ -209,7 +210,7 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
 
 def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
     profile = [StepTime(b, c, 0.01 * b) for b in (1, 8, 32) for c in (64, 512)]
-    costs = StageCosts.measured(decode=profile, max_batch_size=32).refined([Observed("decode", 100, 8, 100, 4.0)])
+    costs = refined(StageCosts.measured(decode=profile, max_batch_size=32), [Observed("decode", 100, 8, 100, 4.0)])
     assert costs.decode_seconds(8, 100) == pytest.approx(0.04, rel=0.01)
     assert costs.decode_seconds(32, 100) == pytest.approx(0.16, rel=0.01)
     assert costs.scale["decode"] == pytest.approx(0.5)
@@ -218,7 +219,7 @@ def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
 @settings(deadline=None, max_examples=30)
 @given(make.costs(), st.integers(1, 8), st.integers(1, 100))
 def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> None:
-    costs = costs.refined([Observed("decode", 9, batch, context, 1.0, 0.7), Observed("score", 1, batch, context, 2.0)])
+    costs = refined(costs, [Observed("decode", 9, batch, context, 1.0, 0.7), Observed("score", 1, batch, context, 2.0)])
     again = StageCosts.from_document(json.loads(json.dumps(costs.document())))
     assert again == costs
     assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed, refined
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import DecodeLines, StepTime, Work
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.simulate import simulate
@@ -55,7 +56,7 @@ def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
 def test_a_tail_that_is_decoded_beside_scoring_takes_longer_for_as_long_as_that_goes_on() -> None:
     plan = Layout(2, 0, (1, 1))
     alone = [Observed("decode", 10, rows, 1, 10.0 * rows) for rows in (1, 2, 3, 4)]
-    half_as_fast = costs().refined([*alone, Observed("decode", 10, 1, 1, 20.0, beside=0.9)])
+    half_as_fast = refined(costs(), [*alone, Observed("decode", 10, 1, 1, 20.0, beside=0.9)])
     assert half_as_fast.beside == pytest.approx(2)
     # 20 s of scoring are left at 3 s: all of the tail's 7 steps take 2 s each.
     told = simulate([3, 10], plan, half_as_fast, 1, 1)

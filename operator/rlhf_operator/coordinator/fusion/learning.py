@@ -20,7 +20,8 @@ from rlhf_operator.coordinator.world.fusion_state import Worked
 from rlhf_operator.coordinator.world.sample import ITEM_BYTES
 from rlhf_operator.coordinator.world.worker import Pending
 from rlhf_operator.coordinator.world.world import Plan
-from rlhf_planner.inter_stage.costs import JOB_KEY, Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed, refined
+from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
@@ -108,7 +109,7 @@ def learn(run: Run) -> None:
         metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
         metrics["fusion/beside_ratio"] = state.costs.beside
-        state.costs = state.costs.refined([*state.observed, *_beside_scoring(state.decoded, state.scored)])
+        state.costs = refined(state.costs, [*state.observed, *_beside_scoring(state.decoded, state.scored)])
         run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": state.costs.document()}})
 
 

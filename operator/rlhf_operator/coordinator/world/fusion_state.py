@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.layout import Layout
 from rlhf_planner.inter_stage.lengths import LengthModel

@@ -17,7 +17,8 @@ from rlhf_operator.coordinator.world.sample import Response
 from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_operator.coordinator.world.world import Plan, World, plan_of
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.costs import Observed, StageCosts
+from rlhf_planner.inter_stage.corrections import Observed
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 
 BOTH = "generation+inference"
