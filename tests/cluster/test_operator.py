@@ -179,7 +179,7 @@ def test_a_second_operator_waits_and_takes_over_at_once_when_the_first_is_asked_
             operator_again.start(patience=6)
         operator_again.check()
         assert second.stop(signal.SIGTERM) == 0
-        wait_until("the first to lead again", lambda: operator_again.metric("rlhf_operator_leader") == 1, 15)
+        wait_until("the first to lead again", lambda: operator_again.metric("rlhf_operator_leader") == 1, TIMEOUT)
     finally:
         second.stop()
     cluster.apply(manifest(namespace))
