@@ -89,17 +89,22 @@ def refitted(profile: DecodeLines, iterations: Sequence[Sequence[SeenStep]]) -> 
     if not kinds:
         return Refitted(profile, 1.0, 1.0)
     level = _median(_ratio(one, profile) for one in alone or kinds)
+    lines = _fitted(profile, level, alone)
+    company = [_ratio(one, lines) for one in kinds if one.beside for _ in range(min(int(MOST_WEIGHT), one.spans))]
+    beside = _median(company) if company and alone else 1.0
+    return Refitted(lines, beside, level) if beside > 1 else Refitted(_fitted(profile, level, kinds), 1.0, level)
+
+
+def _fitted(profile: DecodeLines, level: float, kinds: Sequence[SeenStep]) -> DecodeLines:
+    """Through what was seen, and loosely through the profile at this level."""
     points = [
         StepTime(batch, int(context), level * profile.seconds(batch, context))
         for batch in profile.batches
         for context in PROFILE_CONTEXTS
     ]
-    weights = [PROFILE_WEIGHT] * len(points)
-    points += [StepTime(one.batch, round(one.context), one.seconds) for one in alone]
-    weights += [min(MOST_WEIGHT, one.spans) for one in alone]
-    lines = DecodeLines.fitted(points, weights)
-    ratios = [_ratio(one, lines) for one in kinds if one.beside for _ in range(min(int(MOST_WEIGHT), one.spans))]
-    return Refitted(lines, max(1.0, _median(ratios)) if ratios and alone else 1.0, level)
+    points += [StepTime(one.batch, round(one.context), one.seconds) for one in kinds]
+    weights = [PROFILE_WEIGHT] * (len(points) - len(kinds)) + [min(MOST_WEIGHT, one.spans) for one in kinds]
+    return DecodeLines.fitted(points, weights)
 
 
 def _kinds(profile: DecodeLines, iterations: Sequence[Sequence[SeenStep]]) -> list[SeenStep]:

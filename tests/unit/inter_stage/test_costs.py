@@ -208,6 +208,19 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
     assert costs.beside == pytest.approx(beside, rel=0.1)
 
 
+def test_steps_that_were_seen_beside_scoring_alone_count_where_company_costs_nothing() -> None:
+    """A job that always fuses decodes its tail beside scoring alone, and the profile was wrong there."""
+    profile = [StepTime(b, c, (0.02 if b < 8 else 0.01) * max(1, b / 8)) for b in (1, 4, 8, 32) for c in (64, 512)]
+    costs = StageCosts.measured(decode=profile, max_batch_size=32)
+    tail = [Observed("decode", 100, rows, 400, 100 * 0.008, beside=1.0) for rows in (1, 2, 4)]
+    costs = refined(
+        costs, [Observed("decode", 100, 32, 80, 100 * 0.04), Observed("decode", 100, 8, 80, 1.0), *tail * 3]
+    )
+    assert costs.beside == 1
+    assert costs.decode_seconds(1, 400) == pytest.approx(0.008, rel=0.1)
+    assert costs.decode_seconds(32, 80) == pytest.approx(0.04, rel=0.1)
+
+
 def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
     profile = [StepTime(b, c, 0.01 * b) for b in (1, 8, 32) for c in (64, 512)]
     costs = refined(StageCosts.measured(decode=profile, max_batch_size=32), [Observed("decode", 100, 8, 100, 4.0)])
