@@ -8,6 +8,7 @@ and the costs from the journal's facts.
 
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -109,7 +110,7 @@ def learn(run: Run) -> None:
         metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
         metrics["fusion/beside_ratio"] = state.costs.beside
-        state.costs = refined(state.costs, [*state.observed, *_beside_scoring(state.decoded, state.scored)])
+        state.costs = refined(state.costs, [*state.observed, *beside_scoring(state.decoded, state.scored)])
         run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": state.costs.document()}})
 
 
@@ -139,15 +140,24 @@ def seen(run: Run, span: pb.Span) -> None:
             state.observed.append(work)
 
 
-def _beside_scoring(decoded: Iterable[tuple[Worked, Observed]], scored: Sequence[Worked]) -> Iterator[Observed]:
-    """What was decoded, each with the share of its time in which another generation worker scored."""
+def beside_scoring(decoded: Iterable[tuple[Worked, Observed]], scored: Iterable[Worked]) -> Iterator[Observed]:
+    """What was decoded, each with the share of its time in which a generation worker scored; not itself, for a worker
+    does one thing at a time."""
+    starts, ends, before = [0], [0], [0]
+    for _, start, end in sorted(scored, key=lambda one: one.start_ns):
+        if start > ends[-1]:
+            before.append(before[-1] + ends[-1] - starts[-1])
+            starts.append(start)
+            ends.append(end)
+        ends[-1] = max(ends[-1], end)
+
+    def scoring_until(moment: int) -> int:
+        at = bisect_right(starts, moment) - 1
+        return before[at] + min(moment, ends[at]) - starts[at]
+
     for own, work in decoded:
-        others = [(max(own.start_ns, one.start_ns), min(own.end_ns, one.end_ns)) for one in scored if one[0] != own[0]]
-        covered, until = 0, own.start_ns
-        for start, end in sorted(others):
-            covered += max(0, end - max(start, until))
-            until = max(until, end)
-        yield work._replace(beside=covered / max(1, own.end_ns - own.start_ns))
+        shared = scoring_until(own.end_ns) - scoring_until(own.start_ns)
+        yield work._replace(beside=shared / max(1, own.end_ns - own.start_ns))
 
 
 def moved(run: Run, pending: Pending, samples: Sequence[pb.MigratedSample]) -> None:
