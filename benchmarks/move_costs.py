@@ -107,7 +107,7 @@ def _point(moves: Sequence[Moved], before: StageCosts, after: StageCosts, prompt
     for name, costs in (("predicted", before), ("learned", after)):
         answer |= {
             f"{name}_kv_ms": 1e3 * costs.kv_seconds(prompt + kv_tokens),
-            f"{name}_paused_ms": 1e3 * costs.pause_seconds,
+            f"{name}_paused_ms": 1e3 * costs.pause_seconds(prompt + kv_tokens),
             f"{name}_kv_cost_ms": 1e3 * costs.kv_cost(prompt + kv_tokens, SHARE),
             f"{name}_by_tokens_ms": 1e3 * costs.rebuild_seconds(prompt, tokens, 1),
         }

@@ -112,5 +112,5 @@ def _cost(sample: Unfinished, batch: int, costs: StageCosts, transfer: Transfer)
         return transfer == "KV" and bool(costs.bandwidth), costs.told_seconds
     prompt, tokens = np.array([float(sample.prompt_tokens)]), np.array([float(sample.tokens)])
     if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes others on in any case
-        return True, costs.told_seconds + costs.pause_seconds
+        return True, costs.told_seconds + costs.pause_seconds(float(prompt[0] + tokens[0]))
     return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch)

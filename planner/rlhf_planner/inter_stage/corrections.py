@@ -2,7 +2,8 @@
 
 Rule: like with like: so many steps of so many rows, passes of so many tokens, moves of so many keys; never a simulation
 of them. A ratio is of the profile itself, not of costs that are corrected already, and what counts is the median of the
-last few iterations: one hung transfer changes nothing. The formulas are in `costs`.
+last few iterations: one hung pass changes nothing. Decode steps and moves are kept as they were seen (`steps_seen`,
+`moves_seen`); their ratios are for people to look at. The formulas are in `costs`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Kind, StageCosts
+from rlhf_planner.inter_stage.moves_seen import SeenMove, sampled
 from rlhf_planner.inter_stage.steps_seen import LEAST_RATIO, MOST_RATIO, Decoded, grouped
 
 OBSERVATIONS: Final = 5
@@ -39,11 +41,19 @@ def refined(costs: StageCosts, observed: Iterable[Observed]) -> StageCosts:
     """These costs after one more iteration's work; kinds of which nothing was seen stay as they are."""
     work = list(observed)
     ratios = dict(costs.ratios)
-    for kind, ratio in _ratios(dataclasses.replace(costs, ratios={}, steps=()), work):
+    for kind, ratio in _ratios(dataclasses.replace(costs, ratios={}, steps=(), moves=()), work):
         ratios[kind] = (*ratios.get(kind, ()), ratio)[-OBSERVATIONS:]
     newest = grouped((Decoded(*one[1:]) for one in work if one.kind == "decode"), costs.decode)
     steps = (*costs.steps, newest)[-OBSERVATIONS:] if newest else costs.steps
-    return dataclasses.replace(costs, ratios=ratios, steps=steps)
+    moved = sampled(map(_move, (one for one in work if one.kind in ("transfer", "pause"))))
+    moves = (*costs.moves, moved)[-OBSERVATIONS:] if moved else costs.moves
+    return dataclasses.replace(costs, ratios=ratios, steps=steps, moves=moves)
+
+
+def _move(one: Observed) -> SeenMove:
+    paused = one.kind == "pause"
+    waits = one.passes if paused else -(-one.passes // MOVES_AT_ONCE)
+    return SeenMove(paused, waits, one.passes * one.tokens, one.seconds)
 
 
 def _ratios(profile: StageCosts, observed: Iterable[Observed]) -> Iterable[tuple[Kind, float]]:
@@ -68,7 +78,7 @@ def _forecast(profile: StageCosts, work: Observed) -> float:
         case "command":
             return work.passes * profile.told_seconds
         case "pause":
-            return work.passes * profile.pause_seconds
+            return work.passes * profile.pause_seconds(work.tokens)
         case "score":
             setup, a_sample, a_token = profile.score_parts
             return work.passes * (setup + work.batch * (a_sample + work.tokens * a_token))

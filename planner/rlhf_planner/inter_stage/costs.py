@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
+from rlhf_planner.inter_stage.moves_seen import Line, SeenMove, fitted_line
 from rlhf_planner.inter_stage.steps_seen import Refitted, SeenStep, refitted
 
 Transfer = Literal["Auto", "KV", "Tokens"]
@@ -75,9 +76,12 @@ class StageCosts:
     padded: bool = True
     """A decode step reads as many keys of every sample as the longest one has; False: of each its own."""
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """Observed over fitted seconds of the last iterations, oldest first, by kind of work; decoding has `steps`."""
+    """Observed over fitted seconds of the last iterations, oldest first, by kind of work; those of decoding follow
+    from `steps`, and moves with KV caches go by `moves`."""
     steps: tuple[tuple[SeenStep, ...], ...] = ()
     """Decode steps of the last iterations, oldest first."""
+    moves: tuple[tuple[SeenMove, ...], ...] = ()
+    """Moves with KV caches, likewise."""
 
     @classmethod
     def measured(
@@ -165,26 +169,35 @@ class StageCosts:
         not known."""
         return tokens * self.link_seconds + self.move_seconds
 
-    @cached_property
+    @property
     def link_seconds(self) -> float:
         """Sending the keys and values of one token."""
-        return self._scale("transfer") * self._sent_seconds
+        return self._moves[0].per_token
 
     @property
-    def _sent_seconds(self) -> float:
-        """Likewise, as it was assumed."""
-        return self.kv_bytes_per_token / self.bandwidth if self.bandwidth else float("inf")
-
-    @cached_property
     def move_seconds(self) -> float:
         """Of a move, beside sending: both workers act between two steps."""
-        return self._waits(self.move_steps, "transfer") + self._scale("transfer") * self.setup_seconds
+        return self._moves[0].fixed
+
+    def pause_seconds(self, tokens: Number) -> Number:
+        """Of a move of a sample of so many tokens with its KV cache: nobody decodes it."""
+        fixed, per_token = self._moves[1]
+        return tokens * per_token + fixed
 
     @cached_property
-    def pause_seconds(self) -> float:
-        """Of a move with the KV cache: nobody decodes the sample."""
-        sent = self._scale("pause") * (self.setup_seconds + LAST_TOKENS * self._sent_seconds)
-        return self._waits(min(PAUSE_STEPS, self.move_steps), "pause") + sent
+    def _moves(self) -> tuple[Line, Line]:
+        """(a whole move, its pause): as observed, else by decode steps as they are and the bandwidth assumed."""
+        if not self.bandwidth:
+            return Line(self.setup_seconds, float("inf")), Line(self.setup_seconds, 0.0)
+        step, sent = self.decode_seconds(1, 0), self.kv_bytes_per_token / self.bandwidth
+        whole = Line(self.setup_seconds + self.move_steps * step, sent)
+        steps = min(PAUSE_STEPS, self.move_steps)
+        pause = Line(self.setup_seconds + LAST_TOKENS * sent + steps * step, 0.0)
+        seen = [move for iteration in self.moves for move in iteration]
+        return (
+            fitted_line(whole, [move for move in seen if not move.paused]),
+            fitted_line(pause, [move for move in seen if move.paused]),
+        )
 
     def kv_cost(self, tokens: Number, share: float) -> Number:
         """What moving a sample of so many tokens with its KV cache costs an iteration.
@@ -192,7 +205,7 @@ class StageCosts:
         Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
         which counts by `share`: where it is to be released, it is one of so many workers that could score.
         """
-        return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds
+        return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
@@ -205,10 +218,6 @@ class StageCosts:
         base, slope = self._step(batch, self._scale("rebuild", self._scale("decode")))
         again = tokens * ((prompt + tokens / 2) * slope + base)
         return prompt * work.per_token + (work.setup + work.per_sample) + again + then
-
-    def _waits(self, steps: float, kind: Kind) -> float:
-        """So many short decode steps: as `kind` was observed, which has them in it, else as decoding was."""
-        return self._step(1, steps * self._scale(kind, self._scale("decode")))[0]
 
     def _step(self, batch: int, scale: float) -> tuple[float, float]:
         """(base, slope) of a decode step, so many times what the profile says."""
@@ -268,9 +277,11 @@ class StageCosts:
             raise ValueError(f"costs: unknown field {unknown[0]}")
         try:
             steps = tuple(tuple(SeenStep(*one) for one in iteration) for iteration in document.get("steps", ()))
+            moves = tuple(tuple(SeenMove(*one) for one in iteration) for iteration in document.get("moves", ()))
             lines = {name: tuple(values) for name, values in document["decode"].items()}
             parts = {name: Work(**document[name]) for name in ("prefill", "score")}
             ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
-            return cls(**{**document, "decode": DecodeLines(**lines), **parts, "ratios": ratios, "steps": steps})
+            seen = {"ratios": ratios, "steps": steps, "moves": moves}
+            return cls(**{**document, "decode": DecodeLines(**lines), **parts, **seen})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error

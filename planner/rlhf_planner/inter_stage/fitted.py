@@ -44,7 +44,7 @@ class Work:
         if not rows:
             return cls()
         features = np.array([[row.batch * row.tokens, row.batch, 1.0] for row in rows])
-        per_token, per_sample, setup = _non_negative(features, np.array([row.seconds for row in rows]))
+        per_token, per_sample, setup = non_negative(features, np.array([row.seconds for row in rows]))
         return cls(setup, per_sample, per_token)
 
     def seconds(self, batch: float, tokens: float) -> float:
@@ -76,7 +76,7 @@ class DecodeLines:
             raise ValueError("no decode step was measured: at least one (batch, context, seconds) is needed")
         counts = np.ones(len(rows)) if weights is None else np.array(weights, dtype=np.float64)
         features = np.array([[1.0, row.batch, row.tokens, row.batch * row.tokens] for row in rows])
-        _, _, rise, rise_a_row = _non_negative(features, np.array([row.seconds for row in rows]), counts)
+        _, _, rise, rise_a_row = non_negative(features, np.array([row.seconds for row in rows]), counts)
         batches = sorted({row.batch for row in rows})
         left: dict[int, list[tuple[float, float]]] = {batch: [] for batch in batches}
         for row, count in zip(rows, counts.tolist(), strict=True):
@@ -105,7 +105,7 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
     return rows
 
 
-def _non_negative(features: Floats, seconds: Floats, counts: Floats | None = None) -> tuple[float, ...]:
+def non_negative(features: Floats, seconds: Floats, counts: Floats | None = None) -> tuple[float, ...]:
     """Non-negative least squares by trying every subset of the (at most four) columns; errors count relative.
 
     Where data cannot tell them apart, few columns are better than many, and the first better than the last.
