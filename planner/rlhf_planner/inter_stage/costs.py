@@ -43,6 +43,8 @@ PAUSE_STEPS: Final = 2
 """Of them nobody decodes the sample: until it is placed, until it is in a step again."""
 LAST_TOKENS: Final = 16
 """Positions of the cache that are sent while nobody decodes the sample, about."""
+HANDED_OUT: Final = 0.5
+"""Handing a sample out again, in commands and their answers: nobody waits for the answer."""
 MOVES_AT_ONCE: Final = 4
 """Samples that a worker sends side by side: they wait for the same boundaries."""
 
@@ -211,7 +213,7 @@ class StageCosts:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
         work, context = self.prefill, prompt + tokens
         base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
-        then = context * slope + base + self.told_seconds
+        then = context * slope + base + (1 + HANDED_OUT) * self.told_seconds
         if not self.replays:
             scale = self._scale("rebuild")
             return context * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then

@@ -202,7 +202,7 @@ def test_a_move_is_not_corrected_twice_for_the_steps_that_it_waits_for() -> None
 def test_commands_that_take_long_make_rebuilding_dear() -> None:
     far = refined(LINK, [Observed("command", 4, 1, 1, 4 * 0.02)])
     assert far.told_seconds == pytest.approx(0.02)
-    assert far.rebuild_seconds(16.0, 100.0, 1) == pytest.approx(LINK.rebuild_seconds(16.0, 100.0, 1) + 0.015)
+    assert far.rebuild_seconds(16.0, 100.0, 1) == pytest.approx(LINK.rebuild_seconds(16.0, 100.0, 1) + 1.5 * 0.015)
 
 
 def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> None:
