@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,15 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+def left_beside(other: Cluster, before: Machine) -> dict[str, list[str]]:
+    """What is here and was not before, without the other cluster's own: its links get their IPv6 routes when the kernel
+    has looked for duplicate addresses, seconds after they are up."""
+    its = re.compile(rf"\b{Addresses(int(other.folder.name)).bridge}(n\d+)?\b")
+    left = Machine.now().left_since(before)
+    ours = {kind: [line for line in lines if not its.search(line)] for kind, lines in left.items()}
+    return {kind: lines for kind, lines in ours.items() if lines}
+
+
 @pytest.mark.alone
 @needs_root
 def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Cluster) -> None:
@@ -59,7 +69,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
         assert any("kubelet" in command for command in processes_of(folder, cgroup).values())
         rules = cluster.nodes["n1"].run(["iptables-save"])
         assert "KUBE-SERVICES" in rules
-    assert Machine.now().left_since(before) == {}
+    assert left_beside(node_cluster, before) == {}
     assert processes_of(folder, cgroup) == {}
     assert not folder.exists()
     node_cluster.check()
