@@ -43,11 +43,15 @@ def refined(costs: StageCosts, observed: Iterable[Observed]) -> StageCosts:
     ratios = dict(costs.ratios)
     for kind, ratio in _ratios(dataclasses.replace(costs, ratios={}, steps=(), moves=()), work):
         ratios[kind] = (*ratios.get(kind, ()), ratio)[-OBSERVATIONS:]
-    newest = grouped((Decoded(*one[1:]) for one in work if one.kind == "decode"), costs.decode)
+    newest = grouped((_decoded(one) for one in work if one.kind == "decode"), costs.decode)
     steps = (*costs.steps, newest)[-OBSERVATIONS:] if newest else costs.steps
     moved = sampled(map(_move, (one for one in work if one.kind in ("transfer", "pause"))))
     moves = (*costs.moves, moved)[-OBSERVATIONS:] if moved else costs.moves
     return dataclasses.replace(costs, ratios=ratios, steps=steps, moves=moves)
+
+
+def _decoded(one: Observed) -> Decoded:
+    return Decoded(one.passes, one.batch, one.tokens, one.seconds, one.beside)
 
 
 def _move(one: Observed) -> SeenMove:

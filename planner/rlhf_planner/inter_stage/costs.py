@@ -127,7 +127,7 @@ class StageCosts:
 
     @cached_property
     def _profile_tables(self) -> tuple[Floats, Floats]:
-        """Likewise, uncorrected."""
+        """(base, slope) of a decode step, by batch size, as it was profiled."""
         return self.decode.tables(self.max_batch_size)
 
     def decode_seconds(self, batch: int, context: float) -> float:

@@ -22,7 +22,7 @@ from rlhf_planner.inter_stage.layout import Forecast, Layout
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.scoring import score
 from rlhf_planner.inter_stage.spans import Outcome, spans_of
-from rlhf_planner.inter_stage.tail import Unfinished, beside_scoring, gather, unfinished
+from rlhf_planner.inter_stage.tail import Unfinished, gather, stretched, unfinished
 
 
 def simulate(
@@ -64,7 +64,7 @@ def outcome(
     tail = None if left is None else gather(generation, left, pool, transfer, costs)
     if tail is not None and costs.beside > 1:
         scorers = workers - len(tail.pool) + layout.inference_workers
-        tail = beside_scoring(tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.beside)
+        tail = stretched(tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.beside)
     finish = generation.finish if tail is None else tail.finish
     end = float(finish.max())
     released: list[float | None] = [None] * workers

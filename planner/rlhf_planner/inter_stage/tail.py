@@ -101,26 +101,23 @@ def gather(generation: Generation, left: Unfinished, pool: int, transfer: Transf
     return Tail(start, stays, finish, free, busy, transits, moved_bytes, pieces)
 
 
-def beside_scoring(tail: Tail, scoring: float, times: float) -> Tail:
+def stretched(tail: Tail, scoring: float, times: float) -> Tail:
     """The tail when decoding takes `times` as long while released workers score, for the first `scoring` seconds."""
 
+    def more(moments: float | Floats) -> Floats:
+        return np.asarray(np.minimum(np.maximum(moments - tail.start, 0.0) * (times - 1), scoring * (1 - 1 / times)))
+
     def later(moment: float) -> float:
-        return tail.start + _stretched(moment - tail.start, scoring, times)
+        return float(moment + more(moment))
 
     free, busy = list(tail.free), list(tail.busy)
     for worker in tail.pool:
         free[worker] = later(tail.free[worker])
         busy[worker] += free[worker] - tail.free[worker]
-    after = np.maximum(tail.finish - tail.start, 0.0)
-    finish = tail.finish + np.minimum(after * (times - 1), scoring * (1 - 1 / times))
     pieces = [
         piece._replace(join=later(piece.join), start=later(piece.start), end=later(piece.end)) for piece in tail.pieces
     ]
-    return tail._replace(finish=finish, free=free, busy=busy, pieces=pieces)
-
-
-def _stretched(seconds: float, scoring: float, times: float) -> float:
-    return seconds + min(max(0.0, seconds) * (times - 1), scoring * (1 - 1 / times))
+    return tail._replace(finish=tail.finish + more(tail.finish), free=free, busy=busy, pieces=pieces)
 
 
 def _decoded(generation: Generation, samples: Ints, steps: Floats) -> Ints:

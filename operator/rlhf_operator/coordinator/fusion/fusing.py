@@ -23,7 +23,7 @@ from rlhf_operator.coordinator.job.run import Run, prompts_of
 from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_operator.coordinator.world.worker import Pending, Work
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
-from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
+from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.layout import Layout
 
@@ -76,7 +76,7 @@ def take_costs(run: Run) -> None:
         give_up(run, f"what was measured makes no sense: {error}")
         return
     state.measured = True
-    run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": state.costs.document()}})
+    learning.write_down(run)
     flat = state.costs.saturation_batch
     text = (
         f"a decode step of one sample takes {1000 * state.costs.decode_seconds(1, 256):.3g} ms, of {flat} about as "

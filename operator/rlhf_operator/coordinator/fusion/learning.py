@@ -111,7 +111,12 @@ def learn(run: Run) -> None:
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in state.costs.scale.items()}
         metrics["fusion/beside_ratio"] = state.costs.beside
         state.costs = refined(state.costs, [*state.observed, *beside_scoring(state.decoded, state.scored)])
-        run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": state.costs.document()}})
+        write_down(run)
+
+
+def write_down(run: Run) -> None:
+    """The costs as they are now go into the job's facts: `recall` and `rlhf plan` read them there."""
+    run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.world.fusion.costs.document()}})
 
 
 # ---------------------------------------------------------------- what was seen
@@ -131,7 +136,8 @@ def seen(run: Run, span: pb.Span) -> None:
     mine = state.busy.setdefault(span.worker, {})
     mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
     when = Worked(span.worker, span.start_ns, span.end_ns)
-    if kind == "score" and span.worker in {worker.name for worker in run.world.fleet.of(Group.GENERATION)}:
+    worker = run.world.fleet.workers.get(span.worker)
+    if kind == "score" and worker is not None and worker.group is Group.GENERATION:
         state.scored.append(when)
     for work in (observed(run.plan, span), rebuilt(span)):
         if work is not None and work.kind == "decode":
