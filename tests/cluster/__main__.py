@@ -52,7 +52,10 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Build everything that is cached, so that no test waits for a compiler; images need root."""
+    """Build everything that is cached, so that no test waits for a compiler; images need root, and nothing is compiled
+    before all that is needed is there.
+    """
+    toolchain.require("nodes" if os.geteuid() == 0 else "binaries")
     for name in toolchain.PACKAGES:
         print(toolchain.binary(name), flush=True)
     toolchain.kwok_stages()

@@ -8,7 +8,8 @@ cluster: env
 	@cd tests && exec $(CURDIR)/$(BIN)/python -m cluster $(CLUSTER)
 
 ## Build the cluster's binaries and images into ~/.cache, so that no test waits for a compiler.
-cluster-prepare: env
+cluster-prepare: go
+	@$(READY) $(if $(filter 0,$(shell id -u)),nodes,binaries)
 	@cd tests && exec $(CURDIR)/$(BIN)/python -m cluster --prepare
 
 ## Remove what a killed run left; every start does the same.

