@@ -22,6 +22,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
+from rlhf_api.protocol import PROTOCOL
 
 
 class SimulatedWorker(SimulatedSamples, SimulatedRank):
@@ -45,6 +46,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.pace = pace or Pace()
         self.collective = collective
         self.device, self.device_memory = "cpu", 0
+        self.protocol = PROTOCOL
         self.exits: list[pb.Exit] = []
         self.refusals: list[str] = []
         self.registered = 0
@@ -178,6 +180,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             device_memory_bytes=self.device_memory,
             state=state,
             held=held,
+            protocol=self.protocol,
         )
 
     def _give_back(self) -> None:

@@ -9,6 +9,8 @@ Commands carry an id and are answered by exactly one CommandDone. All times are 
 A Session is the unit of reliability: nothing is acknowledged or sent again. When one breaks, the worker opens another,
 gives back in Register every sample it holds and says what it still is; the coordinator compares that with what it wants
 and sends what is missing (level-triggered). Only a running command (Train) goes on across sessions.
+Versions. Register and Welcome carry the version of the protocol (rlhf_api/protocol.py has the rule). Fields and messages
+are only ever added, numbers never used again. A reader ignores fields, and messages of a stream, that it does not know.
 """
 
 from collections import abc as _abc
@@ -198,6 +200,7 @@ class Register(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """names.worker_name(group, index)"""
     group: _builtins.str
@@ -213,6 +216,8 @@ class Register(_message.Message):
     device_name: _builtins.str
     device_memory_bytes: _builtins.int
     pid: _builtins.int
+    protocol: _builtins.int
+    """rlhf_api.protocol.PROTOCOL of the worker; 0: it is older than the number"""
     @_builtins.property
     def state(self) -> Global___WorkerState:
         """what a reconnecting worker still is; default for a fresh process"""
@@ -236,10 +241,11 @@ class Register(_message.Message):
         pid: _builtins.int = ...,
         state: Global___WorkerState | None = ...,
         held: _abc.Iterable[Global___SampleProgress] | None = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "protocol", b"protocol", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1118,12 +1124,15 @@ class Welcome(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     PROGRESS_SECONDS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     job: _builtins.str
     """the resolved RLHFJob as JSON (camelCase)"""
     heartbeat_seconds: _builtins.float
     progress_seconds: _builtins.float
     """time between two progress reports of a sample; grows with the number of workers"""
+    protocol: _builtins.int
+    """rlhf_api.protocol.PROTOCOL of the coordinator; 0: it is older than the number"""
     def __init__(
         self,
         *,
@@ -1131,10 +1140,11 @@ class Welcome(_message.Message):
         job: _builtins.str = ...,
         heartbeat_seconds: _builtins.float = ...,
         progress_seconds: _builtins.float = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,8 @@ Commands carry an id and are answered by exactly one CommandDone. All times are 
 A Session is the unit of reliability: nothing is acknowledged or sent again. When one breaks, the worker opens another,
 gives back in Register every sample it holds and says what it still is; the coordinator compares that with what it wants
 and sends what is missing (level-triggered). Only a running command (Train) goes on across sessions.
+Versions. Register and Welcome carry the version of the protocol (rlhf_api/protocol.py has the rule). Fields and messages
+are only ever added, numbers never used again. A reader ignores fields, and messages of a stream, that it does not know.
 """
 
 from collections import abc as _abc

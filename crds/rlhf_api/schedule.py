@@ -21,7 +21,8 @@ Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A coordinator of a newer version may say more than a worker knows.
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Action(_Table):

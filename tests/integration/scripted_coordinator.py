@@ -17,6 +17,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from rlhf_api.names import Env
+from rlhf_api.protocol import PROTOCOL
 
 PATIENCE = 180.0
 """Seconds until a test gives up waiting for a message; loading torch takes several on a busy machine."""
@@ -31,10 +32,9 @@ class ScriptedSession:
         self._outgoing = outgoing
         self._arrived = asyncio.Event()
 
-    def welcome(self, job: str, epoch: int = 1) -> None:
-        self._outgoing.put_nowait(
-            pb.CoordinatorMessage(welcome=pb.Welcome(coordinator_epoch=epoch, job=job, heartbeat_seconds=0.1))
-        )
+    def welcome(self, job: str, epoch: int = 1, protocol: int = PROTOCOL) -> None:
+        welcome = pb.Welcome(coordinator_epoch=epoch, job=job, heartbeat_seconds=0.1, protocol=protocol)
+        self._outgoing.put_nowait(pb.CoordinatorMessage(welcome=welcome))
 
     def send(self, number: int, **command: Any) -> None:
         self._outgoing.put_nowait(pb.CoordinatorMessage(command=pb.Command(id=number, **command)))

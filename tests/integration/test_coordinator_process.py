@@ -1,6 +1,7 @@
 """The coordinator as a process of its own: killed at random moments, stopped, started wrongly, out of disk."""
 
 import asyncio
+import itertools
 import json
 import random
 import signal
@@ -9,11 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.coordinated import expected_weights, prompts_of, write_files
 from tests.coordinator_process import Process
 from tests.simulated_worker import Crew, Pace, crew
 
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2 import WatchStatusRequest
+from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Env, ExitCode, Group
+from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.reconcile.last_log import last_report
 
@@ -56,6 +62,41 @@ async def test_kill_9_at_random_moments_changes_nothing(process: Process, tmp_pa
     assert summary["coordinator_starts"] == 4
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == list(range(10))
+
+
+async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(process: Process, tmp_path: Path) -> None:
+    job = write_files(tmp_path, iterations=3)
+    document = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    document["spec"] |= {"newBlock": {"mode": "Auto"}}
+    document["spec"]["generation"]["newField"] = 7
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+    process.start()
+    workers = crew(COUNTS, process.address)
+    for worker, version in zip(workers.workers, itertools.cycle((PROTOCOL - 1, PROTOCOL, PROTOCOL + 1))):
+        worker.protocol = version
+    assert await process.code() == ExitCode.OK
+    assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
+
+
+async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(
+    process: Process, tmp_path: Path
+) -> None:
+    job = write_files(tmp_path, iterations=3)
+    process.start()
+    workers = crew(COUNTS, process.address)
+    stranger = workers["training-0"]
+    stranger.protocol = PROTOCOL + 2
+    why = mismatch("training-0", PROTOCOL + 2, PROTOCOL)
+    await process.until_serving()
+    async with aio_channel(process.address, None) as channel:
+        async for status in CoordinatorStub(channel).WatchStatus(WatchStatusRequest(max_rate_hz=20)):
+            if any(f"training-0 to register: {why}" in each for each in status.waiting_for):
+                break
+    assert process.process is not None
+    assert process.process.poll() is None
+    stranger.protocol = PROTOCOL
+    assert await process.code() == ExitCode.OK
+    assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
 
 
 async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Process, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.channels import aio_channel
 from rlhf_api.names import Env
+from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
 from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
@@ -301,6 +302,45 @@ async def test_a_worker_of_another_manifest_asks_to_be_restarted(folder: Path) -
         session = await coordinator.session()
         session.welcome(job(folder, reference={"path": "/models/other"}))
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 75
+    await coordinator.stop()
+
+
+def of_a_newer_version(text: str, **more: Any) -> str:
+    """The same job as a newer coordinator writes it."""
+    document = json.loads(text)
+    document["spec"] |= {"newBlock": {"mode": "Auto"}} | more
+    document["spec"]["rollout"] = {"newField": 1}
+    return json.dumps(document)
+
+
+async def test_a_worker_works_with_the_coordinator_before_and_the_next_one(folder: Path) -> None:
+    """Each restarts under the worker, which goes on: what it does not know in the job is no other job."""
+    coordinator = ScriptedCoordinator()
+    await coordinator.listen(None)
+    async with worker_process(coordinator.address, "inference", folder / "worker.log") as process:
+        for epoch, version in enumerate((PROTOCOL - 1, PROTOCOL, PROTOCOL + 1), 1):
+            session = await coordinator.session()
+            assert session.register.protocol == PROTOCOL
+            session.welcome(of_a_newer_version(job(folder), another=epoch), epoch, version)
+            session.send(epoch, become_inference=pb.BecomeInference(tasks=["reward"]))
+            assert not (await session.done(epoch)).HasField("failure")
+            session.end()
+        assert process.returncode is None
+    await coordinator.stop()
+
+
+async def test_a_worker_of_a_distant_version_says_so_and_waits(folder: Path) -> None:
+    coordinator = ScriptedCoordinator()
+    await coordinator.listen(None)
+    log = folder / "worker.log"
+    async with worker_process(coordinator.address, "inference", log, **{Env.START_TIMEOUT: "1"}) as process:
+        session = await coordinator.session()
+        session.welcome(job(folder), protocol=PROTOCOL + 2)
+        session = await coordinator.session()  # it dials again, beyond its start time-out
+        assert mismatch("inference-0", PROTOCOL, PROTOCOL + 2) in log.read_text()
+        session.welcome(job(folder))
+        await session.first("heartbeat")
+        assert process.returncode is None
     await coordinator.stop()
 
 

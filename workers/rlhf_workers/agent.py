@@ -6,6 +6,7 @@ back and the worker registers anew; a running Train goes on. The worker knows no
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -14,12 +15,11 @@ import uuid
 from concurrent.futures import Future
 from typing import Any, Final, NoReturn
 
-from pydantic import ValidationError
-
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
+from rlhf_api.protocol import PROTOCOL, read_job
 from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
 from rlhf_workers.kv_sink import KvSink, most_arriving_bytes
@@ -27,7 +27,7 @@ from rlhf_workers.logs import flush_logs
 from rlhf_workers.metrics import serve_metrics
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
-from rlhf_workers.session import Session, SessionBrokenError
+from rlhf_workers.session import IncompatibleError, Session, SessionBrokenError
 from rlhf_workers.settings import Settings, split_address
 from rlhf_workers.weight_source import WeightSource
 
@@ -37,6 +37,8 @@ BACKOFF_SECONDS: Final = (0.1, 1.0)
 """First and longest pause between two dials: a restarted coordinator is met again within a second."""
 REPEAT_LOG_SECONDS: Final = 10.0
 """How often a waiting worker says what it waits for."""
+INCOMPATIBLE_SECONDS: Final = 10.0
+"""Between two dials of a worker whose version does not work with the coordinator's: a human has to change an image."""
 GIVE_BACK_SECONDS: Final = 1.0
 """A decode step is over by then; a compute thread that needs longer runs a command that goes on across sessions."""
 CLOSE_SECONDS: Final = 10.0
@@ -114,7 +116,13 @@ class Agent:
         since = time.monotonic()
         pause, said = BACKOFF_SECONDS[0], -REPEAT_LOG_SECONDS
         while True:
-            welcomed, reason = await self._one_session()
+            try:
+                welcomed, reason = await self._one_session()
+            except IncompatibleError as error:
+                log.error("waiting for a coordinator at %s of another version: %s", address, error)
+                await asyncio.sleep(INCOMPATIBLE_SECONDS)
+                since = time.monotonic()
+                continue
             if welcomed:
                 since, pause, said = time.monotonic(), BACKOFF_SECONDS[0], -REPEAT_LOG_SECONDS
             waited = time.monotonic() - since
@@ -128,7 +136,7 @@ class Agent:
             pause = min(2 * pause, BACKOFF_SECONDS[1])
 
     async def _one_session(self) -> tuple[bool, str]:
-        """(whether the coordinator welcomed this worker, why the session ended)."""
+        """(whether the coordinator welcomed this worker, why the session ended). Raises IncompatibleError."""
         welcomed = False
 
         def on_welcome(welcome: pb.Welcome) -> None:
@@ -141,6 +149,8 @@ class Agent:
             try:
                 session = Session(channel, self._outbox, self._wake, self._heartbeat)
                 await session.run(self._register(), on_welcome, self._command)
+            except IncompatibleError:
+                raise
             except SessionBrokenError as error:
                 reason = str(error)
         if welcomed:
@@ -150,8 +160,8 @@ class Agent:
     def _meet(self, welcome: pb.Welcome) -> None:
         log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
         try:
-            job = RLHFJob.model_validate_json(welcome.job)
-        except ValidationError as error:
+            job = read_job(json.loads(welcome.job))
+        except ValueError as error:
             self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
         if self._job is None:
             self._job = job
@@ -195,6 +205,7 @@ class Agent:
             pid=os.getpid(),
             state=state,
             held=self._held.result() if self._held.done() else [],
+            protocol=PROTOCOL,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:

@@ -12,6 +12,7 @@ import grpc
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_api.protocol import mismatch
 from rlhf_workers.outbox import SessionOutbox
 
 WELCOME_SECONDS: Final = 30.0
@@ -22,6 +23,10 @@ BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 class SessionBrokenError(Exception):
     """Why the session ended, for the log."""
+
+
+class IncompatibleError(SessionBrokenError):
+    """The coordinator is of a version that does not work with this one; another start would change nothing."""
 
 
 class Session:
@@ -51,6 +56,8 @@ class Session:
         try:
             await call.write(pb.WorkerMessage(register=register))
             welcome = await self._welcome(call)
+            if problem := mismatch(register.worker, register.protocol, welcome.protocol):
+                raise IncompatibleError(problem)
             on_welcome(welcome)
             tasks = [
                 asyncio.create_task(self._read(call, on_command)),
@@ -65,7 +72,7 @@ class Session:
             # The reader knows the status of the call; a writer that fails first only knows that it is over.
             raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
         except BROKEN as error:
-            raise SessionBrokenError(await _reason(call, error)) from error
+            raise await _broken(call, error) from error
         finally:
             call.cancel()
 
@@ -76,7 +83,7 @@ class Session:
         except TimeoutError:
             raise SessionBrokenError(f"no welcome within {WELCOME_SECONDS:.0f} s of registering") from None
         if message is grpc.aio.EOF:
-            raise SessionBrokenError(await _reason(call, None))
+            raise await _broken(call, None)
         if message.WhichOneof("message") != "welcome":
             raise SessionBrokenError("the coordinator's first message was not a welcome")
         return message.welcome
@@ -85,7 +92,7 @@ class Session:
         while True:
             message = await call.read()
             if message is grpc.aio.EOF:
-                raise SessionBrokenError(await _reason(call, None))
+                raise await _broken(call, None)
             if message.WhichOneof("message") == "command":
                 on_command(message.command)
 
@@ -111,11 +118,13 @@ class Session:
                     continue
 
 
-async def _reason(call: grpc.aio.StreamStreamCall, error: BaseException | None) -> str:
+async def _broken(call: grpc.aio.StreamStreamCall, error: BaseException | None) -> SessionBrokenError:
     if not call.done():
-        return f"the call broke: {error}"
+        return SessionBrokenError(f"the call broke: {error}")
     code = await call.code()
     details = await call.details()
     if code == grpc.StatusCode.OK:
-        return "the coordinator ended the call"
-    return f"{code.name.lower().replace('_', ' ')}: {details}"
+        return SessionBrokenError("the coordinator ended the call")
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return IncompatibleError(details)
+    return SessionBrokenError(f"{code.name.lower().replace('_', ' ')}: {details}")

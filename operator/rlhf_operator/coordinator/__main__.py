@@ -17,6 +17,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api import protocol
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
@@ -55,7 +56,7 @@ def environment(name: Env) -> str:
 def read_job(path: Path) -> RLHFJob:
     """The resolved job."""
     try:
-        return RLHFJob.model_validate(read(path.read_text()).data)
+        return protocol.read_job(read(path.read_text()).data)
     except (OSError, ManifestError, ValidationError) as error:
         message = f"{path} is not a valid RLHFJob: {error}"
         raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error

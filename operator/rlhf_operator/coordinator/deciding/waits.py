@@ -54,7 +54,8 @@ def _absent(world: World, worker: Worker) -> list[Wait]:
     others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
     fatal = worker.rank is not None or not others
     verb = "come back" if worker.seen else "register"
-    return [Wait(worker.name, f"{worker.name} to {verb}", worker.since, False, fatal)]
+    why = f": {worker.refused}" if worker.refused else ""
+    return [Wait(worker.name, f"{worker.name} to {verb}{why}", worker.since, False, fatal)]
 
 
 def _working(plan: Plan, world: World, worker: Worker, before: float) -> list[Wait]:

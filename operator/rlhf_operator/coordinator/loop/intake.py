@@ -113,8 +113,10 @@ class Intake:
                 prefixing.annotate(run, message.span)
                 run.accounts.turned(message.span)
                 run.recorder.span(message.span)
+            case None:
+                return  # of a kind that only newer workers know; see rlhf_api.protocol
             case other:
-                raise ValueError(f"a {other or 'empty'} message in the middle of a session")
+                raise ValueError(f"a {other} message in the middle of a session")
 
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key

@@ -19,13 +19,14 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api import control_pb2_grpc
 from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import ExitCode
+from rlhf_api.protocol import PROTOCOL
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.job.sessions import WorkerStream
 from rlhf_operator.coordinator.loop.intake import Intake
 from rlhf_operator.coordinator.service.batches import Batches
 from rlhf_operator.coordinator.service.status import job_status
-from rlhf_operator.coordinator.world.fleet import Refused
+from rlhf_operator.coordinator.world.fleet import Cause, Refused
 from rlhf_operator.coordinator.world.world import StopOrder
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,12 @@ REGISTER_SECONDS: Final = 10.0
 WORKERS_A_PROGRESS_STEP: Final = 16
 """Progress comes every quarter second up to this many workers, and more seldom in proportion beyond."""
 FASTEST_WATCH_HZ: Final = 20.0
+
+_CODES: Final = {
+    Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
+    Cause.TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    Cause.INCOMPATIBLE: grpc.StatusCode.FAILED_PRECONDITION,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,8 +63,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         number = self._run.sessions.number()
         joined = self._register(register, number)
         if isinstance(joined, Refused):
-            code = grpc.StatusCode.ALREADY_EXISTS if joined.known else grpc.StatusCode.INVALID_ARGUMENT
-            await context.abort(code, joined.reason)
+            await context.abort(_CODES[joined.cause], joined.reason)
         session = self._run.sessions.open(register.worker, number)
         reader = asyncio.create_task(self._read(session, context))
         try:
@@ -135,11 +141,11 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
     def _register(self, register: pb.Register, number: int) -> Refused | None:
         if self._run.outcome is not None:
-            return Refused(f"the job is {self._run.outcome.phase}", known=False)
+            return Refused(f"the job is {self._run.outcome.phase}")
         try:
             joined = self._intake.register(register, number)
         except ValueError as error:
-            return Refused(f"Register of {register.worker} makes no sense: {error}", known=False)
+            return Refused(f"Register of {register.worker} makes no sense: {error}")
         return joined if isinstance(joined, Refused) else None
 
     async def _read(self, session: WorkerStream, context: Context) -> None:
@@ -173,6 +179,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         return pb.Welcome(
             coordinator_epoch=self._run.coordinator_epoch,
             job=self._job,
+            protocol=PROTOCOL,
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
         )

@@ -87,9 +87,10 @@ def _identity(plan: Plan, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
+    """A name that an older version did not write down yet is no difference."""
     for name, value in new.items():
-        if old.get(name) != value:
-            message = f"{folder} was begun with {name} = {old.get(name)!r}, now it is {value!r}; use a new run folder"
+        if name in old and old[name] != value:
+            message = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}; use a new run folder"
             raise JobError("JobChanged", message, field=name, exit_code=ExitCode.USAGE)
 
 

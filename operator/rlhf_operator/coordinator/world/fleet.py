@@ -9,12 +9,14 @@ When the process dies nothing of this is kept: workers register again and say wh
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
+from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
 from rlhf_operator.coordinator.world.worker import LOADS, Pending, Work, Worker
 
@@ -37,13 +39,23 @@ class Joined:
     """Another process than before: it has nothing of what the old one held."""
 
 
+class Cause(Enum):
+    """Why a registration is refused, as far as the worker acts on it."""
+
+    UNKNOWN = "unknown"
+    """It is none of the job, or what it says makes no sense."""
+    TAKEN = "taken"
+    """The name is wanted, but somebody else has it."""
+    INCOMPATIBLE = "incompatible"
+    """Its version does not work with ours."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A registration was refused, and why."""
 
     reason: str
-    known: bool
-    """The name is wanted, but somebody else has it."""
+    cause: Cause = Cause.UNKNOWN
 
 
 class Fleet:
@@ -115,12 +127,15 @@ class Fleet:
             or (message.group, message.index) != (worker.group.value, worker.index)
         ):
             names = ", ".join(each.name for each in self)
-            return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}", known=False)
+            return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}")
         same = worker.incarnation == message.incarnation
+        worker.refused = mismatch(message.worker, message.protocol, PROTOCOL)
+        if worker.refused:
+            return Refused(worker.refused, Cause.INCOMPATIBLE)
         if not message.incarnation:
-            return Refused(f"worker {message.worker} registered without an incarnation", known=False)
+            return Refused(f"worker {message.worker} registered without an incarnation")
         if worker.session and not same and not worker.leaving and now - worker.heard < MISSED_BEATS * self.heartbeat:
-            return Refused(f"worker {message.worker} is already connected from another live process", known=True)
+            return Refused(f"worker {message.worker} is already connected from another live process", Cause.TAKEN)
         restarted = worker.seen and not same
         worker.restarts += restarted
         self._open(worker, message, session, now, keep=worker.trained if same else None)

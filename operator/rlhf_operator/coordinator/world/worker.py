@@ -90,6 +90,8 @@ class Worker:
     """It was told to exit."""
     awake: bool = False
     """Generation workers: its scoring models may be in device memory, since it was given something to score."""
+    refused: str = ""
+    """Why the last process under its name was not let in: its version does not work with ours."""
     incarnation: str = ""
     address: str = ""
     rendezvous: str = ""

@@ -12,7 +12,7 @@ from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator.deciding.schedule import schedule_json
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.storage.batch import packed, spans_of
-from rlhf_operator.coordinator.storage.journal import Journal
+from rlhf_operator.coordinator.storage.journal import Journal, frame
 from rlhf_operator.coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_operator.coordinator.storage.restore import Restored, restore
 from rlhf_operator.coordinator.world.world import Plan, plan_of
@@ -116,3 +116,18 @@ def test_another_job_or_other_prompts_never_continue_a_journal(tmp_path: Path) -
         begin(tmp_path, seed=6)
     # More iterations are no other job.
     assert begin(tmp_path, training={"parallelism": {"pipeline": 1}, "microBatchSize": 4}).coordinator_epoch == 2
+
+
+def test_the_journals_of_the_versions_before_and_after_are_continued(tmp_path: Path) -> None:
+    begin(tmp_path)
+    segment(tmp_path, 0, upto="half")
+    journal = Journal(tmp_path / "journal")
+    facts = journal.job()
+    del facts["identity"]["spec.seed"]  # the version before did not write it down
+    facts["identity"]["spec.next"] = facts["next"] = 1  # the next one writes this down
+    journal.write_job(facts)
+    with journal.path(0).open("ab") as file:
+        file.write(frame(Record.FromString(b"\x9a\x06\x01x")))  # field 99: a kind of record that the next version has
+    again = begin(tmp_path)
+    assert again.ledger.counts()["scored"] == 3
+    assert journal.job()["next"] == 1, "what the next version wrote is there when it comes back"

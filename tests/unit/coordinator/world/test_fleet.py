@@ -6,7 +6,8 @@ import pytest
 from tests.coordinated import make_job
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.coordinator.world.fleet import GRACE_SECONDS, Fleet, Joined, Refused
+from rlhf_api.protocol import PROTOCOL, mismatch
+from rlhf_operator.coordinator.world.fleet import GRACE_SECONDS, Cause, Fleet, Joined, Refused
 
 
 @pytest.fixture
@@ -69,3 +70,19 @@ def test_rates_follow_from_heartbeats(fleet: Fleet) -> None:
     fleet.beat("generation-1", pb.Heartbeat(tokens=100, busy_seconds=1.0), 1.0)
     fleet.beat("generation-1", pb.Heartbeat(tokens=300, busy_seconds=1.5), 2.0)
     assert fleet.workers["generation-1"].rates == (200.0, 0.5)
+
+
+def test_neighbouring_versions_join_and_others_are_told_why(tmp_path: Path) -> None:
+    def joining(version: int) -> tuple[Fleet, Joined | Refused]:
+        fleet = Fleet(make_job(tmp_path).spec, 0.0)
+        message = pb.Register(worker="generation-1", group="generation", index=1, incarnation="x", protocol=version)
+        return fleet, fleet.register(message, 1, 0.0)
+
+    assert all(isinstance(joining(version)[1], Joined) for version in (PROTOCOL - 1, PROTOCOL, PROTOCOL + 1))
+    version = PROTOCOL + 2
+    fleet, answer = joining(version)
+    assert isinstance(answer, Refused)
+    assert answer.cause is Cause.INCOMPATIBLE
+    assert answer.reason == mismatch("generation-1", version, PROTOCOL) == fleet.workers["generation-1"].refused
+    register(fleet, "y", 2, 1.0)
+    assert not fleet.workers["generation-1"].refused, "a process of the right image took its place"
