@@ -1,6 +1,6 @@
 """How large the models of a job are, from config.json and safetensors headers alone.
 
-Rule: nothing is loaded; a model that is not on this disk (a hub id) is unknown, not zero.
+Rule: nothing is loaded; a model that is not on this disk (a hub id that is not in the cache) is unknown, not zero.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_operator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize
 
 _MAX_HEADER: Final = 100 * 1024 * 1024
@@ -22,7 +23,8 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
     sources = {role: getattr(models, role) for role in ("actor", "critic", "reference")} | {
         "reward": models.reward.model
     }
-    return {role: read_size(Path(source.path)) for role, source in sources.items() if source is not None}
+    folders = {role: local_folder(source.path) for role, source in sources.items() if source is not None}
+    return {role: read_size(folder) if folder is not None else None for role, folder in folders.items()}
 
 
 def read_size(folder: Path) -> ModelSize | None:

@@ -68,7 +68,7 @@ def read_prompt_set(plan: Plan, journal: Journal, digest: str) -> PromptSet:
     each = samples_per_prompt(spec)
     prompts = tokenized_before(journal, digest)
     if prompts is None:
-        tokenizer = load_tokenizer(spec.models.actor.path)
+        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
         prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
         keep_tokenized(journal, digest, prompts)
     return PromptSet(

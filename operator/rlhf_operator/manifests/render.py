@@ -35,6 +35,10 @@ _LIVE: Final[Mapping[str, Any]] = {
 """Fields that may change in a live job and are read by its processes when they start; sizes are told while they run."""
 
 
+_HUB: Final = "HF_"
+"""Variables of the model hub's library: where its cache is (HF_HOME), and how to reach it (HF_ENDPOINT, HF_TOKEN)."""
+
+
 @dataclass(frozen=True)
 class Images:
     """Container images; a template's image for container `worker` wins for worker pods."""
@@ -112,8 +116,8 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
 def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
     """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what pods with ranks mount.
 
-    Of their template it takes volumes, our container's mounts, pull secrets and the pod's security context; its own
-    template adds to that.
+    Of their template it takes volumes, our container's mounts and variables of the model hub, pull secrets and the
+    pod's security context; its own template adds to that.
     """
     template, unused = rank_template(job), job.spec.training.template
     if template is not unused and _said(unused):
@@ -122,8 +126,10 @@ def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
     spec = template.get("spec") or {}
     shared = {key: spec[key] for key in ("volumes", "imagePullSecrets", "securityContext") if key in spec}
     for container in spec.get("containers") or []:
-        if container.get("name") == "worker" and container.get("volumeMounts"):
-            shared["containers"] = [{"name": "worker", "volumeMounts": container["volumeMounts"]}]
+        if container.get("name") == "worker":
+            hub = [each for each in container.get("env") or [] if str(each.get("name", "")).startswith(_HUB)]
+            taken = {"volumeMounts": container.get("volumeMounts"), "env": hub}
+            shared["containers"] = [{"name": "worker", **{key: value for key, value in taken.items() if value}}]
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
     mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, f"spec.{job.spec.rank_group}.template")
     merged = merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template")

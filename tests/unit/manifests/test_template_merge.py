@@ -188,6 +188,19 @@ def test_the_coordinator_mounts_what_training_pods_mount_but_not_their_sidecars(
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
 
 
+def test_the_coordinator_finds_hub_models_where_the_ranks_find_them() -> None:
+    env = [
+        {"name": "HF_HOME", "value": "/hub"},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+    ]
+    made = pods(job_with(worker(env=env), "training"))["merged-coordinator"]
+    found = {each["name"]: each for each in made["spec"]["containers"][0]["env"]}
+    assert found["HF_HOME"] == env[0]
+    assert found["HF_TOKEN"] == env[1]
+    assert "NCCL_DEBUG" not in found
+
+
 def test_groups_of_the_graph_and_their_names() -> None:
     assert list(pods(job_with({}))) == [
         "merged-coordinator",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,6 +32,7 @@ from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.measuring import measure
 from rlhf_workers.training.peers import PeerLostError, Peers, TorchPeers
 from rlhf_workers.training.rendezvous import join_group, leave_group
+from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
 from rlhf_workers.training.stages import Head, Stage, build_stage, read_config
 from rlhf_workers.training.tensor_file import model_tensors
 from rlhf_workers.training.trainer import Trainer
@@ -64,9 +66,10 @@ class TrainingRole:
         version: int,
         spans: "SpanBuffer",
         leave: Callable[[int], None] = os._exit,
+        source_files: SourceFiles = MappingProxyType({}),
     ) -> None:
         self._job, self._trainer, self._batches, self._version, self._leave = job, trainer, batches, version, leave
-        self._spans = spans
+        self._spans, self._source_files = spans, source_files
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._last: pb.TrainResult | None = None
@@ -202,7 +205,8 @@ class TrainingRole:
         if self._running is not None:
             raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
         start = time.time_ns()
-        files = checkpoint.save(self._trainer, Path(command.save_checkpoint.folder), self._version)
+        folder = Path(command.save_checkpoint.folder)
+        files = checkpoint.save(self._trainer, folder, self._version) + write_source_files(folder, self._source_files)
         outbox.span("checkpoint", start, time.time_ns(), command.save_checkpoint.iteration)
         outbox.done(pb.CommandDone(command_id=command.id, checkpoint=pb.CheckpointResult(files=files)))
 
@@ -235,7 +239,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     become = command.become_training
     spans = SpanBuffer()
     trainer = build_trainer(job, become, device, partial(join, become, device, wait), spans)
-    return TrainingRole(job, trainer, batches, become.version, spans)
+    files = read_source_files(job, trainer.layout, become.checkpoint)
+    return TrainingRole(job, trainer, batches, become.version, spans, source_files=files)
 
 
 def build_trainer(

@@ -1,9 +1,10 @@
 """Checkpoint folders: made whole or not at all, found again, pruned. The coordinator's side; ranks write the big files.
 
 `<path>/iteration-000010/` holds version 10, the outcome of 10 iterations. It is written as `.tmp-iteration-000010`,
-checked against the sizes and SHA-256 sums that the ranks reported, completed (weight index, tokenizer and configuration
-files, `checkpoint.json`), made durable, and renamed. A process killed at any line leaves only a `.tmp-` folder, which
-the next one removes. Discovery checks every file of a folder, newest first; a damaged one is named and passed over.
+checked against the sizes and SHA-256 sums that the ranks reported, completed (weight index, what the model's folder has
+beside its weights, `checkpoint.json`), made durable, and renamed. Of a model given by hub id the ranks write that too,
+as they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-` folder, which the
+next one removes. Discovery checks every file of a folder, newest first; a damaged one is named and passed over.
 Must never touch a folder under a final name except to replace a damaged one or to prune.
 """
 
@@ -23,10 +24,12 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.storage.journal import sync_folder
+from rlhf_operator.model_folders import local_folder
 
 FIELD: Final = "spec.checkpoints.path"
 _NAME: Final = re.compile(r"iteration-(\d{6,})")
 _FACTS: Final = "checkpoint.json"
+_CONFIG: Final = "config.json"
 _WEIGHTS: Final = (
     ".safetensors",
     ".safetensors.index.json",
@@ -79,15 +82,18 @@ def finish(
 ) -> Checkpoint:
     """Completes, checks and publishes a folder the ranks have written; `sources`: model role -> its first folder.
 
-    Raises JobError when a file is not what its rank reported, OSError when the disk does not take it.
+    Raises JobError when a file is not what its rank reported, or nobody has the model's configuration; OSError when the
+    disk does not take it.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}
     problem = _mismatch(temporary, sums)
     if problem:
         raise JobError("StorageFailed", f"checkpoint {version}: {problem}", field=FIELD, exit_code=ExitCode.STORAGE)
-    for model in {file.model for file in files if file.model}:
-        _complete_model(temporary / model, [file for file in files if file.model == model], sources[model], sums)
+    for model in sorted({file.model for file in files if file.model}):
+        weights = [file for file in files if file.model == model and file.parameters]
+        _index(temporary / model, weights, sums)
+        _add_source_files(temporary / model, model, sources[model])
     paths = [item for item in temporary.rglob("*") if item.is_file()]
     described = {str(item.relative_to(temporary)): _describe(temporary, item, sums) for item in sorted(paths)}
     content = {**facts, "version": version, "iteration": version - 1, "files": described}
@@ -150,33 +156,32 @@ def remove_leftovers(path: Path) -> None:
         shutil.rmtree(item, ignore_errors=True)
 
 
-def _complete_model(
-    folder: Path, files: Sequence[pb.CheckpointFile], source: str, sums: dict[str, tuple[int, str]]
-) -> None:
-    """Makes a Hugging Face folder of the stages' files: an index (or the single file's usual name), and what the source
-    folder has beside its weights."""
-    weights = [file for file in files if file.parameters]
+def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
+    """Makes a Hugging Face folder of the stages' files: an index, or the single file's usual name."""
     if len(weights) == 1:
         name = weights[0].path
         target = folder / "model.safetensors"
         (folder.parent / name).rename(target)
         sums[str(target.relative_to(folder.parent))] = sums.pop(name)
-    else:
-        index = {parameter: Path(file.path).name for file in weights for parameter in file.parameters}
-        content = {"metadata": {"total_size": sum(file.bytes for file in weights)}, "weight_map": index}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=1, sort_keys=True))
-    for item in sorted(_local(source).iterdir()):
+        return
+    index = {parameter: Path(file.path).name for file in weights for parameter in file.parameters}
+    content = {"metadata": {"total_size": sum(file.bytes for file in weights)}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=1, sort_keys=True))
+
+
+def _add_source_files(folder: Path, model: str, source: str) -> None:
+    """Copies what the source folder has beside its weights and the ranks have not written."""
+    found = local_folder(source)
+    for item in sorted(found.iterdir()) if found is not None else ():
         if item.is_file() and not item.name.endswith(_WEIGHTS) and not (folder / item.name).exists():
             shutil.copyfile(item, folder / item.name)
-
-
-def _local(source: str) -> Path:
-    """The folder of a model that is given by path or by hub id (then it is in the local cache, workers loaded it)."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(source, local_files_only=True))
+    if not (folder / _CONFIG).is_file():
+        message = (
+            f"{source} is not among what the coordinator has mounted, and the ranks did not write its {_CONFIG} and "
+            "tokenizer, because their image is of an earlier version: use the worker image of the coordinator's "
+            "version, or put the model into a folder that training pods mount"
+        )
+        raise JobError("ModelMissing", message, field=f"spec.models.{model}.path", exit_code=ExitCode.BAD_MODEL)
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:

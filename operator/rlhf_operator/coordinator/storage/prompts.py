@@ -9,6 +9,7 @@ Rule: a bad line is an error with its number before anything starts (exit code 2
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ import numpy as np
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_api.names import ExitCode, Group
 from rlhf_operator.coordinator.failures import JobError
+from rlhf_operator.model_folders import local_folder
 
 _CHUNK: Final = 1024
 """Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
@@ -178,16 +180,27 @@ def _bad(path: Path, line: int, what: str) -> JobError:
     return JobError("BadData", f"{where} {what}", field="spec.prompts.path", exit_code=ExitCode.BAD_DATA)
 
 
-def load_tokenizer(folder: str) -> Any:
-    """The actor's tokenizer; raises JobError (exit code 21) when the folder has none. Loads no torch by itself."""
+def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:
+    """The actor's tokenizer, of a folder or of a hub id; raises JobError (exit code 21) when there is none.
+
+    `rank_group`: whose template says what the coordinator mounts and where hub models are. Loads no torch by itself.
+    """
     field = "spec.models.actor.path"
-    if Path(folder).is_absolute() and not Path(folder).is_dir():
-        message = f"{folder}: there is no such folder; in a cluster the coordinator mounts what training pods mount"
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        message = f"{source}: there is no such folder; in a cluster the coordinator mounts what training pods mount"
         raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL)
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # every tokenizer format fails in its own way
-        message = f"{folder}: its tokenizer cannot be loaded: {error}"
+        if local_folder(source) is None:
+            message = (
+                f"{source}: it is no folder here, and its tokenizer can neither be fetched from the hub nor found in "
+                f"the cache ({os.environ.get('HF_HOME') or 'HF_HOME is not set'}): let pods of the job reach the hub; "
+                f"or set HF_HOME in spec.{rank_group}.template to a folder with the model on a volume that is mounted "
+                "there, which the coordinator takes on; or give the path of such a folder instead"
+            )
+            raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL) from error
+        message = f"{source}: its tokenizer cannot be loaded: {error}"
         raise JobError("ModelCorrupt", message, field=field, exit_code=ExitCode.BAD_MODEL) from error

@@ -1,0 +1,19 @@
+"""Where a model that is given by path or by hub id is on this machine. Rule: downloads nothing."""
+
+from pathlib import Path
+
+
+def local_folder(source: str) -> Path | None:
+    """The folder itself, or the snapshot of a hub id in this machine's cache; None when neither is there."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute():
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
