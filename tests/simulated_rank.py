@@ -48,6 +48,8 @@ class Pace:
     token_seconds: float = 0.0
     """Of a score, for every token that was not scored early; workers that take any tell their passes."""
     train_seconds: float = 0.01
+    training_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of every training, beside its loss."""
     progress_seconds: float = 0.02
     fail_checkpoint: Callable[[], pb.Failure | None] | None = None
     """What to answer instead of a checkpoint."""
@@ -114,7 +116,9 @@ class SimulatedRank:
         self.trained_version = iteration + 1
         self.trained.append((self.number, self.group_epoch, iteration))
         result = pb.TrainResult(
-            iteration=iteration, version=iteration + 1, metrics={"actor/loss": 1.0 / (iteration + 1)}
+            iteration=iteration,
+            version=iteration + 1,
+            metrics={"actor/loss": 1.0 / (iteration + 1), **self.pace.training_metrics},
         )
         self.last_train = result
         self._answer = pb.CommandDone(command_id=command_id, train=result)

@@ -98,6 +98,20 @@ async def test_a_job_trains_every_sample_once(
     assert {path.name for path in newest.iterdir() if path.is_dir()} == models
 
 
+async def test_steps_that_were_skipped_are_told_in_words_and_in_the_summary(
+    jobs: list[Coordinated], tmp_path: Path
+) -> None:
+    pace = Pace(training_metrics={"train/nonfinite_steps": 1.0, "train/nonfinite_steps_total": 3.0})
+    coordinated, workers = begin(jobs, tmp_path, iterations=1, pace=pace)
+    assert (await coordinated.outcome()).phase == "Complete"
+    await workers.end(60.0)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    (told,) = [event["message"] for event in events if event["kind"] == "steps-skipped"]
+    why = "because a loss or gradient was infinite or NaN"
+    assert told == f"iteration 1: 1 optimizer step was skipped, {why}; 3 so far in this job"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["nonfinite_steps"] == 3
+
+
 async def test_workers_that_die_lose_nothing(jobs: list[Coordinated], tmp_path: Path) -> None:
     pace = Pace(tokens_per_tick=2)
     coordinated, workers = begin(jobs, tmp_path, iterations=6, batch=24, pace=pace)

@@ -23,6 +23,8 @@ class PolicyFields(ApiModel):
     """The ratio of new to old probability is clipped to [1 - clipRange, 1 + clipRangeHigh]."""
     clip_range_high: Positive | None = None
     """Upper clip range; clipRange when unset."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Where the advantage is negative, the loss grows no further from this ratio on; 3 is usual, unset is off."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus in the policy loss."""
     epochs: Annotated[int, Field(ge=1, le=64)] = 1

@@ -110,6 +110,9 @@ class Optimizer(ApiModel):
     """Decoupled weight decay of matrices (not of norms and biases)."""
     max_gradient_norm: PositiveOrOff = 1.0
     """Global gradient norm is clipped to this, over all stages; 0 turns clipping off."""
+    max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
+    """Optimizer steps in a row whose gradient may be infinite or NaN: each is skipped and counted, one more fails the
+    job. 0 fails it at the first."""
 
 
 class Training(GroupFields):

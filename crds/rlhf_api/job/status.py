@@ -84,6 +84,8 @@ class Progress(StatusModel):
     """Mean KL divergence to the reference in the last iteration, nats a response."""
     samples_per_second: Annotated[float, Field(ge=0)] | None = None
     """Samples trained a second, over the last iteration."""
+    non_finite_steps: Tally | None = None
+    """Optimizer steps skipped so far because a loss or gradient was infinite or NaN."""
     remaining_seconds: Tally | None = None
     """Estimate of the time left."""
     last_update_time: Time

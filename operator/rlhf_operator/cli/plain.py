@@ -30,4 +30,6 @@ def summary_line(summary: Mapping[str, Any]) -> str:
         parts.append(f"reward {first:.3f} -> {last:.3f} (first, last tenth)")
     if (speed := summary.get("samples_per_second")) is not None:
         parts.append(f"{speed:.1f} samples/s")
+    if skipped := summary.get("nonfinite_steps"):
+        parts.append(f"{skipped} optimizer step{'s' * (skipped > 1)} skipped (not finite)")
     return f"{summary.get('phase', 'Ended')}: {', '.join(parts)}"

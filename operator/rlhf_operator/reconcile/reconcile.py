@@ -294,13 +294,15 @@ class _Visit:
                 written[name] = before[name]
         if last is not None:
             written["progress"] = status.progress(last)
+            self.told += status.steps_skipped(written["progress"], before.get("progress") or {})
             if (checkpoint := status.checkpoint(last, before)) is not None:
                 written["lastCheckpoint"] = checkpoint
         if reading is not None:
             if (chosen := status.plan(reading)) is not None:
                 written["plan"] = chosen
             generation = self.sizes.get(Group.GENERATION, 0)
-            written["migrationPool"], self.told = pool.pooled(reading, generation, before, self.now)
+            written["migrationPool"], told = pool.pooled(reading, generation, before, self.now)
+            self.told += told
         if accounts.complete:
             written["progress"] = _all_done(written.get("progress"), self.job, self.now)
         return written

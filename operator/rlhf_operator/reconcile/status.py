@@ -16,6 +16,7 @@ from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.plan import Event
 from rlhf_operator.reconcile.pod import Pod
 from rlhf_operator.reconcile.restart import Wanted
 
@@ -35,6 +36,10 @@ _SLOW_FIELDS: Final = (
 )
 """Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
 that is gone a moment later."""
+NON_FINITE_STEPS: Final = "nonfinite_steps"
+"""The coordinator's metric of the steps that were skipped so far."""
+MAX_STEPS: Final = 2**53
+"""What a reader of JSON keeps exact; more is no count."""
 TEXT_MAX: Final = 1024
 """Characters of a text in the status."""
 _CHECKPOINT: Final = re.compile(r"iteration-(\d+)/?$")
@@ -94,9 +99,25 @@ def progress(reading: Reading) -> Json:
         value = reading.metrics.get(metric)
         if value is not None and math.isfinite(value):
             found[field] = float(f"{value:.6g}")
+    skipped = reading.metrics.get(NON_FINITE_STEPS, 0.0)
+    if 0 < skipped < MAX_STEPS:
+        found["nonFiniteSteps"] = round(skipped)
     if reading.seconds_left > 0:
         found["remainingSeconds"] = round(reading.seconds_left)
     return found
+
+
+def steps_skipped(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[Event, ...]:
+    """What is to be said when more steps were skipped than the last written status knew; `before` is its progress."""
+    now, known = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
+    if now <= known:
+        return ()
+    steps = "1 optimizer step was" if now - known == 1 else f"{now - known} optimizer steps were"
+    text = (
+        f"{steps} skipped, because a loss or gradient was infinite or NaN; {now} so far, "
+        f"{progress.get('summary')} iterations are trained"
+    )
+    return (Event("StepsSkipped", text, warning=True),)
 
 
 def last_said(reading: Reading | None, pods: Iterable[Pod], iterations: int, *, over: bool) -> Reading | None:

@@ -123,6 +123,7 @@ def test_plain_lines() -> None:
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
+    assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")
 
 
 def test_the_metrics_tail_hands_on_every_iteration_once(tmp_path: Path) -> None:

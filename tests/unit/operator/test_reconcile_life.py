@@ -74,6 +74,16 @@ def test_numbers_that_are_not_finite_never_reach_the_api_server() -> None:
     assert progress["samplesPerSecond"] == 12.3457
 
 
+def test_skipped_steps_are_counted_and_told_once() -> None:
+    world = World().begin()
+    for iteration, skipped in enumerate([0.0, 2.0, 2.0, 3.0]):
+        world.later(11)
+        world.read(iteration=iteration, metrics={"nonfinite_steps": skipped})
+        world.settle()
+    assert world.job["status"]["progress"]["nonFiniteSteps"] == 3
+    assert world.events.count("StepsSkipped") == 2
+
+
 def test_a_manifest_the_api_server_could_not_check_is_refused_in_words_and_nothing_is_made() -> None:
     world = World(generation={"replicas": 2, "template": {"spec": {"hostNetwork": True}}})
     world.settle()

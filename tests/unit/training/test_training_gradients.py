@@ -92,7 +92,7 @@ def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folde
 def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
     aggregation: str, folders: dict[str, Path]
 ) -> None:
-    """DeepSeekMath eq. 3 with k3 and an entropy bonus; groups of four, one response abstained."""
+    """DeepSeekMath eq. 3 with k3 (of at most 10 nats) and an entropy bonus; groups of four, one response abstained."""
     fields = {"klCoefficient": 0.3, "entropyCoefficient": 0.05, "clipRange": 0.1, "clipRangeHigh": 0.4}
     grpo = {"miniBatchSize": 8, "groupSize": 4, "lossAggregation": aggregation, **fields}
     job, batch = make_job(folders["llama"], algorithm={"grpo": grpo}), make_batch(abstained=(5,))
@@ -112,7 +112,8 @@ def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
         ratio = torch.exp(log_p - batch.fields["log_probabilities"][row, :length])
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
         difference = batch.fields["reference_log_probabilities"][row, :length] - log_p
-        per_token = -surrogate + 0.3 * (difference.exp() - difference - 1) + 0.05 * (every.exp() * every).sum(-1)
+        kl = (difference.exp() - difference - 1).clamp(max=10)
+        per_token = -surrogate + 0.3 * kl + 0.05 * (every.exp() * every).sum(-1)
         loss = loss + (per_token.mean() / 7 if aggregation == "SequenceMean" else per_token.sum() / batch.tokens)
     loss.backward()
     expected = {f"actor:{name}": value.grad for name, value in model.named_parameters()}

@@ -191,14 +191,15 @@ def test_a_lost_peer_ends_the_process_with_the_code_that_asks_for_a_restart(fold
 
 def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> None:
-        role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4}})
+        optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 0}
+        role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4}}, training={"optimizer": optimizer})
         outbox = Outbox()
         role.handle(train(0), outbox)
         role.step(outbox)
         for stage in role._trainer.stages.values():
             for parameter in stage.parameters():
                 parameter.data.fill_(float("nan"))
-        with pytest.raises(WorkError, match="the gradient of the actor is nan at optimizer step 1"):
+        with pytest.raises(WorkError, match=r"the gradient of the actor is nan \(.*\).* at optimizer step 1"):
             role.step(outbox)
         for attempt in (lambda: role.handle(train(0), outbox), lambda: list(role.tensors("actor", 0))):
             with pytest.raises(WorkError, match="holds no whole version") as caught:

@@ -2,14 +2,20 @@
 
 With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
 k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
-variance. Source: Schulman, "Approximating KL divergence" (2020); the controller: Ziegler et al., "Fine-Tuning Language
-Models from Human Preferences" (2019), section 2.2.
+variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so a token counts at most
+K3_LIMIT, and has no slope there; of tokens beyond it the mean of k3 knows no more.
+Source: Schulman, "Approximating KL divergence" (2020); the controller: Ziegler et al., "Fine-Tuning Language Models
+from Human Preferences" (2019), section 2.2.
 """
 
 from typing import Final
 
 import torch
 
+from rlhf_workers.losses.ppo import limited_log_ratio
+
+K3_LIMIT: Final = 10.0
+"""Nats of one token, reached where the reference is 14 times as probable; what verl and slime limit it to."""
 ERROR_LIMIT: Final = 0.2
 """The relative error of one iteration is clipped to this before it moves the coefficient (Ziegler et al.)."""
 
@@ -20,9 +26,9 @@ def k1(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
 
 
 def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(r - x) - 1 - (r - x), same shape; differentiable, what is added to losses."""
-    difference = reference - log_probabilities
-    return torch.expm1(difference) - difference
+    """exp(r - x) - 1 - (r - x), at most K3_LIMIT, same shape; differentiable, what is added to losses."""
+    difference = limited_log_ratio(reference, log_probabilities)
+    return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
 
 
 def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:

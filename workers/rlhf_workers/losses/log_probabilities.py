@@ -3,6 +3,9 @@
 Memory: the logits as the head made them (bfloat16 on most devices) and their gradient in the same type are the only
 arrays of [n, V]; everything in float32 is a chunk of `CHUNK_BYTES`. PyTorch's own log_softmax would hold two to three
 float32 arrays of [n, V], which is what runs out of memory first with large vocabularies.
+
+A token that cannot be drawn (logit -inf, or too small for float32) counts nothing in the entropy and in its slope:
+0 log 0 = 0.
 """
 
 from typing import Any, Final
@@ -41,7 +44,8 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
             scaled = logits[part].float() if temperature == 1.0 else logits[part].float() / temperature
             norm[part] = torch.logsumexp(scaled, dim=-1)
             chosen[part] = scaled.gather(1, tokens[part, None]).squeeze(1) - norm[part]
-            entropy[part] = norm[part] - (torch.exp(scaled - norm[part, None]) * scaled).sum(dim=-1)
+            probability = torch.exp(scaled - norm[part, None])
+            entropy[part] = norm[part] - (probability * scaled).masked_fill_(probability == 0, 0.0).sum(dim=-1)
         ctx.save_for_backward(logits, tokens, norm, entropy)
         ctx.set_materialize_grads(False)
         ctx.temperature = temperature
@@ -64,6 +68,7 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
                 gradient = (probability * -row).scatter_add_(1, tokens[part, None], row)
             if for_entropy is not None:
                 slope = for_entropy[part, None] / ctx.temperature
-                gradient -= probability * (log_p + entropy[part, None]) * slope
+                surprise = (log_p + entropy[part, None]).masked_fill_(probability == 0, 0.0)
+                gradient -= probability * surprise * slope
             result[part] = gradient
         return result, None, None

@@ -1,14 +1,18 @@
 """Clipped policy and value losses, one value a token; the caller weighs and sums them.
 
 Rule: nothing here averages. A weight a token, computed from the whole mini-batch, is what makes the gradient the same
-however samples are cut into micro-batches, stages and replicas.
+however samples are cut into micro-batches, stages and replicas. No log-ratio, however large, makes a loss or a slope
+that is infinite or NaN, and within the limits nothing but the formula decides the bits.
 Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7; the clipped value is
-of its code release.
+of its code release; the dual clip: Ye et al., "Mastering Complex Control in MOBA Games" (2020), eq. 7.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
+
+LOG_RATIO_LIMIT: Final = 20.0
+"""Nats; exp overflows float32 at 88.7, and a ratio of e^20 says all that a larger one would (as verl and OpenRLHF)."""
 
 
 class PolicyLoss(NamedTuple):
@@ -21,18 +25,31 @@ class PolicyLoss(NamedTuple):
     """True where the clipped branch is the one taken, so the token has no policy gradient."""
 
 
+def limited_log_ratio(log_probabilities: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Their difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it has no slope."""
+    return (log_probabilities - others).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
 def policy_loss(
     log_probabilities: torch.Tensor,
     old_log_probabilities: torch.Tensor,
     advantages: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n]."""
-    ratio = torch.exp(log_probabilities - old_log_probabilities)
+    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n].
+
+    `dual_clip`: where A < 0 the loss grows no further from this ratio on; None: it does.
+    """
+    ratio = torch.exp(limited_log_ratio(log_probabilities, old_log_probabilities))
     plain = -ratio * advantages
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    return PolicyLoss(torch.maximum(plain, limited), ratio.detach(), limited.detach() > plain.detach())
+    loss, clipped = torch.maximum(plain, limited), limited.detach() > plain.detach()
+    if dual_clip is not None:
+        flat = (advantages < 0) & (ratio.detach() > dual_clip)
+        loss, clipped = torch.where(flat, -dual_clip * advantages, loss), clipped | flat
+    return PolicyLoss(loss, ratio.detach(), clipped)
 
 
 class ValueLoss(NamedTuple):
@@ -40,7 +57,7 @@ class ValueLoss(NamedTuple):
 
     loss: torch.Tensor
     clipped: torch.Tensor
-    """True where the clipped branch is the larger one."""
+    """True where the value is out of range and the clipped branch is the larger one."""
 
 
 def value_loss(
@@ -52,4 +69,5 @@ def value_loss(
         return ValueLoss(0.5 * plain, torch.zeros_like(plain, dtype=torch.bool))
     limited = old_values + (values - old_values).clamp(-clip_range, clip_range)
     clipped = (limited - returns).square()
-    return ValueLoss(0.5 * torch.maximum(plain, clipped), (clipped > plain).detach())
+    beyond = (values - old_values).abs() > clip_range  # within, the branches differ by the rounding of old + (v - old)
+    return ValueLoss(0.5 * torch.maximum(plain, clipped), (beyond & (clipped > plain)).detach())

@@ -8,12 +8,14 @@ Rule: the folder is private until the coordinator renames it; nothing half-writt
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_workers.role import WorkError
+from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
 from rlhf_workers.training.trainer import Progress, Trainer
 
@@ -36,6 +38,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
             "version": version,
             "steps": trainer.progress.steps,
             "klCoefficient": trainer.progress.kl_coefficient,
+            "nonFiniteSteps": asdict(trainer.progress.non_finite),
         }
         files.append(write_file(folder, STATE_FILE, iter([json.dumps(state).encode()])))
     return files
@@ -43,19 +46,20 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 
 def restore(trainer: Trainer, folder: Path, version: int) -> None:
     """Optimizer and progress of a checkpoint into a trainer whose stages were built from its weights."""
-    state = _read_state(folder)
-    if state["version"] != version:
-        raise _corrupt(folder, f"{STATE_FILE} holds version {state['version']}, not {version}")
-    trainer.progress = Progress(steps=int(state["steps"]), kl_coefficient=float(state["klCoefficient"]))
+    held, trainer.progress = _read_state(folder)
+    if held != version:
+        raise _corrupt(folder, f"{STATE_FILE} holds version {held}, not {version}")
     for (model, _), optimizer in trainer.optimizers.items():
         files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> tuple[int, Progress]:
+    """The version, and the rest; checkpoints made before steps could be skipped count none."""
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        return {key: state[key] for key in ("version", "steps", "klCoefficient")}
+        non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
+        return state["version"], Progress(int(state["steps"]), float(state["klCoefficient"]), non_finite)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
 

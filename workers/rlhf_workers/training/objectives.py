@@ -13,7 +13,7 @@ import torch
 from rlhf_api.job.algorithm import GRPO, PPO
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
-from rlhf_workers.losses.ppo import policy_loss, value_loss
+from rlhf_workers.losses.ppo import limited_log_ratio, policy_loss, value_loss
 from rlhf_workers.training.advantages import REFERENCE
 from rlhf_workers.training.batch import MicroBatch
 from rlhf_workers.training.stages import Stage
@@ -29,6 +29,17 @@ class Statistics:
         self.names, self.maximum_names = sums, maxima
         self.sums = torch.zeros(len(sums), dtype=torch.float64, device=device)
         self.maxima = torch.zeros(len(maxima), dtype=torch.float64, device=device)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A sum so far, scalar."""
+        return self.sums[self.names.index(name)]
+
+    def copy(self) -> "Statistics":
+        """As it is now, for the case that what is added next does not count after all."""
+        copied = Statistics(self.names, self.maximum_names, self.sums.device)
+        copied.sums.copy_(self.sums)
+        copied.maxima.copy_(self.maxima)
+        return copied
 
     def add(self, sums: Mapping[str, torch.Tensor | float], maxima: Mapping[str, torch.Tensor]) -> None:
         """Adds a micro-batch; names not given count zero."""
@@ -69,30 +80,36 @@ class ActorObjective:
         chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
         log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
         old = microbatch.fields["log_probabilities"]
-        policy = policy_loss(log_p, old, microbatch.fields["advantages"], self._algorithm.clip_range, self._clip_high)
+        fields, advantages = self._algorithm, microbatch.fields["advantages"]
+        policy = policy_loss(log_p, old, advantages, fields.clip_range, self._clip_high, fields.dual_clip)
         per_token = policy.loss
         if self._kl_in_loss and self.kl_coefficient and REFERENCE in microbatch.fields:
             per_token = per_token + self.kl_coefficient * k3(log_p, microbatch.fields[REFERENCE])
         if self._algorithm.entropy_coefficient:
             per_token = per_token - self._algorithm.entropy_coefficient * entropy
         loss = (microbatch.weights["actor"] * per_token).sum()
-        self._observe(loss.detach(), log_p.detach() - old, entropy.detach(), policy.clipped)
+        self._observe(loss.detach(), log_p.detach(), old, entropy.detach(), policy.clipped)
         return loss
 
     def _observe(
-        self, loss: torch.Tensor, difference: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor
+        self,
+        loss: torch.Tensor,
+        log_p: torch.Tensor,
+        old: torch.Tensor,
+        entropy: torch.Tensor,
+        clipped: torch.Tensor,
     ) -> None:
-        count = difference.numel()
+        count, difference = log_p.numel(), log_p - old
         sums: dict[str, torch.Tensor | float] = {
             "tokens": float(count),
             "loss": loss,
             "clipped": clipped.sum(),
-            "approximate_kl": (torch.expm1(difference) - difference).double().sum(),
+            "approximate_kl": k3(old, log_p).double().sum(),
             "entropy": entropy.double().sum(),
         }
         if self.first_pass:
             sums |= {"mismatch": difference.abs().double().sum(), "mismatch_tokens": float(count)}
-        largest = {} if not count else {"ratio": difference.max().exp()}
+        largest = {} if not count else {"ratio": limited_log_ratio(log_p, old).max().exp()}
         if count and self.first_pass:
             largest["mismatch"] = difference.abs().max()
         self.statistics.add(sums, largest)

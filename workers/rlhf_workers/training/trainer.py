@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import torch
@@ -26,7 +26,8 @@ from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
 from rlhf_workers.training.executor import Measured, execute
 from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
-from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective
+from rlhf_workers.training.nonfinite import NonFiniteSteps
+from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective, Statistics
 from rlhf_workers.training.optimizer import StageOptimizer, learning_rate
 from rlhf_workers.training.peers import Peers
 from rlhf_workers.training.stage_copy import StageCopy
@@ -52,6 +53,7 @@ class Progress:
     steps: int
     """Optimizer steps so far; the position in the learning-rate schedule."""
     kl_coefficient: float
+    non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
 
 
 class Trainer:
@@ -96,20 +98,22 @@ class Trainer:
             batch = with_advantages(batch, self.algorithm, self.progress.kl_coefficient)
             objectives = self.objectives()
         norms: dict[str, list[float]] = {model: [] for model in self.layout.models}
-        skipped = 0
+        skipped, steps, non_finite = 0, self.progress.steps, self.progress.non_finite.total
         for epoch in range(self.algorithm.epochs):
             order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts))
-            for number, rows in enumerate(mini_batches(order, self.algorithm.mini_batch_size)):
+            for rows in mini_batches(order, self.algorithm.mini_batch_size):
                 if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
                     skipped += 1
                     continue
                 for objective in objectives.values():
-                    objective.first_pass = epoch == 0 and number == 0
+                    objective.first_pass = self.progress.steps == steps
                 for model, norm in self._step(iteration, batch, rows, objectives).items():
                     norms[model].append(norm)
                 yield
         metrics = self._metrics(batch, objectives, norms)
         metrics["train/skipped_steps"] = float(skipped)
+        metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
+        metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)
         self._adapt(metrics)
         return metrics
 
@@ -133,23 +137,29 @@ class Trainer:
     def _step(
         self, iteration: int, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]
     ) -> dict[str, float]:
-        """Gradients of a mini-batch and one optimizer step; gradient norm of each model before clipping."""
+        """Gradients of a mini-batch and one optimizer step; gradient norm of each model before clipping.
+
+        Nothing, and no step, when a loss or a gradient is not finite.
+        """
         work = self.mini_batch(batch, rows, objectives)
+        before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         first_rank = self.layout.block * self.layout.block_size
         start = time.time_ns()
         measured = execute(self.layout.row, work, self.peers, first_rank, self.settle)
         self._report(measured, start, time.time_ns())
         with self._measured("train/gradients"):
             self._sum_gradients()
-            norms = self._norms()
-        for model, norm in norms.items():
-            if norm != norm or norm == float("inf"):
-                raise WorkError(
-                    "GradientNotFinite",
-                    f"iteration {iteration}: the gradient of the {model} is {norm} at optimizer step "
-                    f"{self.progress.steps}; weights were not changed. Lower spec.training.optimizer.learningRate",
-                    field="spec.training.optimizer.learningRate",
-                )
+            losses, squares = self._sizes(objectives, before)
+        allowed = self.spec.training.optimizer.max_non_finite_steps
+        if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
+            if self.layout.rank == 0:
+                log.warning(problem)
+            for model, objective in objectives.items():
+                objective.statistics = before[model]
+            for optimizer in self.optimizers.values():
+                optimizer.gradients.zero_()
+            return {}
+        norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in self.layout.models}
         with self._measured("train/optimizer"):
             limit = self.spec.training.optimizer.max_gradient_norm
             for (model, _), optimizer in self.optimizers.items():
@@ -214,18 +224,23 @@ class Trainer:
                     stage = 0 if self.layout.rank == ends[0] else last
                     self.peers.sum(self.optimizers[model, stage].gradient(EMBEDDING), ends)
 
-    def _norms(self) -> dict[str, float]:
-        """Global gradient norm a model. Each stage fills its own slot, so the sum over ranks only adds zeros."""
-        squares = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
+    def _sizes(
+        self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]
+    ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
+        """Loss of each model and squared gradient norm of each stage, the same on all ranks.
+
+        Each stage fills its own slot, so that the sum over ranks only adds zeros; losses add up over replicas.
+        """
+        sums = torch.zeros(len(self._slots) + len(objectives), dtype=torch.float64, device=self.device)
         for place, key in enumerate(self._slots):
             if key in self.optimizers and self.layout.writes(*key):
-                squares[place] = self.optimizers[key].norm_squared()
-        self.peers.sum(squares, self._everyone)
-        values = squares.tolist()
-        return {
-            model: sum(value for value, slot in zip(values, self._slots, strict=True) if slot[0] == model) ** 0.5
-            for model in self.layout.models
-        }
+                sums[place] = self.optimizers[key].norm_squared()
+        for place, (model, objective) in enumerate(objectives.items(), len(self._slots)):
+            sums[place] = objective.statistics["loss"] - before[model]["loss"]
+        self.peers.sum(sums, self._everyone)
+        values = sums.tolist()
+        losses = dict(zip(objectives, values[len(self._slots) :], strict=True))
+        return losses, dict(zip(self._slots, values, strict=False))
 
     # ------------------------------------------------------------ metrics
 

@@ -95,6 +95,8 @@ def _progress(job: Stored, now: datetime) -> str:
             parts.append(f"{name} {text}")
     if speed := number(progress.get("samplesPerSecond"), 1):
         parts.append(f"{speed} samples/s")
+    if skipped := progress.get("nonFiniteSteps"):
+        parts.append(f"{skipped} steps skipped (not finite)")
     if left := job.seconds_left:
         parts.append(f"{duration(left)} left")
     read = age(moment(progress.get("lastUpdateTime")), now)

@@ -74,8 +74,23 @@ class Accounts:
         result["seconds/generation_and_inference"] = result["seconds/generation"] + result["seconds/inference"]
         if self.turns:
             result["seconds/turns"] = max(self.turns.values())
+        if (skipped := training.get("train/nonfinite_steps_total")) is not None:
+            result["nonfinite_steps"] = skipped
         result.update({f"training/{name}": value for name, value in training.items()})
         return {name: value for name, value in result.items() if math.isfinite(value)}
+
+
+def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
+    """What is said of an iteration whose training left out steps; empty when it left out none."""
+    count = round(training.get("train/nonfinite_steps", 0.0))
+    if not count:
+        return ""
+    steps = "1 optimizer step was" if count == 1 else f"{count} optimizer steps were"
+    total = round(training.get("train/nonfinite_steps_total", count))
+    return (
+        f"iteration {iteration + 1}: {steps} skipped, because a loss or gradient was infinite or NaN; {total} so far "
+        "in this job"
+    )
 
 
 def batch_metrics(ledger: Ledger) -> dict[str, float]:

@@ -25,6 +25,7 @@ def summary(run: Run, samples_per_prompt: int) -> dict[str, Any]:
         "samples_per_prompt": samples_per_prompt,
         "samples_per_second": len(rewards) * run.plan.spec.rollout.batch_size / seconds,
         "seconds": seconds,
+        "nonfinite_steps": round(run.last_metrics.get("nonfinite_steps", 0.0)),
         "weight_version": run.world.version,
         "checkpoint": run.world.checkpoint.folder,
         "coordinator_starts": run.coordinator_epoch,

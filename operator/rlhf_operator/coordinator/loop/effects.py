@@ -16,6 +16,7 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_operator.coordinator.deciding import decisions as d
 from rlhf_operator.coordinator.deciding import training_group
 from rlhf_operator.coordinator.fusion import fusing, moving, prefixing
+from rlhf_operator.coordinator.job.accounts import skipped_steps
 from rlhf_operator.coordinator.job.commands import send
 from rlhf_operator.coordinator.job.run import Outcome, Run, take_prompts
 from rlhf_operator.coordinator.job.summary import summary
@@ -200,6 +201,9 @@ class Effects:
         metrics["schedule"] = choosing.number(run)
         if run.world.schedule.predicted:
             metrics["predicted_step_seconds"] = run.world.schedule.predicted
+        if told := skipped_steps(metrics, run.world.iteration):
+            log.warning(told)
+            run.event("steps-skipped", told)
         result = pb.TrainResult(iteration=run.world.iteration, version=run.world.iteration + 1, metrics=metrics)
         run.world.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
