@@ -13,7 +13,7 @@ SYNC = $(UV) sync --locked --all-extras --quiet $(if $(filter-out python3,$(PYTH
 # Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test ready unit integration cluster-tests lint env go stubs crd format clean
+.PHONY: quickstart test ready unit integration cluster-tests lint env go stubs crd pod-schema format clean
 # `test` goes from cheap to dear: nothing is compiled before all that it needs is there.
 .NOTPARALLEL:
 
@@ -71,6 +71,11 @@ crd: env
 	$(BIN)/python -m rlhf_api.crd
 	$(BIN)/python -m rlhf_api.crd charts/rlhf-operator/definition/rlhfjobs.yaml
 	$(BIN)/python -m rlhf_api.reference
+
+## The pod template's schema, from the API server that kubectl speaks to (`make cluster CLUSTER="--level api"` for one).
+pod-schema: env
+	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m rlhf_operator.manifests.pod_schema.generate \
+		"$$(kubectl version -o json | $(BIN)/python -c 'import json,sys; v=json.load(sys.stdin)["serverVersion"]; print("v" + v["major"] + "." + v["minor"])')"
 
 format: env
 	$(BIN)/ruff format .

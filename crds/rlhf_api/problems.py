@@ -3,10 +3,24 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Final
+
+from rlhf_api.bounds import too_deep
 
 SHOWN_VALUE: Final = 80
 """Characters of a value that are shown; enough to recognise it in the file."""
+
+
+class Severity(StrEnum):
+    """What follows from a problem."""
+
+    ERROR = "error"
+    """Nothing is started."""
+    SERVER = "server"
+    """An error by what this version knows of Kubernetes; in a cluster the API server decides, which may be newer."""
+    WARNING = "warning"
+    """The job can be started, but something in it does nothing, or not what it seems to do."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +35,15 @@ class Problem:
     """What would be right."""
     line: int | None = None
     """Line of the file, from 1, where the field or the nearest thing around it stands."""
+    severity: Severity = Severity.ERROR
 
     @property
     def shown_value(self) -> str:
         """The value as it may stand in a message; empty when nothing was given."""
         if self.value is None:
             return ""
+        if too_deep(self.value):
+            return "(nested deeply)"
         text = json.dumps(self.value, default=str, ensure_ascii=False)
         return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + "..."
 

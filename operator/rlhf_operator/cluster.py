@@ -34,6 +34,8 @@ TIMEOUT_SECONDS: Final = 30.0
 """One request; the API server itself gives up on most after 60."""
 PAGE: Final = 500
 """Objects of a list asked for at once."""
+_STRICT: Final = {"fieldValidation": "Strict"}
+"""An unknown field is refused; otherwise it would vanish, a typo in a user's pod template for one."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
@@ -133,6 +135,8 @@ class Cluster:
     async def apply(self, manifest: Json) -> Json:
         """Server-side apply under our field manager; answers the object's metadata."""
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
+        if kind_of(manifest) not in apis.RESOURCES:  # of those, an older version may serve fewer fields
+            query |= _STRICT
         namespace, name = _place(manifest)
         return await self._ask("apply", kind_of(manifest), namespace, name, body=manifest, query=query)
 
@@ -147,7 +151,14 @@ class Cluster:
 
     async def create(self, manifest: Json) -> Json:
         """Creates the object; ConflictError when one of its name exists. Answers its metadata."""
-        query = {"fieldManager": names.FIELD_MANAGER}
+        return await self._create(manifest, {})
+
+    async def try_to_create(self, manifest: Json) -> None:
+        """A dry run of `create`: everything but the storing, so that what is wrong is raised as RefusedError."""
+        await self._create(manifest, {"dryRun": "All"})
+
+    async def _create(self, manifest: Json, more: Mapping[str, str]) -> Json:
+        query = {"fieldManager": names.FIELD_MANAGER, **_STRICT, **more}
         return await self._ask("create", manifest["kind"], _place(manifest)[0], body=manifest, query=query)
 
     async def replace(self, manifest: Json) -> Json:

@@ -118,12 +118,11 @@ def _explain(error: Exception) -> int | None:
     from rlhf_api.problems import ManifestError
     from rlhf_operator.cli.cluster.errors import VerbError
     from rlhf_operator.local.errors import RunError
-    from rlhf_operator.manifests import TemplateError
 
     if isinstance(error, BrokenPipeError):  # `rlhf plan | head`
         sys.stderr.close()
         return ExitCode.FAILED
-    if not isinstance(error, ManifestError | RunError | TemplateError | VerbError):
+    if not isinstance(error, ManifestError | RunError | VerbError):
         return None
     from rlhf_operator.cli.console import errors
 
@@ -133,7 +132,7 @@ def _explain(error: Exception) -> int | None:
         print_problems(error, errors())
         return int(ExitCode.USAGE)
     errors().print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-    return int(ExitCode.USAGE) if isinstance(error, TemplateError) else int(error.exit_code)
+    return int(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,18 @@ pod it may be), one generation worker, and one inference worker where the job ha
 when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_operator.manifests.quantity import amount, written
 from rlhf_operator.manifests.render import Images, pod, workers
 
 Json = dict[str, Any]
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
-_BINARY: Final = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
-_DECIMAL: Final = {letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)}
-_SMALL: Final = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3")}
-_SUFFIXES: Final[Mapping[str, Decimal]] = {**_BINARY, **_DECIMAL, **_SMALL}
 
 
 def counts(job: RLHFJob) -> dict[Group, int]:
@@ -43,8 +39,8 @@ def min_resources(job: RLHFJob) -> dict[str, str]:
     """What the minimum asks for in sum, by resource."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
-        for name, amount in requests(pod(job, group, 0, Images())).items():
-            total[name] = total.get(name, Decimal(0)) + count * amount
+        for name, asked in requests(pod(job, group, 0, Images())).items():
+            total[name] = total.get(name, Decimal(0)) + count * asked
     return {name: written(amount) for name, amount in sorted(total.items())}
 
 
@@ -53,11 +49,11 @@ def requests(manifest: Json) -> dict[str, Decimal]:
     spec = manifest["spec"]
     found: dict[str, Decimal] = {}
     for container in spec["containers"]:
-        for name, amount in _asked(container).items():
-            found[name] = found.get(name, Decimal(0)) + amount
+        for name, asked in _asked(container).items():
+            found[name] = found.get(name, Decimal(0)) + asked
     for container in spec.get("initContainers") or []:
-        for name, amount in _asked(container).items():
-            found[name] = max(found.get(name, Decimal(0)), amount)
+        for name, asked in _asked(container).items():
+            found[name] = max(found.get(name, Decimal(0)), asked)
     return found
 
 
@@ -71,21 +67,6 @@ def schedulers(job: RLHFJob) -> set[str]:
 def scheduler(job: RLHFJob, default: str | None) -> str | None:
     """The one scheduler of all pods: that of the templates, else `default`; None leaves it to the cluster."""
     return next(iter(schedulers(job)), default)
-
-
-def amount(text: object) -> Decimal:
-    """A quantity as Kubernetes writes it: 500m, 1Gi, 2, 1e3. Raises ValueError."""
-    given = str(text).strip()
-    suffix = next((each for each in _SUFFIXES if given.endswith(each)), "")
-    try:
-        return Decimal(given.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
-    except ArithmeticError as error:
-        raise ValueError(f"{given!r} is not a quantity such as 500m, 2 or 1Gi") from error
-
-
-def written(value: Decimal) -> str:
-    """The shortest quantity that is no less."""
-    return str(int(value)) if value == int(value) else f"{math.ceil(value * 1000)}m"
 
 
 def told(found: Mapping[Group, int]) -> str:

@@ -14,11 +14,12 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
+from rlhf_api.problems import Problem
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.network import network_policy, services
-from rlhf_operator.manifests.pods import coordinator_pod, worker_pod
-from rlhf_operator.manifests.template import TemplateError, merge_pod
+from rlhf_operator.manifests.pods import CONTAINER, coordinator_pod, worker_pod
+from rlhf_operator.manifests.template import TemplateError, check, merge_pod
 
 Json = dict[str, Any]
 
@@ -101,10 +102,15 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, 
     mark = mark or template_mark(job, group)
     if group is Group.COORDINATOR:
         return _coordinator(job, images.operator, epoch, mark)
-    fields: GroupFields = getattr(job.spec, group)
-    ours = worker_pod(job, group, index, fields, images.worker)
     labels = identity.labels(job, group, index, epoch)
-    return _finished(job, merge_pod(ours, fields.template, labels, f"spec.{group}.template"), mark)
+    ours, template = worker(job, group, index, images.worker), getattr(job.spec, group).template
+    return _finished(job, merge_pod(ours, template, labels, f"spec.{group}.template"), mark)
+
+
+def worker(job: RLHFJob, group: Group, index: int, image: str) -> Json:
+    """A worker's pod before its template is merged in."""
+    fields: GroupFields = getattr(job.spec, group)
+    return worker_pod(job, group, index, fields, image)
 
 
 def rank_template(job: RLHFJob) -> dict[str, Any]:
@@ -113,26 +119,39 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
     return template
 
 
-def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
-    """The coordinator reads prompts and tokenizer and writes checkpoints, so it mounts what pods with ranks mount.
+def mounting(job: RLHFJob, image: str, labels: Mapping[str, str]) -> Json:
+    """The coordinator's pod before its own template: it reads prompts and tokenizer and writes checkpoints, so it
+    mounts what pods with ranks mount.
 
     Of their template it takes volumes, our container's mounts and variables of the model hub, pull secrets and the
-    pod's security context; its own template adds to that.
+    pod's security context.
     """
-    template, unused = rank_template(job), job.spec.training.template
-    if template is not unused and _said(unused):
-        remedy = "no pod is made by it with spec.placement Colocated: put it into spec.generation.template"
-        raise TemplateError("spec.training.template", unused, remedy)
+    if unused := unused_template(job):
+        raise TemplateError(unused, "spec.training.template")
+    template, path = rank_template(job), f"spec.{job.spec.rank_group}.template"
+    check(template, path, worker(job, job.spec.rank_group, 0, image))
     spec = template.get("spec") or {}
     shared = {key: spec[key] for key in ("volumes", "imagePullSecrets", "securityContext") if key in spec}
     for container in spec.get("containers") or []:
-        if container.get("name") == "worker":
+        if container.get("name") == CONTAINER:
             hub = [each for each in container.get("env") or [] if str(each.get("name", "")).startswith(_HUB)]
             taken = {"volumeMounts": container.get("volumeMounts"), "env": hub}
-            shared["containers"] = [{"name": "worker", **{key: value for key, value in taken.items() if value}}]
+            shared["containers"] = [{"name": CONTAINER, **{key: value for key, value in taken.items() if value}}]
+    return merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, path)
+
+
+def unused_template(job: RLHFJob) -> list[Problem]:
+    """A template of training where its ranks are held by another group's workers."""
+    template = job.spec.training.template
+    if job.spec.rank_group is Group.TRAINING or not _said(template):
+        return []
+    remedy = "no pod is made by it with spec.placement Colocated: put it into spec.generation.template"
+    return [Problem("spec.training.template", template, remedy)]
+
+
+def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
-    mounting = merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, f"spec.{job.spec.rank_group}.template")
-    merged = merge_pod(mounting, job.spec.coordinator.template, labels, "spec.coordinator.template")
+    merged = merge_pod(mounting(job, image, labels), job.spec.coordinator.template, labels, "spec.coordinator.template")
     return _finished(job, merged, mark)
 
 
@@ -142,12 +161,12 @@ def template_mark(job: RLHFJob, group: Group) -> str:
     Of templates, and for the coordinator of the settings that it reads when it starts: neither another size nor another
     version of the operator makes pods outdated. What has its default is left out, so a new field changes nothing.
     """
-    said: list[Any] = [_said(getattr(job.spec, group).template)]
+    parts: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:
-        said.append(_said(rank_template(job)))
+        parts.append(_said(rank_template(job)))
         settings = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=dict(_LIVE))
-        said.append(_said(settings))
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        parts.append(_said(settings))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _said(value: Any) -> Any:

@@ -16,13 +16,14 @@ from pydantic import ValidationError
 
 from rlhf_api import manifest
 from rlhf_api.availability import UNAVAILABLE
+from rlhf_api.bounds import MAX_DEPTH, too_deep
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_operator.gang.apis import kind_of
-from rlhf_operator.manifests import Images, TemplateError
-from rlhf_operator.manifests.render import plain, pod, template_mark
+from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
+from rlhf_operator.manifests.render import plain, template_mark
 from rlhf_operator.reconcile.applied import fingerprint
 from rlhf_operator.reconcile.scale import desired
 
@@ -62,6 +63,10 @@ def admit(body: Mapping[str, Any]) -> Admission:
     """The job of a stored RLHFJob, resolved, without its status."""
     meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
     document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta, "spec": body.get("spec")}
+    # What follows recurses.
+    if deep := too_deep(document):
+        problem = Problem(deep[:200], None, f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is")
+        return Admission(None, _told([problem]), PlannedReason.INVALID)
     return _admit(json.dumps(document))
 
 
@@ -73,12 +78,10 @@ def _admit(text: str) -> Admission:
         return Admission(None, _told(error.problems), _reason(error.problems))
     except ValidationError as error:
         return Admission(None, str(error), PlannedReason.INVALID)
-    try:
-        for group, count in desired(job).items():
-            if count:
-                pod(job, group, 0, Images())
-    except TemplateError as error:
-        return Admission(job, str(error), PlannedReason.INVALID)
+    found = problems_of_pods(job)
+    errors = [each for each in found if each.severity is Severity.ERROR]
+    if errors:
+        return Admission(without_broken_templates(job, errors), _told(errors), PlannedReason.INVALID)
     return Admission(job)
 
 

@@ -39,6 +39,8 @@ _SILENT: Final = frozenset(
     {RunningReason.PENDING, FinishedReason.NOT_FINISHED, AdmittedReason.NO_QUEUE, RestartingReason.NONE}
 )
 """Reasons that are no news."""
+_TOLD_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
+"""Conditions that are news on the first visit already, whatever their status."""
 _WARNINGS: Final = frozenset(
     {RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED, AdmittedReason.EVICTED}
     | {RestartingReason.GROUP, RestartingReason.JOB}
@@ -96,7 +98,7 @@ class Conditions:
         found = []
         for kind, now in self._found.items():
             before = self._before.get(kind)
-            if before is None and (now["status"] != "True" and kind is not ConditionType.RUNNING):
+            if before is None and now["status"] != "True" and kind not in _TOLD_AT_FIRST:
                 before = now
             changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
             if changed and now["reason"] not in _SILENT:

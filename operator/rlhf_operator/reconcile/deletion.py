@@ -3,12 +3,13 @@
 Rule: pure. There is a finalizer only where spec.checkpoints.onDeletion asks for one, and only while the job is not
 finished; every other deletion is the garbage collector's, and needs no running operator. The wait ends when the
 coordinator's pod has ended, and at the latest at the deadline, so a lost node holds up a namespace for minutes and not
-for ever. An operator that is not there can not let go: docs/operations.md says how to do it by hand.
+for ever. A manifest that cannot be read any more changes none of this: only the two fields that a deletion needs are
+looked at. An operator that is not there can not let go: docs/operations.md says how to do it by hand.
 """
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.conditions import ConditionType, RunningReason
@@ -18,6 +19,9 @@ from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.plan import Deletion, Event, Plan
 from rlhf_operator.reconcile.pod import time_of
+
+DEADLINE_MAX: Final = 300
+"""Seconds a last checkpoint may take at most, as for the field: a deletion does not wait longer, whatever it says."""
 
 
 def held(stored: Mapping[str, Any]) -> bool:
@@ -32,18 +36,16 @@ def hold(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | N
     return None if wanted == held(stored) else wanted
 
 
-def deleting(
-    stored: Mapping[str, Any], job: RLHFJob | None, conditions: Conditions, observed: Observed, now: datetime
-) -> Plan:
-    """What is to be done for a job under deletion; `job` is None when its manifest can not be read any more."""
+def deleting(stored: Mapping[str, Any], conditions: Conditions, observed: Observed, now: datetime) -> Plan:
+    """What is to be done for a job under deletion."""
     if not held(stored):
         return Plan()  # its children go with it
-    asked = time_of(stored["metadata"]["deletionTimestamp"])
+    asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
     finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
     coordinators = [each for each in observed.pods.values() if each.group == Group.COORDINATOR and not each.over]
-    if asked is None or job is None or job.spec.checkpoints is None or finished or not coordinators:
+    if asked is None or seconds is None or finished or not coordinators:
         return Plan(finalizer=False)
-    deadline = asked + timedelta(seconds=job.spec.checkpoints.deletion_deadline_seconds)
+    deadline = asked + timedelta(seconds=seconds)
     if now >= deadline:
         text = "the job is deleted without a last checkpoint: spec.checkpoints.deletionDeadlineSeconds is over"
         return Plan(finalizer=False, events=(Event("CheckpointMissed", text, warning=True),))
@@ -57,3 +59,13 @@ def deleting(
         delete=tuple(Deletion(each.name, each.uid) for each in coordinators if each.active),
         look_again_after=(deadline - now).total_seconds(),
     )
+
+
+def _deadline_seconds(stored: Mapping[str, Any]) -> int | None:
+    """`spec.checkpoints.deletionDeadlineSeconds` of an object that may be malformed; None: nothing is saved."""
+    spec = stored.get("spec")
+    checkpoints = spec.get("checkpoints") if isinstance(spec, Mapping) else None
+    if not isinstance(checkpoints, Mapping):
+        return None
+    seconds = checkpoints.get("deletionDeadlineSeconds")
+    return seconds if isinstance(seconds, int) and 1 <= seconds <= DEADLINE_MAX else DEADLINE_MAX

@@ -34,7 +34,8 @@ AGAIN_SECONDS: Final = 15.0
 
 def foreign(stored: Mapping[str, Any]) -> bool:
     """Another controller reconciles the job (spec.managedBy): hands off, status included."""
-    return bool((stored.get("spec") or {}).get("managedBy", OURS) != OURS)
+    spec = stored.get("spec")
+    return isinstance(spec, Mapping) and bool(spec.get("managedBy", OURS) != OURS)
 
 
 @dataclass(frozen=True)

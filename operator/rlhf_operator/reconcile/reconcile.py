@@ -43,9 +43,9 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     conditions = Conditions(before.get("conditions") or [], now, job["metadata"].get("generation"))
     if placement.foreign(job):
         return Plan()
-    admission, placed = placement.placed(admit(job), observed)
     if job["metadata"].get("deletionTimestamp"):
-        return deletion.deleting(job, admission.job, conditions, observed, now)
+        return deletion.deleting(job, conditions, observed, now)
+    admission, placed = placement.placed(admit(job), observed)
     if admission.job is None:
         return _refused(job, conditions, admission, before)
     finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)

@@ -44,7 +44,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ["plan", "job.yaml", "--set", "spec.generation.template={spec: {hostNetwork: true}}"],
             2,
-            "spec.generation.template.spec.hostNetwork: True: must be false",
+            "spec.generation.template.spec.hostNetwork\n  given  true\n  must be false",
         ),
         (["run", "job.yaml", "--port", "99999"], 2, "99999"),
         (["frobnicate"], 2, "frobnicate"),

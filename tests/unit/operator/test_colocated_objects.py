@@ -58,7 +58,7 @@ def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_ref
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": mounting}
     found = admit(colocated(training=training))
     assert not found.planned
-    assert found.problem.startswith("spec.training.template: ")
+    assert found.problem.startswith("spec.training.template = ")
     assert found.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
 
 

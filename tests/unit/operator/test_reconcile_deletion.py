@@ -71,10 +71,13 @@ def test_nothing_is_waited_for_when_there_is_nothing_to_save() -> None:
     assert not held(finished), "a finished job is not held"
 
 
-def test_a_manifest_that_can_not_be_read_any_more_does_not_hold_up_the_deletion() -> None:
+def test_a_manifest_that_can_not_be_read_any_more_changes_nothing_about_the_deletion() -> None:
     world = World(checkpoints=SAVE).begin()
     world.job["spec"]["iterations"] = -1
     delete(world)
+    world.settle()
+    assert leaving(world) == ["job-coordinator"]
+    world.finish_deletions()
     world.settle()
     assert not held(world)
 

@@ -1,0 +1,32 @@
+"""How deep and how large a value from outside may be, before anything that recurses over it or copies it sees it.
+
+Rule: never recurses and never copies, so it takes whatever a JSON reader can make.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+MAX_DEPTH: Final = 64
+"""Levels of mappings and lists in a manifest; the deepest field of a pod is 15 levels down, Python stops at 1000."""
+
+
+def too_deep(value: object, limit: int = MAX_DEPTH) -> str | None:
+    """Path of the first field that is nested more than `limit` levels deep; None when there is none."""
+    waiting: list[tuple[str, object, int]] = [("", value, 0)]
+    while waiting:
+        path, node, depth = waiting.pop()
+        for name, child in _members(node):
+            if not isinstance(child, Mapping | list):
+                continue
+            below = f"{path}{name}"
+            if depth + 1 >= limit:
+                return below.removeprefix(".")
+            waiting.append((below, child, depth + 1))
+    return None
+
+
+def _members(node: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(node, Mapping):
+        yield from ((f".{name}", child) for name, child in node.items())
+    elif isinstance(node, list):
+        yield from ((f"[{index}]", child) for index, child in enumerate(node))

@@ -1,0 +1,46 @@
+"""Everything that is wrong with the pods of a job, before any is made: the same for `rlhf validate` and the operator.
+
+Rule: pure and total; a job that the models took gives problems, and never an exception.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.problems import Problem, Severity
+from rlhf_operator.manifests.pods import coordinator_pod
+from rlhf_operator.manifests.render import mounting, unused_template, worker
+from rlhf_operator.manifests.template import problems_of
+
+_GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
+
+
+def problems_of_pods(job: RLHFJob) -> list[Problem]:
+    """What is wrong with the templates of a resolved job, also of groups that have no pods for now."""
+    return list(_of_templates(job))
+
+
+def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:
+    """The job with its templates that no pod can be made by left out, so that nothing reads them."""
+    update = {}
+    for group in Group:
+        path, fields = f"spec.{group}.template", getattr(job.spec, group)
+        if any(each.severity is Severity.ERROR and each.field.startswith(path) for each in problems):
+            update[group.value] = fields.model_copy(update={"template": {}})
+    return job.model_copy(update={"spec": job.spec.model_copy(update=update)})
+
+
+def _of_templates(job: RLHFJob) -> Iterator[Problem]:
+    unused = unused_template(job)
+    yield from unused
+    beside = coordinator_pod(job, "")
+    for group in _GROUPS:
+        path = f"spec.{group}.template"
+        found = problems_of(getattr(job.spec, group).template, path, worker(job, group, 0, ""))
+        yield from found
+        broken = unused or any(each.severity is Severity.ERROR for each in found)
+        if group is job.spec.rank_group and not broken:
+            # Beside mounts that cannot be read, the coordinator's template is judged alone.
+            beside = mounting(job, "", {})
+    yield from problems_of(job.spec.coordinator.template, "spec.coordinator.template", beside)

@@ -1,0 +1,139 @@
+"""What a pod template may not ask for: the guarantees of a job's pods, each with what to do instead.
+
+Rule: security, command, environment contract, labels and devices of ours are never weakened, and a template that asks
+for the contrary is told so by name: a user who wrote `hostNetwork: true` must learn that it will not be so. Takes
+templates whose types are right (`pod_schema`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api.names import GROUP
+from rlhf_api.problems import Problem
+from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
+from rlhf_operator.manifests.quantity import amount
+
+Json = Mapping[str, Any]
+
+USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED"})
+"""Variables that we set and a template may set otherwise."""
+_OWN_VARIABLES: Final = ("RLHF_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_OWN_LABELS: Final = (f"{GROUP}/", "app.kubernetes.io/")
+_OWN_VOLUMES: Final = frozenset({"certificates", "job", "run", "reward"})
+_OWN_FOLDER: Final = "/etc/rlhf"
+_METADATA: Final = frozenset({"labels", "annotations", "creationTimestamp"})
+"""What pods take of a template's metadata; the time is what `kubectl create --dry-run` writes, and null."""
+_VOLUME_SOURCES: Final = frozenset(
+    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+)
+"""What the restricted Pod Security level admits."""
+_DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.intel\.com/.*|google\.com/tpu|.*/gpu")
+"""Resources that are devices to compute on."""
+
+
+def problems_of(template: Json, path: str, gpus: int) -> Iterator[Problem]:
+    """What a template asks for and does not get; `gpus` is what our container has."""
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    for name in metadata.get("labels") or {}:
+        if name.startswith(_OWN_LABELS):
+            yield Problem(f"{path}.metadata.labels", name, "labels of this prefix are set by the operator")
+    for name in metadata.keys() - _METADATA:
+        message = "is not taken from a template, of which pods have labels and annotations: remove it"
+        yield Problem(f"{path}.metadata.{name}", metadata[name], message)
+    yield from _spec(spec, f"{path}.spec")
+    for kind in ("initContainers", "containers"):
+        for index, container in enumerate(spec.get(kind) or []):
+            where = f"{path}.spec.{kind}[{index}]"
+            if kind == "initContainers" and container.get("name") == CONTAINER:
+                yield Problem(f"{where}.name", CONTAINER, "is the name of our own container; choose another")
+                continue
+            yield from _container(container, where)
+            yield from _devices(container, where, path, gpus)
+
+
+def _spec(spec: Json, path: str) -> Iterator[Problem]:
+    for field in ("hostNetwork", "hostPID", "hostIPC", "automountServiceAccountToken", "shareProcessNamespace"):
+        if spec.get(field):
+            yield Problem(f"{path}.{field}", spec[field], "must be false or left out")
+    for field in ("hostname", "subdomain", "restartPolicy", "hostUsers", "ephemeralContainers", "hostnameOverride"):
+        if field in spec:
+            yield Problem(f"{path}.{field}", spec[field], "is set by the operator; leave it out")
+    yield from _security(spec.get("securityContext") or {}, f"{path}.securityContext")
+    for index, volume in enumerate(spec.get("volumes") or []):
+        yield from _volume(volume, f"{path}.volumes[{index}]")
+
+
+def _container(container: Json, path: str) -> Iterator[Problem]:
+    context = container.get("securityContext") or {}
+    yield from _security(context, f"{path}.securityContext")
+    for index, port in enumerate(container.get("ports") or []):
+        if port.get("hostPort"):
+            yield Problem(f"{path}.ports[{index}].hostPort", port["hostPort"], "host ports are not allowed")
+    if not container.get("name"):
+        yield Problem(f"{path}.name", container.get("name"), f"needs a name; ours is {CONTAINER!r}")
+    if container.get("name") != CONTAINER:
+        return
+    for field in ("command", "args", "lifecycle"):
+        if field in container:
+            yield Problem(f"{path}.{field}", container[field], "is set by the operator; leave it out")
+    if context.get("readOnlyRootFilesystem") is False:
+        field = f"{path}.securityContext.readOnlyRootFilesystem"
+        yield Problem(field, False, "must be true; write to /tmp or a volume")
+    for index, mount in enumerate(container.get("volumeMounts") or []):
+        if str(mount.get("mountPath", "")).startswith(_OWN_FOLDER):
+            where = f"{path}.volumeMounts[{index}].mountPath"
+            yield Problem(where, mount["mountPath"], "is the operator's own folder")
+    for index, variable in enumerate(container.get("env") or []):
+        name = str(variable.get("name", ""))
+        if name.startswith(_OWN_VARIABLES) and name not in USERS_VARIABLES:
+            where = f"{path}.env[{index}].name"
+            yield Problem(where, name, "is set by the operator; see cpuThreads for threads")
+
+
+def _security(context: Json, path: str) -> Iterator[Problem]:
+    required = {"runAsNonRoot": True, "privileged": False, "allowPrivilegeEscalation": False}
+    for field, value in required.items():
+        if context.get(field, value) is not value:
+            yield Problem(f"{path}.{field}", context[field], f"must be {str(value).lower()} or left out")
+    if context.get("runAsUser") == 0:
+        yield Problem(f"{path}.runAsUser", 0, "must not be root; pods run as an unprivileged user")
+    # Of a pod's context it is a field that is unknown, and so of any type.
+    capabilities = context.get("capabilities")
+    if isinstance(capabilities, Mapping) and (added := capabilities.get("add")):
+        yield Problem(f"{path}.capabilities.add", added, "capabilities may not be added")
+    for field in ("procMount", "seLinuxOptions", "windowsOptions", "sysctls"):
+        if field in context:
+            yield Problem(f"{path}.{field}", context[field], "is not allowed at the restricted level")
+    if (profile := (context.get("seccompProfile") or {}).get("type", "RuntimeDefault")) != "RuntimeDefault":
+        yield Problem(f"{path}.seccompProfile.type", profile, "must be RuntimeDefault or left out")
+
+
+def _volume(volume: Json, path: str) -> Iterator[Problem]:
+    name = volume.get("name")
+    if name in _OWN_VOLUMES:
+        yield Problem(f"{path}.name", name, "is the name of a volume of the operator; choose another")
+    for source in sorted(volume.keys() - {"name"} - _VOLUME_SOURCES):
+        yield Problem(f"{path}.{source}", volume[source], "use a persistentVolumeClaim for files of a node")
+    for item in (volume.get("projected") or {}).get("sources") or []:
+        if "serviceAccountToken" in item:
+            yield Problem(f"{path}.projected", item, "pods of a job hold no API token")
+
+
+def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[Problem]:
+    """Devices are asked for by the manifest, which chooses what processes compute on; what a template adds idles."""
+    resources = container.get("resources") or {}
+    ours = container.get("name") == CONTAINER
+    group = template.removesuffix(".template")
+    coordinator = group == "spec.coordinator"
+    remedy = "the coordinator computes on CPU" if coordinator else f"use {group}.gpusPerReplica"
+    for kind in ("limits", "requests"):
+        for name, value in (resources.get(kind) or {}).items():
+            same = name == GPU_RESOURCE and amount(value) == gpus
+            if _DEVICES.fullmatch(name) and ((ours and not same) or (not ours and not gpus)) and amount(value):
+                count = f"{gpus} {GPU_RESOURCE}" if gpus else "no GPU"
+                message = f"the group's processes have {count}: remove it, {remedy}"
+                yield Problem(f"{path}.resources.{kind}.{name}", value, message)
+    if ours and not gpus and resources.get("claims"):
+        message = f"what is claimed would idle, as the process computes on CPU: remove it, {remedy}"
+        yield Problem(f"{path}.resources.claims", resources["claims"], message)

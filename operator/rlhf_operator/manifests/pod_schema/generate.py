@@ -1,0 +1,74 @@
+"""Writes schema.json, the pod template's part of an API server's OpenAPI, in a form that is small and reads well.
+
+Owns the translation: a type is a mapping of fields to type expressions: `string`, `[Container]` is a list, `{string}` a
+mapping with any names, `A|B` one of these words. The rule: what this form cannot say is an error here, never left out
+in silence. `make pod-schema` runs it against the API server of the tests, and a test says that the result is current.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+PATH: Final = Path(__file__).parent / "schema.json"
+ROOT: Final = "PodTemplateSpec"
+_SCALARS: Final[Mapping[tuple[str, str], str]] = {
+    ("string", ""): "string",
+    ("string", "date-time"): "time",
+    ("integer", "int32"): "int32",
+    ("integer", "int64"): "int64",
+    ("boolean", ""): "boolean",
+}
+_SPECIAL: Final[Mapping[str, str]] = {"Quantity": "quantity", "IntOrString": "int-or-string", "Time": "time"}
+"""Types that are no objects, by which the API server means more than their schema says."""
+_OPAQUE: Final = frozenset({"FieldsV1"})
+"""Objects without fields of their own, in what the API server alone writes."""
+
+
+def generate(openapi: Mapping[str, Any], version: str) -> Json:
+    """schema.json of an OpenAPI document (`/openapi/v3/api/v1`); `version` is the API server's, such as v1.36."""
+    schemas = {name.rpartition(".")[2]: node for name, node in openapi["components"]["schemas"].items()}
+    types: Json = {}
+    waiting = [ROOT]
+    while waiting:
+        name = waiting.pop()
+        if name in types:
+            continue
+        node = schemas[name]
+        fields = {field: _expression(child) for field, child in sorted(node.get("properties", {}).items())}
+        types[name] = {"required": sorted(node.get("required", [])), "fields": fields}
+        named = {each.strip("[]{}") for each in fields.values()}
+        waiting += sorted(each for each in named if each in schemas)
+    return {"kubernetes": version, "types": dict(sorted(types.items()))}
+
+
+def text(schema: Json) -> str:
+    """As it is checked in: one line a field, so that a newer Kubernetes reads as a difference."""
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _expression(node: Mapping[str, Any]) -> str:
+    if "allOf" in node:
+        (node,) = node["allOf"]
+    if "$ref" in node:
+        name = str(node["$ref"]).rpartition(".")[2]
+        return "{any}" if name in _OPAQUE else _SPECIAL.get(name, name)
+    if node.get("type") == "array":
+        return f"[{_expression(node['items'])}]"
+    if node.get("type") == "object":
+        return f"{{{_expression(node['additionalProperties'])}}}"
+    if "enum" in node:
+        return "|".join(node["enum"])
+    return _SCALARS[node["type"], node.get("format", "")]
+
+
+def main() -> None:
+    """The OpenAPI document comes by stdin, the version as the argument."""
+    PATH.write_text(text(generate(json.load(sys.stdin), sys.argv[1])), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

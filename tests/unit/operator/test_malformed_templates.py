@@ -1,0 +1,101 @@
+"""A job whose template is malformed says so, keeps what runs, and can be deleted."""
+
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import World, stored_job
+
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.conditions import rfc3339
+
+SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 120}
+
+
+def nested(levels: int) -> Any:
+    value: Any = "end"
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+MALFORMED = [
+    {"spec": {"containers": {"worker": {"image": "x"}}}},
+    {"spec": "text"},
+    {"spec": {"containers": [7]}},
+    {"spec": {"containers": [{"name": "worker", "resources": "4Gi"}]}},
+    {"spec": {"volumes": {"name": "data"}}},
+    {"metadata": ["a"]},
+    {"metadata": {"labels": {"a": 1}}},
+    {"spec": {"schedulerName": {"a": "b"}}},
+    {"spec": {"affinity": nested(400)}},
+]
+GROUPS = ("coordinator", "generation", "inference", "training")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
+def test_it_is_said_and_nothing_is_started(group: str, template: Any) -> None:
+    world = World()
+    world.job["spec"].setdefault(group, {})["template"] = template
+    world.settle()
+    assert world.pods == {}
+    planned = world.condition("Planned")
+    assert (planned["status"], planned["reason"]) == ("False", "InvalidManifest")
+    assert f"spec.{group}.template" in planned["message"]
+    assert world.events == ["InvalidManifest"], "told once"
+
+
+@pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
+def test_what_runs_goes_on_until_it_is_put_right(template: Any) -> None:
+    world = World().begin()
+    before = world.workers
+    right = world.job["spec"]["training"].get("template", {})
+    world.job["spec"]["training"]["template"] = template
+    world.settle()
+    assert world.workers == before
+    assert world.condition("Planned")["status"] == "False"
+    assert world.phase == "Running"
+    world.job["spec"]["training"]["template"] = right
+    world.settle()
+    assert world.condition("Planned")["status"] == "True"
+    assert world.workers == before
+
+
+BROKEN = [
+    *({"training": {"template": template}} for template in MALFORMED),
+    {"rollout": "text"},
+    {"models": None},
+    {"iterations": nested(400)},
+]
+
+
+@pytest.mark.parametrize("spec", BROKEN, ids=range(len(BROKEN)))
+def test_deletion_with_a_last_checkpoint_does_not_depend_on_the_manifest(spec: dict[str, Any]) -> None:
+    world = World(checkpoints=SAVE).begin()
+    world.job["spec"] |= spec
+    world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
+    assert world.settle().look_again_after == 120
+    assert [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]] == ["job-coordinator"]
+    world.finish_deletions()
+    world.settle()
+    assert not world.job["metadata"].get("finalizers")
+
+
+@pytest.mark.parametrize(
+    "spec", [None, "text", {"checkpoints": "text"}, {"checkpoints": {"deletionDeadlineSeconds": "x"}}]
+)
+def test_deletion_does_not_hang_whatever_the_manifest_is(spec: Any) -> None:
+    world = World(checkpoints=SAVE).begin()
+    world.job["spec"] = spec
+    world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
+    world.settle()
+    world.later(300)
+    world.settle()
+    assert not world.job["metadata"].get("finalizers")
+
+
+@pytest.mark.parametrize("levels", [100, 1000, 100_000])
+def test_a_manifest_of_any_depth_is_refused_and_not_walked_into(levels: int) -> None:
+    body = stored_job() | {}
+    body["spec"]["generation"] = {"replicas": 1, "engineArgs": nested(levels)}
+    assert "spec.generation.engineArgs.a.a" in admit(body).problem
