@@ -110,7 +110,8 @@ def options(arguments: Sequence[str]) -> Options:
 async def operate(options: Options, cluster: Cluster) -> int:
     """Runs until told to stop; the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    metrics, index = OperatorMetrics(), Index()
+    metrics = OperatorMetrics()
+    index = Index(handlers.telling(metrics))
     cluster.on_answer = metrics.answered
     recorder = Recorder(cluster, identity)
     queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)

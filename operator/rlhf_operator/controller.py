@@ -29,6 +29,7 @@ from rlhf_operator.reconcile import Deletion, Observed, Plan, Pod, PoolLabel, re
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.placement import foreign
 from rlhf_operator.reward_functions import given
+from rlhf_operator.untrusted import owner_of
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ class Controller:
             pods=pods,
             ended=self._index.ended(key, uid),
             taken=taken,
+            unreadable=self._index.unreadable(key, uid),
             applied=self._index.applied(key),
             certificates_expire=expire,
             reading=reading,
@@ -257,8 +259,7 @@ class Controller:
             there = await self._cluster.get("Pod", namespace, name)
             if there is None:
                 return
-            owner = (there["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID)
-            if owner != job["metadata"]["uid"]:
+            if owner_of(there["metadata"]) != job["metadata"]["uid"]:
                 raise RefusedError(f"another pod of this name exists in namespace {namespace}") from None
             answer = there
         self._index.put_pod(key, answer)

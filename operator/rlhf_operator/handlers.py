@@ -6,13 +6,15 @@ what reading the event costs, and an operator of pods lives on events.
 
 Rule: an event only brings the index up to date and enqueues the job's key; nothing is decided here, nothing is written,
 no finalizer and no annotation is ever set on an object. No job is enqueued before all first listings are complete: none
-is ever reconciled against half of its pods. What a stream misses is found by `resync`.
+is ever reconciled against half of its pods. What a stream misses is found by `resync`. Whoever may write an object may
+write nonsense, so a stream survives every event: one that cannot be taken in is counted and costs its object alone.
 """
 
 import asyncio
 import logging
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import kopf
@@ -23,6 +25,7 @@ from kopf._cogs.structs.references import Resource
 from rlhf_api import names
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.untrusted import PARSER_LEVELS, Unreadable, identity_of
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,16 @@ KOPF_IDENTITY: Final[Any] = "rlhf-operator"
 """Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
 AGAIN_SECONDS: Final = 5.0
 """Until a stream is opened again that the API server refused; kopf itself has tried for a minute by then."""
+
+
+def telling(metrics: OperatorMetrics) -> Callable[[str, str, Unreadable], None]:
+    """What an index tells of objects that cannot be read, as a metric and a line of the log."""
+
+    def told(kind: str, key: str, what: Unreadable) -> None:
+        metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
+        log.warning("%s: %s %s cannot be read: %s", key, kind, what.name, what.why, extra={"job": key})
+
+    return told
 
 
 class Intake:
@@ -64,7 +77,14 @@ class Intake:
             self._early.clear()
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
-        """One object of a listing (`type` is None), or one event."""
+        """One object of a listing (`type` is None), or one event. Never raises."""
+        try:
+            self._take(kind, event)
+        except Exception:
+            self._metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
+            log.exception("an event of %s cannot be taken in", self._plurals[kind])
+
+    def _take(self, kind: str, event: Mapping[str, Any]) -> None:
         body = event["object"]
         key = key_of(body) if kind == names.KIND else owner_key(body)
         if event["type"] is not None:
@@ -72,7 +92,8 @@ class Intake:
         if key is None:
             return
         if event["type"] == "DELETED":
-            self._index.drop(kind, key, str(body["metadata"]["name"]), str(body["metadata"]["uid"]), body)
+            gone = identity_of(body["metadata"])
+            self._index.drop(kind, key, gone.name, gone.uid, body)
         elif not self._index.put(kind, key, body):
             return
         if self._unlisted > 0:
@@ -123,6 +144,7 @@ async def watch(
     everywhere: Sequence[str | None] = namespaces or [None]
     places = [(kind, namespace) for kind in watched for namespace in everywhere]
     intake = Intake(index, queue, metrics, watched, len(places))
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), PARSER_LEVELS))
 
     async def streams() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -159,4 +181,8 @@ async def _stream(
                     intake.take(kind, event)
         except (APIError, WatchingError) as error:
             log.warning("%s cannot be watched: %s", place[2], error)
+            await asyncio.sleep(AGAIN_SECONDS)
+        except Exception:
+            # Of kopf or of the answer: the other streams go on, and the next listing tells what this one missed.
+            log.exception("the watch of %s is opened again", place[2])
             await asyncio.sleep(AGAIN_SECONDS)

@@ -1,20 +1,25 @@
 """What the operator remembers of the cluster: the newest version of every job, and small records of its objects.
 
 Rule: filled from watches and from the answers to our own writes; of two versions of an object the newer stays,
-whichever arrives last. Lost with the process and filled again from the first listing. Owns no decision, sends nothing.
+whichever arrives last. An object is a job's when its controller is the RLHFJob of that uid, whatever its labels say; of
+others only the name counts, which is taken. One that cannot be read is kept as that, and told once by its kind: to
+forget it would let it be made again and again. Lost with the process and filled again from the first listing. Owns no
+decision, sends nothing, and raises for no body.
 """
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.gang.kueue import CLAIMS
+from rlhf_operator.gang.kueue import CLAIMS, workload_named
 from rlhf_operator.gang.kueue_workload import Workload, is_workload, workload_of
 from rlhf_operator.reconcile.applied import FINGERPRINT
 from rlhf_operator.reconcile.pod import Pod, pod_of
+from rlhf_operator.stored_job import stored_of
+from rlhf_operator.untrusted import NAME_MAX, Identity, Unreadable, UnreadableError, identity_of, text
 
 Json = dict[str, Any]
 
@@ -22,29 +27,61 @@ GONE_REMEMBERED: Final = 10_000
 """Deleted objects whose late events are still recognised."""
 
 
-def key_of(body: Mapping[str, Any]) -> str:
-    """`namespace/name` of a job's stored object."""
-    return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+MARK_MAX: Final = 64
+"""Characters of a fingerprint; ours have 16."""
+UNREADABLE_NAMED: Final = 64
+"""Objects of a job that cannot be read and are told; of more, those that were seen first."""
+
+
+def key_of(body: Mapping[str, Any]) -> str | None:
+    """`namespace/name` of a job's stored object; None when it has none."""
+    try:
+        return f"{_name(body['metadata']['namespace'])}/{_name(body['metadata']['name'])}"
+    except (KeyError, TypeError, UnreadableError):
+        return None
 
 
 def owner_key(body: Mapping[str, Any]) -> str | None:
     """`namespace/name` of the job an object belongs to, by its label."""
-    meta = body["metadata"]
-    name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
-    return f"{meta['namespace']}/{name}" if name else None
+    try:
+        meta = body["metadata"]
+        name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
+        return f"{_name(meta['namespace'])}/{_name(name)}" if name else None
+    except (AttributeError, KeyError, TypeError, UnreadableError):
+        return None
+
+
+def _name(value: Any) -> str:
+    return text(value, "name", NAME_MAX, empty=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another object of a job: its metadata, as far as it matters."""
+
+    version: int
+    uid: str
+    owner: str
+    """uid of the object that controls it."""
+    mark: str
+    """Fingerprint of what was applied; empty: it is being deleted, or is not of our making."""
 
 
 class Index:
     """Jobs, pods and other objects by job key."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_unreadable: Callable[[str, str, Unreadable], None] | None = None) -> None:
+        """`on_unreadable(kind, key, what)` is told of an object that cannot be read, once for each reason."""
+        self._on_unreadable = on_unreadable or (lambda kind, key, what: None)
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
-        self._pods: dict[str, dict[str, tuple[str, Pod]]] = {}
-        self._others: dict[str, dict[tuple[str, str], tuple[int, str, str]]] = {}
-        self._workloads: dict[str, tuple[str, Workload]] = {}
+        self._pods: dict[str, dict[str, Pod | Unreadable]] = {}
+        self._others: dict[str, dict[tuple[str, str], Other]] = {}
+        self._workloads: dict[str, dict[str, Workload]] = {}
+        self._strange: dict[str, dict[str, tuple[str, Unreadable]]] = {}
+        """Job -> uid -> (kind, what): objects beside pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._ended: dict[str, dict[str, tuple[str, Pod]]] = {}
-        """Job -> uid -> (uid of the job, last version) of deleted pods that no turn has accounted for."""
+        self._ended: dict[str, dict[str, Pod]] = {}
+        """Job -> uid -> last version of deleted pods that no turn has accounted for."""
 
     def jobs(self) -> Iterator[str]:
         """Keys of all jobs."""
@@ -64,41 +101,56 @@ class Index:
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
         """A version of a job was seen; whether it is a newer one than was known."""
-        key, version = key_of(body), int(body["metadata"]["resourceVersion"])
-        if version <= self.version(key) or body["metadata"]["uid"] in self._gone:
+        key = key_of(body)
+        try:
+            found = stored_of(body)
+        except UnreadableError as error:
+            self._on_unreadable(names.KIND, key or "", Unreadable("", "", 0, "", str(error)))
             return False
-        # Bytes are a sixth of the size of the same thing as Python objects.
-        meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "annotations")}
-        kept = {**body, "metadata": meta}
-        self._jobs[key] = version, str(meta["uid"]), json.dumps(kept, separators=(",", ":")).encode()
+        if key is None or found.version <= self.version(key) or found.uid in self._gone:
+            return False
+        if found.wrong:
+            what = Unreadable(key.partition("/")[2], found.uid, found.version, "", found.wrong)
+            self._on_unreadable(names.KIND, key, what)
+        self._jobs[key] = found.version, found.uid, found.body
         return True
 
-    def drop_job(self, body: Mapping[str, Any]) -> None:
+    def drop_job(self, key: str, uid: str) -> None:
         """The job is gone; its objects follow one by one."""
-        self._bury(str(body["metadata"]["uid"]))
-        known = self._jobs.get(key_of(body))
-        if known is not None and known[1] == body["metadata"]["uid"]:
-            del self._jobs[key_of(body)]
-            self._ended.pop(key_of(body), None)
+        self._bury(uid)
+        known = self._jobs.get(key)
+        if known is not None and known[1] == uid:
+            del self._jobs[key]
+            self._ended.pop(key, None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, Pod], frozenset[str]]:
-        """The pods of the job of that uid by name, and the names taken by those of an earlier job of its name."""
+        """The pods of the job of that uid by name, and the names taken by others: those of an earlier job of its name,
+        those of somebody else, and those that cannot be read."""
         found = self._pods.get(key, {})
-        ours = {name: pod for name, (owner, pod) in found.items() if owner == uid}
+        ours = {name: pod for name, pod in found.items() if isinstance(pod, Pod) and pod.owner == uid}
         return ours, frozenset(found.keys() - ours.keys())
+
+    def unreadable(self, key: str, uid: str) -> tuple[tuple[str, Unreadable], ...]:
+        """(kind, what) of the objects of the job of that uid that cannot be read."""
+        pods = (("Pod", each) for each in self._pods.get(key, {}).values() if isinstance(each, Unreadable))
+        found = [*pods, *self._strange.get(key, {}).values()]
+        return tuple((kind, each) for kind, each in found if each.owner == uid)[:UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
         """A version of a pod was seen; whether anything that decisions read is another than was known."""
         pod = pod_of(body)
-        if pod is None or pod.uid in self._gone:
+        if isinstance(pod, Unreadable) and not pod.uid:
+            return self._cannot_read(key, "Pod", None, pod.why)
+        if pod.uid in self._gone:
             return False
         pods = self._pods.setdefault(key, {})
         known = pods.get(pod.name)
-        if known is not None and known[1].uid == pod.uid and known[1].version >= pod.version:
+        if known is not None and known.uid == pod.uid and known.version >= pod.version:
             return False
-        owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
-        pods[pod.name] = owner, pod
-        return known != (owner, pod)
+        pods[pod.name] = pod
+        if isinstance(pod, Unreadable) and known != pod:
+            self._on_unreadable("Pod", key, pod)
+        return known != pod
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """A pod is gone. `last`: its last version; one that was being deleted stays to be accounted for.
@@ -106,19 +158,18 @@ class Index:
         The deletion may have been asked for and done between two turns, so that none saw the pod go.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
-        if last is not None and pod is not None and pod.deletion is not None and key in self._jobs:
-            owner = (last["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
-            self._ended.setdefault(key, {})[uid] = owner, pod
+        if isinstance(pod, Pod) and pod.deletion is not None and key in self._jobs:
+            self._ended.setdefault(key, {})[uid] = pod
         self._bury(uid)
         pods = self._pods.get(key, {})
-        if name in pods and pods[name][1].uid == uid:
+        if name in pods and pods[name].uid == uid:
             del pods[name]
             if not pods:
                 del self._pods[key]
 
     def ended(self, key: str, uid: str) -> tuple[Pod, ...]:
         """Pods of the job of that uid that were deleted since they were last settled."""
-        return tuple(pod for owner, pod in self._ended.get(key, {}).values() if owner == uid)
+        return tuple(pod for pod in self._ended.get(key, {}).values() if pod.owner == uid)
 
     def settle(self, key: str, pods: Iterable[Pod]) -> None:
         """These deleted pods are accounted for."""
@@ -130,53 +181,85 @@ class Index:
 
     def applied(self, key: str) -> dict[tuple[str, str], str]:
         """(kind, name) -> fingerprint, of the job's other objects."""
-        return {place: mark for place, (_, _, mark) in self._others.get(key, {}).items()}
+        return {place: other.mark for place, other in self._others.get(key, {}).items()}
 
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
         """A version of another object of a job was seen, its metadata is enough; whether decisions may be others."""
-        version, uid = int(meta["resourceVersion"]), str(meta["uid"])
-        if uid in self._gone:
+        try:
+            name, found = _other(meta)
+        except UnreadableError as error:
+            self._on_unreadable(kind, key, Unreadable("", "", 0, "", str(error)))
+            return False
+        if found.uid in self._gone:
             return False
         others = self._others.setdefault(key, {})
-        known = others.get((kind, meta["name"]))
-        if known is not None and known[1] == uid and known[0] >= version:
+        known = others.get((kind, name))
+        if known is not None and known.uid == found.uid and known.version >= found.version:
             return False
-        mark = (meta.get("annotations") or {}).get(FINGERPRINT, "")
-        if meta.get("deletionTimestamp"):
-            mark = ""
-        others[(kind, str(meta["name"]))] = version, uid, mark
-        return known is None or known[1:] != (uid, mark)
+        others[kind, name] = found
+        return known is None or known != replace(found, version=known.version)
 
-    def drop_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> None:
+    def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Another object of a job is gone."""
-        self._bury(str(meta["uid"]))
-        if is_workload(kind) and key in self._workloads and self._workloads[key][1].uid == meta["uid"]:
-            del self._workloads[key]
+        self._bury(uid)
+        if is_workload(kind):
+            self._drop_workload(key, name, uid)
         others = self._others.get(key, {})
-        if others.get((kind, meta["name"]), (0, "", ""))[1] == meta["uid"]:
-            del others[(kind, str(meta["name"]))]
+        if (known := others.get((kind, name))) is not None and known.uid == uid:
+            del others[kind, name]
             if not others:
                 del self._others[key]
 
     def other(self, key: str, kind: str, name: str) -> str | None:
         """uid of another object of a job."""
         known = self._others.get(key, {}).get((kind, name))
-        return known[1] if known else None
+        return known.uid if known else None
 
     def workload(self, key: str, uid: str) -> Workload | None:
         """The Kueue Workload of the job of that uid; one of an earlier job of its name is on its way out."""
-        owner, found = self._workloads.get(key, ("", None))
-        return found if found is None or owner == uid else replace(found, going=True)
+        found = self._workloads.get(key, {}).values()
+        ours = next((each for each in found if each.owner == uid), None)
+        before = next((each for each in found if each.name == workload_named(key.partition("/")[2])), None)
+        return ours if ours is not None or before is None else replace(before, going=True)
 
     def put_workload(self, key: str, body: Mapping[str, Any]) -> bool:
-        """A version of a Workload was seen with its status; whether decisions may be others."""
-        found = workload_of(body, CLAIMS)
-        known = self._workloads.get(key)
-        if found.uid in self._gone or (known and known[1].uid == found.uid and known[1].version >= found.version):
+        """A version of a Workload was seen with its status; whether decisions may be others.
+
+        Of one that cannot be read any more the last version that could stays: what was admitted goes on.
+        """
+        try:
+            found = workload_of(body, CLAIMS)
+        except UnreadableError as error:
+            return self._cannot_read(key, "Workload", body["metadata"], str(error))
+        self._strange.get(key, {}).pop(found.uid, None)
+        workloads = self._workloads.setdefault(key, {})
+        known = workloads.get(found.name)
+        if found.uid in self._gone or (known and known.uid == found.uid and known.version >= found.version):
             return False
-        owner = (body["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, "")
-        self._workloads[key] = owner, found
-        return known is None or known[1] != replace(found, version=known[1].version)
+        workloads[found.name] = found
+        return known is None or known != replace(found, version=known.version)
+
+    def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
+        """An object cannot be read, and is kept as no other record; whether that is news."""
+        try:
+            found = identity_of(meta)
+        except UnreadableError:
+            found = Identity("", "", 0, "")
+        what = Unreadable(found.name, found.uid, found.version, found.owner, why)
+        strange = self._strange.setdefault(key, {}) if what.uid else {}
+        known, strange[what.uid] = strange.get(what.uid), (kind, what)
+        if known != (kind, what):
+            self._on_unreadable(kind, key, what)
+        return bool(what.uid) and known != (kind, what)
+
+    def _drop_workload(self, key: str, name: str, uid: str) -> None:
+        strange, workloads = self._strange.get(key, {}), self._workloads.get(key, {})
+        strange.pop(uid, None)
+        if name in workloads and workloads[name].uid == uid:
+            del workloads[name]
+        for kept in (self._strange, self._workloads):
+            if not kept.get(key, True):
+                del kept[key]
 
     def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
         """uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
@@ -186,22 +269,21 @@ class Index:
                 found[uid] = key, key.partition("/")[2], version
         elif kind == "Pod":
             for key, pods in self._pods.items():
-                found |= {pod.uid: (key, pod.name, pod.version) for _, pod in pods.values()}
+                found |= {pod.uid: (key, pod.name, pod.version) for pod in pods.values()}
         else:
             for key, others in self._others.items():
-                ours = ((name, entry) for (each, name), entry in others.items() if each == kind)
-                found |= {uid: (key, name, version) for name, (version, uid, _) in ours}
+                ours = ((name, other) for (each, name), other in others.items() if each == kind)
+                found |= {other.uid: (key, name, other.version) for name, other in ours}
         return found
 
     def drop(self, kind: str, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """An object of any kind is gone; `last`: its last version, where that is known."""
-        meta = {"name": name, "uid": uid, "namespace": key.partition("/")[0]}
         if kind == names.KIND:
-            self.drop_job({"metadata": meta})
+            self.drop_job(key, uid)
         elif kind == "Pod":
             self.drop_pod(key, name, uid, last)
         else:
-            self.drop_other(key, kind, meta)
+            self.drop_other(key, kind, name, uid)
 
     def put(self, kind: str, key: str, body: Mapping[str, Any]) -> bool:
         """A version of an object of any kind was seen; whether a decision may be another now."""
@@ -216,3 +298,10 @@ class Index:
         self._gone[uid] = None
         if len(self._gone) > GONE_REMEMBERED:
             self._gone.popitem(last=False)
+
+
+def _other(meta: Any) -> tuple[str, Other]:
+    found = identity_of(meta)
+    notes = meta.get("annotations")
+    mark = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
+    return found.name, Other(found.version, found.uid, found.owner, mark[:MARK_MAX] if isinstance(mark, str) else "")

@@ -48,6 +48,12 @@ class OperatorMetrics:
         self.watch = Gauge(
             "rlhf_operator_watch_last_event_timestamp_seconds", "When the last event came.", ["resource"], registry=made
         )
+        self.unreadable = Counter(
+            "rlhf_operator_unreadable_objects",
+            "Objects that could not be read, or not to the end, by kind.",
+            ["kind"],
+            registry=made,
+        )
         self.leader = Gauge("rlhf_operator_leader", "1 while this process reconciles.", registry=made)
         self.jobs = JobSeries()
         made.register(self.jobs)

@@ -6,9 +6,9 @@ lost; whoever was slower takes the turn again. Nothing here is remembered that a
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_operator.cluster import Cluster, RefusedError
@@ -21,12 +21,15 @@ from rlhf_operator.gang.kueue_workload import (
     Workload,
     flavor_of,
     is_workload,
+    priority_value,
     with_report,
 )
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.untrusted import UnreadableError
 
 Json = dict[str, Any]
+Record = TypeVar("Record")
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,8 @@ class Queueing:
             return {}
         named = {each for names in workload.flavors.values() for each in names}
         bodies = {name: await self._read(f"{version}/ResourceFlavor", name) for name in named}
-        return {name: flavor_of(body) for name, body in bodies.items() if body is not None}
+        found = {name: _read_as(flavor_of, "ResourceFlavor", name, body) for name, body in bodies.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
     async def priority(self, job: Json) -> Priority | None:
         """The class that orders a stored job in its queue."""
@@ -59,7 +63,7 @@ class Queueing:
             return None
         kind, name = named
         body = await self._read(PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)
-        return Priority(kind, name, None if body is None else int(body.get("value", 0)))
+        return Priority(kind, name, _read_as(priority_value, kind, name, body))
 
     async def _read(self, kind: str, name: str) -> Json | None:
         """An object without a namespace, not older than READ_SECONDS; None when it is not there or may not be read."""
@@ -86,6 +90,15 @@ class Queueing:
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key):
             body = await self._cluster.get(kind, namespace, name) if is_workload(kind) else None
-            if body is not None:
-                written = await self._cluster.replace_status(with_report(body, report, rfc3339(now)))
-                index.put(kind, key, written)
+            told = _read_as(lambda each: with_report(each, report, rfc3339(now)), kind, name, body)
+            if told is not None:
+                index.put(kind, key, await self._cluster.replace_status(told))
+
+
+def _read_as(reader: Callable[[Json], Record], kind: str, name: str, body: Json | None) -> Record | None:
+    """The record of an object; None, said in the log, when it cannot be read, as when it may not be."""
+    try:
+        return None if body is None else reader(body)
+    except UnreadableError as error:
+        log.warning("%s %s cannot be read: %s", kind, name, error)
+        return None

@@ -8,12 +8,13 @@ is about, so it is told to the health check; a healthy operator finds nothing he
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_operator.cluster import Cluster, ClusterError
 from rlhf_operator.handlers import WATCHED, Watched
-from rlhf_operator.index import Index
+from rlhf_operator.index import Index, key_of, owner_key
+from rlhf_operator.untrusted import UnreadableError, identity_of
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ class Resync:
                 await self.compare()
             except ClusterError as error:
                 log.warning("the backstop could not list: %s", error)
+            except Exception:
+                # What it compares was written by others; without it the watches still work.
+                log.exception("the backstop could not compare")
 
     async def compare(self) -> None:
         """One comparison; whatever was missed is put right, and its job gets a turn."""
@@ -63,7 +67,8 @@ class Resync:
             labels = "" if kind == names.KIND else names.LABEL_JOB_NAME
             for place in self._places:
                 async for meta in self._cluster.metadata(kind, place, labels):
-                    listed[str(meta["uid"])] = meta
+                    if _key(kind, meta) is not None:
+                        listed[str(meta.get("uid"))] = meta
             for uid, (key, name, _) in before.items():
                 if uid not in listed:
                     self._index.drop(kind, key, name, uid)
@@ -75,14 +80,15 @@ class Resync:
             for key in self._index.jobs():
                 self._queue.add(key)
 
-    async def _missed(self, kind: str, listed: dict[str, dict[str, str]]) -> int:
-        """Objects whose newest version had not come by the watch, even after a while."""
+    async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
+        """Objects whose newest version had not come by the watch, even after a while.
+
+        What the index does not take has not been missed: it would be no other after another round.
+        """
 
         def behind() -> list[str]:
             known = self._index.known(kind)
-            return [
-                uid for uid, meta in listed.items() if known.get(uid, ("", "", 0))[2] < int(meta["resourceVersion"])
-            ]
+            return [uid for uid, meta in listed.items() if known.get(uid, ("", "", 0))[2] < _version(meta)]
 
         if not behind():
             return 0
@@ -93,11 +99,29 @@ class Resync:
             body = await self._cluster.get(kind, meta["namespace"], meta["name"])
             if body is None or body["metadata"]["uid"] != uid:
                 continue
-            labels = body["metadata"].get("labels") or {}
-            name = meta["name"] if kind == names.KIND else labels.get(names.LABEL_JOB_NAME)
-            key = f"{meta['namespace']}/{name}"
+            key = _key(kind, body["metadata"])
+            if key is None or not self._taken(kind, key, uid, body):
+                continue
             log.warning("the watch missed %s %s/%s", kind, meta["namespace"], meta["name"])
-            self._index.put(kind, key, body)
             self._queue.add(key)
             found += 1
         return found
+
+    def _taken(self, kind: str, key: str, uid: str, body: dict[str, Any]) -> bool:
+        """Puts a body into the index; whether it is there in a newer version now."""
+        before = self._index.known(kind).get(uid)
+        self._index.put(kind, key, body)
+        return self._index.known(kind).get(uid) != before
+
+
+def _key(kind: str, meta: dict[str, Any]) -> str | None:
+    body = {"metadata": meta}
+    return key_of(body) if kind == names.KIND else owner_key(body)
+
+
+def _version(meta: dict[str, Any]) -> int:
+    """-1 when it has none."""
+    try:
+        return identity_of(meta).version
+    except UnreadableError:
+        return -1

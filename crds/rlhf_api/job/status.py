@@ -4,16 +4,32 @@ Rule: only the operator writes it, at most once in ten seconds for progress. Rea
 because a newer operator may have written them. Texts such as "37/100" exist because a printer column shows one value.
 """
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from rlhf_api.job.base import ApiModel
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
+
+def _a_time(value: str) -> str:
+    """The API server refuses another text as date-time, and writing a stored one back must not be refused."""
+    if datetime.fromisoformat(value).tzinfo is None:
+        raise ValueError("a time has a zone")
+    return value
+
+
+def _as_stored(value: int) -> int:
+    """The API server keeps integers of 64 bits."""
+    if value >= 2**63:
+        raise ValueError("an integer has 64 bits")
+    return value
+
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64), AfterValidator(_a_time)]
 """RFC 3339, in UTC, such as 2026-08-22T10:00:00Z."""
 Text = Annotated[str, Field(max_length=1024)]
-Tally = Annotated[int, Field(ge=0)]
+Tally = Annotated[int, Field(ge=0), AfterValidator(_as_stored)]
 
 
 class StatusModel(ApiModel):

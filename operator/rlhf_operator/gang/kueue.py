@@ -100,7 +100,12 @@ def queue_of(job: RLHFJob) -> str | None:
 
 def workload_name(job: RLHFJob) -> str:
     """`rlhfjob-<job>`; Kueue's own integrations name theirs alike, by kind and job."""
-    return f"rlhfjob-{job.name}"
+    return workload_named(job.name)
+
+
+def workload_named(name: str) -> str:
+    """That of the job of this name."""
+    return f"rlhfjob-{name}"
 
 
 def pod_sets(job: RLHFJob) -> list[Json]:

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlhf_api.conditions import AdmittedReason
+from rlhf_operator.untrusted import NAME_MAX, UnreadableError, identity_of, listed, mapping, text, too_deep, whole
 
 Json = dict[str, Any]
 
+MESSAGE_MAX: Final = 32768
+"""Characters of a condition's message, as the API server has it."""
+PLACEMENT_MAX: Final = 256
+"""Labels, annotations or tolerations that an admission gives to pods."""
+VALUE_MAX: Final = 4096
+"""Characters of each."""
+COUNT_MAX: Final = 2**31 - 1
+"""Of a pod set; a class orders by as much."""
 REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
 """Evictions after which the job may be admitted again at once; after others Kueue says when."""
 
@@ -44,6 +53,9 @@ class Workload:
 
     version: int
     uid: str
+    name: str = ""
+    owner: str = ""
+    """uid of the object that controls it."""
     going: bool = False
     """It is being deleted, or of an earlier job of this name."""
     queue: str = ""
@@ -122,35 +134,83 @@ def is_workload(kind: str) -> bool:
 
 
 def workload_of(body: Mapping[str, Any], claims_key: str) -> Workload:
-    """From the API server's object; `claims_key` is the annotation with the fingerprint."""
-    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    admission = status.get("admission") or {}
-    assigned = admission.get("podSetAssignments") or []
+    """From the API server's object; `claims_key` is the annotation with the fingerprint. Raises UnreadableError."""
+    if place := too_deep(body, "workload"):
+        raise UnreadableError(place, None, "nested less deeply")
+    known = identity_of(body.get("metadata"))
+    meta, spec, status = body["metadata"], mapping(body.get("spec"), "spec"), mapping(body.get("status"), "status")
+    admission = mapping(status.get("admission"), "status.admission")
+    conditions = listed(status.get("conditions"), "status.conditions")
     return Workload(
-        version=int(meta["resourceVersion"]),
-        uid=str(meta["uid"]),
+        version=known.version,
+        uid=known.uid,
+        name=known.name,
+        owner=known.owner,
         going=bool(meta.get("deletionTimestamp")),
-        queue=str(spec.get("queueName") or ""),
+        queue=text(spec.get("queueName"), "spec.queueName", NAME_MAX),
         active=spec.get("active") is not False,
-        claims=str((meta.get("annotations") or {}).get(claims_key, "")),
-        counts={str(each.get("name", "main")): int(each.get("count", 1)) for each in spec.get("podSets") or []},
+        claims=_texts(meta.get("annotations"), "metadata.annotations").get(claims_key, ""),
+        counts=_counts(listed(spec.get("podSets"), "spec.podSets")),
         conditions={
-            str(each["type"]): (str(each["status"]), str(each.get("reason", "")), str(each.get("message", "")))
-            for each in status.get("conditions") or []
+            text(each.get("type"), "status.conditions.type", NAME_MAX, empty=False): (
+                text(each.get("status"), "status.conditions.status", NAME_MAX),
+                text(each.get("reason"), "status.conditions.reason", NAME_MAX),
+                text(each.get("message"), "status.conditions.message", MESSAGE_MAX),
+            )
+            for each in conditions
         },
-        cluster_queue=str(admission.get("clusterQueue") or ""),
-        flavors={
-            str(each.get("name", "main")): tuple(dict.fromkeys((each.get("flavors") or {}).values()))
-            for each in assigned
-        },
-        updates=_updates(status.get("admissionChecks") or []),
+        cluster_queue=text(admission.get("clusterQueue"), "status.admission.clusterQueue", NAME_MAX),
+        flavors=_flavors(admission),
+        updates=_updates(listed(status.get("admissionChecks"), "status.admissionChecks")),
     )
 
 
+def _counts(pod_sets: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    place = "spec.podSets"
+    return {
+        text(each.get("name", "main"), f"{place}.name", NAME_MAX): whole(
+            each.get("count", 1), f"{place}.count", COUNT_MAX
+        )
+        for each in pod_sets
+    }
+
+
+def _flavors(admission: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    place = "status.admission.podSetAssignments"
+    return {
+        text(each.get("name", "main"), f"{place}.name", NAME_MAX): tuple(
+            dict.fromkeys(_texts(each.get("flavors"), f"{place}.flavors").values())
+        )
+        for each in listed(admission.get("podSetAssignments"), place)
+    }
+
+
+def _texts(value: Any, field: str) -> dict[str, str]:
+    """A map of texts."""
+    found = mapping(value, field)
+    if len(found) > PLACEMENT_MAX:
+        raise UnreadableError(field, found, f"an object of at most {PLACEMENT_MAX} texts")
+    return {str(name): text(each, f"{field}[{name}]", VALUE_MAX) for name, each in found.items()}
+
+
 def flavor_of(body: Mapping[str, Any]) -> Placement:
-    """A ResourceFlavor as what it asks of pods."""
-    spec = body.get("spec") or {}
-    return Placement(dict(spec.get("nodeLabels") or {}), tuple(spec.get("tolerations") or ()))
+    """A ResourceFlavor as what it asks of pods. Raises UnreadableError."""
+    if place := too_deep(body, "flavor"):
+        raise UnreadableError(place, None, "nested less deeply")
+    spec = mapping(body.get("spec"), "spec")
+    return Placement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))
+
+
+def _tolerations(value: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple(listed(value.get("tolerations"), f"{field}.tolerations", PLACEMENT_MAX))
+
+
+def priority_value(body: Mapping[str, Any]) -> int:
+    """Of a priority class. Raises UnreadableError."""
+    value = body.get("value", 0)
+    if type(value) is not int or abs(value) > COUNT_MAX:
+        raise UnreadableError("value", value, "a whole number of 32 bits")
+    return value
 
 
 def gate(queue: str, workload: Workload | None, counts: Mapping[str, int], claims: str) -> Gate:
@@ -208,9 +268,12 @@ def finished(workload: Workload, message: str, *, succeeded: bool) -> Report | N
 
 
 def with_report(body: Json, report: Report, now: str) -> Json:
-    """The Workload with the report in its status; times of conditions that do not change are kept."""
-    status = dict(body.get("status") or {})
-    known = {each["type"]: each for each in status.get("conditions") or []}
+    """The Workload with the report in its status; times of conditions that do not change are kept.
+
+    Raises UnreadableError.
+    """
+    status = dict(mapping(body.get("status"), "status"))
+    known = {str(each.get("type")): each for each in listed(status.get("conditions"), "status.conditions")}
     for kind, (value, reason, message) in report.conditions.items():
         before = known.get(kind, {})
         moved = before.get("status") != value
@@ -219,7 +282,7 @@ def with_report(body: Json, report: Report, now: str) -> Json:
             "status": value,
             "reason": reason,
             "message": message[:32768],
-            "lastTransitionTime": now if moved else before["lastTransitionTime"],
+            "lastTransitionTime": now if moved else before.get("lastTransitionTime") or now,
             "observedGeneration": body["metadata"].get("generation", 1),
         }
     status["conditions"] = list(known.values())
@@ -247,13 +310,14 @@ def _evicted(queue: str, workload: Workload) -> str:
 
 
 def _updates(checks: Sequence[Mapping[str, Any]]) -> dict[str, Placement]:
-    found: dict[str, Placement] = {}
-    for update in (each for check in checks for each in check.get("podSetUpdates") or []):
-        name, before = str(update["name"]), found.get(str(update["name"]), Placement())
+    place, found = "status.admissionChecks.podSetUpdates", dict[str, Placement]()
+    for update in (each for check in checks for each in listed(check.get("podSetUpdates"), place)):
+        name = text(update.get("name"), f"{place}.name", NAME_MAX, empty=False)
+        before = found.get(name, Placement())
         found[name] = Placement(
-            {**before.node_selector, **(update.get("nodeSelector") or {})},
-            [*before.tolerations, *(update.get("tolerations") or [])],
-            {**before.labels, **(update.get("labels") or {})},
-            {**before.annotations, **(update.get("annotations") or {})},
+            {**before.node_selector, **_texts(update.get("nodeSelector"), f"{place}.nodeSelector")},
+            [*before.tolerations, *_tolerations(update, place)],
+            {**before.labels, **_texts(update.get("labels"), f"{place}.labels")},
+            {**before.annotations, **_texts(update.get("annotations"), f"{place}.annotations")},
         )
     return found

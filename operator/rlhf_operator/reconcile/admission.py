@@ -26,6 +26,7 @@ from rlhf_operator.manifests.checks import problems_of_pods, without_broken_temp
 from rlhf_operator.manifests.render import plain, template_mark
 from rlhf_operator.reconcile.applied import fingerprint
 from rlhf_operator.reconcile.scale import desired
+from rlhf_operator.stored_job import UNREADABLE
 
 REMEMBERED: Final = 2048
 """Jobs whose parsed form is kept; of more, the least recently looked at are parsed again."""
@@ -61,6 +62,8 @@ class Admission:
 
 def admit(body: Mapping[str, Any]) -> Admission:
     """The job of a stored RLHFJob, resolved, without its status."""
+    if wrong := body.get(UNREADABLE):
+        return Admission(None, wrong, PlannedReason.INVALID)
     meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
     document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta, "spec": body.get("spec")}
     # What follows recurses.

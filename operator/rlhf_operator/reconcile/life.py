@@ -22,7 +22,7 @@ from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import Pod, time_of
-from rlhf_operator.reconcile.troubles import troubles
+from rlhf_operator.reconcile.troubles import names_taken, troubles, unread
 
 COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Starting": RunningReason.STARTING,
@@ -90,7 +90,8 @@ def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datet
     """Sets Running and Suspended of a job that should run. `began`: its coordinator was heard of before."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
     reading = observed.reading
-    wrong = troubles(job, observed.pods.values(), observed.refusals, now, reading)
+    wrong = [*unread(observed), *names_taken(job, observed)]
+    wrong += troubles(job, observed.pods.values(), observed.refusals, now, reading)
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
         _unread(conditions, observed, now, wrong, began=began or reading is not None)

@@ -11,6 +11,7 @@ from rlhf_operator.gang.apis import Served
 from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.untrusted import Unreadable
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ class Observed:
     """The world as far as one job is concerned."""
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """Name -> pod; all that carry the job's label and are owned by it."""
+    """Name -> pod; all that carry the job's label and are controlled by it."""
     ended: tuple[Pod, ...] = ()
     """Pods of it that were deleted and are gone, of which no turn has taken notice yet."""
     taken: frozenset[str] = frozenset()
-    """Names of pods of an earlier job of the same name, which are on their way out."""
+    """Names of pods that are not in `pods`: those of an earlier job of the same name, which are on their way out, those
+    of somebody else, and those that cannot be read."""
+    unreadable: tuple[tuple[str, Unreadable], ...] = ()
+    """(kind, what) of objects of the job that cannot be read."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(kind, name) -> fingerprint of what was applied, of the objects beside pods that exist."""
     certificates_expire: datetime | None = None

@@ -1,7 +1,9 @@
 """A pod as reconcile sees it: a small record of what decisions read, not the body.
 
-Rule: pure; whatever the API server sends becomes a record, fields that are absent included. A thousand pods a job are
-kept in memory as these.
+Rule: pure and total. Labels, annotations and last words are written by anybody who may make a pod: a body becomes a
+record whose fields have their types and bounds, fields that are absent included, or an `Unreadable` that says what is
+wrong with it. A thousand pods a job are kept in memory as these, and hundreds a second are read, so a body is read as
+if it were well formed; one that is not raises somewhere, and only then `pod_shape` looks where.
 """
 
 from collections.abc import Mapping
@@ -14,6 +16,19 @@ from rlhf_api import names
 from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.reconcile.last_log import Report, last_report, readable
+from rlhf_operator.reconcile.pod_shape import misshapen
+from rlhf_operator.untrusted import (
+    LISTED_MAX,
+    Identity,
+    Unreadable,
+    UnreadableError,
+    clean,
+    identity_of,
+    moment,
+    owner_of,
+    shown,
+    whole,
+)
 
 Json = Mapping[str, Any]
 
@@ -25,6 +40,14 @@ INIT_FAILED: Final = "Init:Error"
 """Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
 MESSAGE_KEPT: Final = 600
 """Characters of a message that are kept, such as the words of a scheduler."""
+WORD_KEPT: Final = 128
+"""Characters of a reason, of a condition's type, of a fingerprint."""
+INDEX_MAX: Final = 10**9
+"""Of an index or an epoch in a label."""
+GRACE_MAX: Final = 10**9
+"""Seconds, 30 years: a template may ask for more than a time can hold."""
+CODE_MAX: Final = 2**32
+"""Exit codes are 32 bits wide, with or without a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +76,8 @@ class Pod:
     index: int
     phase: str
     """Pending, Running, Succeeded, Failed, Unknown."""
+    owner: str = ""
+    """uid of the object that controls it; empty: none does."""
     version: int = field(default=0, compare=False)
     """resourceVersion; a later one is newer. Two that differ in nothing else are the same to every decision."""
     epoch: int = 0
@@ -107,46 +132,93 @@ DISRUPTED: Final = frozenset(
 """`status.reason` of a failed pod that was not the fault of what ran in it."""
 
 
-_GROUPS: Final = frozenset(names.Group)
+_GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
+_START_UP: Final = frozenset(START_UP)
+_NONE: Final[frozenset[tuple[str, str]]] = frozenset()
+_PHASES: Final = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")} | {None: "Pending"}
 
 
-def pod_of(body: Json) -> Pod | None:
-    """The record of a pod's body; None for a pod that carries our label but not our form."""
+def pod_of(body: Json) -> Pod | Unreadable:
+    """The record of a pod's body, or why there is none."""
+    try:
+        return _pod(body)
+    except UnreadableError as error:
+        why = str(error)
+    except Exception as error:
+        why = misshapen(body) or f"{type(error).__name__} while it was read"
+    try:
+        meta = body["metadata"]
+        known, going = identity_of(meta), bool(meta.get("deletionTimestamp"))
+    except Exception:
+        known, going = Identity("", "", 0, ""), False
+    return Unreadable(known.name, known.uid, known.version, known.owner, why, going)
+
+
+def _pod(body: Json) -> Pod:
     meta, status = body["metadata"], body.get("status") or {}
     labels = meta.get("labels") or {}
-    group, index = labels.get(names.LABEL_GROUP, ""), labels.get(names.LABEL_INDEX, "0")
-    if group not in _GROUPS or not str(index).isdigit():
-        return None
-    conditions = {each["type"]: each for each in status.get("conditions") or []}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
     container = _our_container(status)
     waiting = _init_trouble(status) or (container.get("state") or {}).get("waiting") or {}
+    name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
+    reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
+    template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
+    # Fails when one of them is no text.
+    if not "".join((name, uid, address, reason, message, template)).isascii():
+        reason, message = clean(reason), clean(message)
     return Pod(
-        name=meta["name"],
-        uid=meta.get("uid", ""),
-        group=names.Group(group),
-        index=int(index),
-        phase=status.get("phase") or "Pending",
-        version=int(meta.get("resourceVersion") or 0),
-        epoch=int(labels.get(names.LABEL_EPOCH) or 0),
+        name=name,
+        uid=uid,
+        group=_group(labels),
+        index=whole(labels.get(names.LABEL_INDEX), f"metadata.labels[{names.LABEL_INDEX}]", INDEX_MAX),
+        phase=_PHASES.get(status.get("phase"), "Unknown"),
+        owner=owner,
+        version=whole(meta.get("resourceVersion"), "metadata.resourceVersion"),
+        epoch=whole(labels.get(names.LABEL_EPOCH), f"metadata.labels[{names.LABEL_EPOCH}]", INDEX_MAX),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
-        address=status.get("podIP") or "",
-        created=time_of(meta.get("creationTimestamp")),
-        deletion=time_of(meta.get("deletionTimestamp")),
-        grace=int(meta.get("deletionGracePeriodSeconds") or 0),
+        address=address,
+        created=moment(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
+        deletion=moment(meta.get("deletionTimestamp"), "metadata.deletionTimestamp"),
+        grace=min(whole(meta.get("deletionGracePeriodSeconds"), "metadata.deletionGracePeriodSeconds"), GRACE_MAX),
         unschedulable=_unschedulable(conditions.get("PodScheduled") or {}),
-        waiting=waiting.get("reason") or "",
-        waiting_message=(waiting.get("message") or "")[:MESSAGE_KEPT],
-        end=_end(meta, status, container),
-        template=str((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or ""),
+        waiting=reason,
+        waiting_message=message,
+        end=_end(uid, status, container),
+        template=template,
         pooled=labels.get(names.LABEL_POOL) == "true",
-        conditions=_interned(_telling(conditions)),
+        conditions=_telling(conditions),
         done=_done(status),
         disruption=_disruption(status, conditions),
     )
 
 
+def _group(labels: Json) -> names.Group:
+    value = labels.get(names.LABEL_GROUP)
+    found = _GROUPS.get(value) if value is not None else None
+    if found is None:
+        raise UnreadableError(f"metadata.labels[{names.LABEL_GROUP}]", value, f"one of {', '.join(_GROUPS)}")
+    return found
+
+
 def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
-    return frozenset((each, str(found.get("status"))) for each, found in conditions.items() if each not in START_UP)
+    if len(conditions) > LISTED_MAX:
+        raise UnreadableError("status.conditions", list(conditions), f"a list of at most {LISTED_MAX}")
+    told = conditions.keys() - _START_UP
+    if not told:
+        return _NONE
+    if not all(isinstance(each, str) for each in told):
+        raise TypeError("a condition has no type")
+    return _interned(frozenset((_word(each), _word(conditions[each].get("status"))) for each in told))
+
+
+def _word(value: object) -> str:
+    """A reason or a type, or what stands for one."""
+    return clean(value[:WORD_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
+
+
+def _words(value: object) -> str:
+    """A message."""
+    return clean(value[:MESSAGE_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
 
 
 @lru_cache(maxsize=1024)
@@ -156,71 +228,82 @@ def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, st
 
 
 def time_of(text: str | None) -> datetime | None:
-    """A time of the API server, which is RFC 3339 in UTC."""
-    return datetime.fromisoformat(text) if text else None
+    """A time of the API server, which is RFC 3339 in UTC; None for none, and for what is no time."""
+    try:
+        return moment(text, "time")
+    except UnreadableError:
+        return None
 
 
 def _our_container(status: Json) -> Json:
-    for each in status.get("containerStatuses") or []:
+    for each in status.get("containerStatuses") or ():
         if each.get("name") == CONTAINER:
             return dict(each)
     return {}
 
 
 def _done(status: Json) -> bool:
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or []]
-    sidecars = any((each.get("state") or {}).get("running") for each in status.get("initContainerStatuses") or [])
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
     ended = [(each.get("terminated") or {}).get("exitCode") for each in states]
-    return bool(ended) and not sidecars and all(code == 0 for code in ended)
+    if not ended or ended.count(0) < len(ended):
+        return False
+    return not any((each.get("state") or {}).get("running") for each in status.get("initContainerStatuses") or ())
 
 
 def _init_trouble(status: Json) -> Json | None:
     """Why an init container of the template keeps ours from starting, as the `waiting` state of ours; else None."""
-    listed = status.get("initContainerStatuses") or []
-    if listed and ((listed[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
+    inits = status.get("initContainerStatuses") or []
+    if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
         # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
         return {"reason": "ContainerCreating"}
-    for each in listed:
-        name, state = each.get("name"), each.get("state") or {}
+    for each in inits:
+        name, state = _word(each.get("name")), each.get("state") or {}
         waiting = state.get("waiting") or {}
         ended = (each.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
         if ended.get("exitCode") and not each.get("ready"):
-            last = (str(ended.get("message") or "").strip().splitlines() or [str(ended.get("reason") or "")])[-1]
-            return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {ended['exitCode']}: {last}"}
+            last = (_words(ended.get("message")).strip().splitlines() or [_word(ended.get("reason"))])[-1]
+            return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
         if waiting.get("message"):
-            return {"reason": waiting.get("reason"), "message": f"init container {name}: {waiting['message']}"}
+            return {"reason": waiting.get("reason"), "message": f"init container {name}: {_words(waiting['message'])}"}
     return None
+
+
+def _code(ended: Json) -> int:
+    value = ended.get("exitCode")
+    if value is not None and (type(value) is not int or abs(value) > CODE_MAX):
+        raise UnreadableError("status.containerStatuses: exitCode", value, "a whole number of 32 bits")
+    return value or 0
 
 
 def _unschedulable(condition: Json) -> str:
     if condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
-        return str(condition.get("message") or "no node can take it")[:MESSAGE_KEPT]
+        return _words(condition.get("message")) or "no node can take it"
     return ""
 
 
 def _disruption(status: Json, conditions: Mapping[str, Json]) -> str:
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
-        return str(target.get("reason") or "DisruptionTarget")
-    reason = str(status.get("reason") or "")
+        return _word(target.get("reason")) or "DisruptionTarget"
+    reason = _word(status.get("reason"))
     return reason if status.get("phase") == "Failed" and reason in DISRUPTED else ""
 
 
-def _end(meta: Json, status: Json, container: Json) -> End | None:
-    for state in (container.get("state") or {}, container.get("lastState") or {}):
-        if ended := state.get("terminated"):
+def _end(uid: str, status: Json, container: Json) -> End | None:
+    for place in ("state", "lastState"):
+        if ended := (container.get(place) or {}).get("terminated"):
             full = str(ended.get("containerID") or "").rpartition("/")[2]
-            log = str(ended.get("message") or "")
+            restarts = whole(container.get("restartCount"), "status.containerStatuses: restartCount")
+            log = ended.get("message")
             return End(
-                id=full[:CONTAINER_ID_SHOWN] or f"{meta.get('uid', '')}/{container.get('restartCount', 0)}",
-                code=int(ended.get("exitCode") or 0),
-                reason=str(ended.get("reason") or ""),
-                message=readable(log),
-                at=time_of(ended.get("finishedAt")),
-                report=last_report(log),
+                id=clean(full[:CONTAINER_ID_SHOWN]) or f"{uid}/{restarts}",
+                code=_code(ended),
+                reason=_word(ended.get("reason")),
+                message=readable(log) if isinstance(log, str) else _words(log),
+                at=moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt"),
+                report=last_report(log) if isinstance(log, str) else None,
             )
     if status.get("phase") in ("Failed", "Succeeded"):
         code = 0 if status["phase"] == "Succeeded" else None
-        message = str(status.get("message") or "")[:MESSAGE_KEPT]
-        return End(str(meta.get("uid", "")), code, str(status.get("reason") or ""), message, None)
+        return End(uid, code, _word(status.get("reason")), _words(status.get("message")), None)
     return None

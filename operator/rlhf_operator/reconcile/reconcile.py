@@ -26,7 +26,7 @@ from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
 from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
-from rlhf_operator.reconcile.troubles import look_again
+from rlhf_operator.reconcile.troubles import look_again, unread
 
 Json = dict[str, Any]
 
@@ -76,7 +76,7 @@ def _finished(
     if expiry is not None and expiry <= now:
         return Plan(delete_job=True)
     left = [each for each in observed.pods.values() if each.active]
-    overdue = scale.overdue(observed.pods.values(), now)
+    overdue = [*scale.overdue(observed.pods.values(), now), *_strangers(observed)]
     looks = [scale.next_overdue(observed.pods.values(), now), _seconds(expiry, now)]
     told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
     report = None if left else placement.finished(observed, told, succeeded=succeeded)
@@ -158,7 +158,7 @@ class _Visit:
             apply = tuple(map(_marked, placement.wanted(self.job, self.placed, self.observed)))
         if not self.pods:
             self.started = None
-        overdue = scale.overdue(self.pods.values(), self.now)
+        overdue = [*scale.overdue(self.pods.values(), self.now), *_strangers(self.observed)]
         look = scale.next_overdue(self.pods.values(), self.now)
         held_up = self.observed.refusals or self.placed.blocked
         looks = [look, REFUSED_AGAIN_SECONDS if held_up else None]
@@ -259,8 +259,14 @@ class _Visit:
         held = self._held(written)
         if held is not None:
             return replace(draft, look_again_after=_soonest([draft.look_again_after, held]))
-        events = (*accounts.events, *self.conditions.events(), *self.told)
+        events = (*accounts.events, *self.conditions.events(), *self.told, *self._unread())
         return replace(draft, status=written, events=events, labels=self._labels(draft))
+
+    def _unread(self) -> list[Event]:
+        """Of each object that cannot be read, when the last status did not say so."""
+        listed = self.before.get("conditions") or []
+        said = next((each["message"] for each in listed if each["type"] == ConditionType.RUNNING), "")
+        return [Event("Unreadable", each, warning=True) for each in unread(self.observed) if each not in said]
 
     def _labels(self, draft: Plan) -> tuple[PoolLabel, ...]:
         reading = self.observed.reading
@@ -336,6 +342,12 @@ def _all_done(progress: Json | None, job: RLHFJob, now: datetime) -> Json:
         "summary": f"{total}/{total}",
         "lastUpdateTime": rfc3339(now),
     }
+
+
+def _strangers(observed: Observed) -> list[Deletion]:
+    """Pods of the job that cannot be read, when no pod is to be left."""
+    pods = (each for kind, each in observed.unreadable if kind == "Pod")
+    return [Deletion(each.name, each.uid) for each in pods if not each.going]
 
 
 def _deletions(pods: list[Pod]) -> list[Deletion]:

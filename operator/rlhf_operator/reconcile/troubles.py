@@ -13,8 +13,9 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import INIT_FAILED, Pod
+from rlhf_operator.reconcile.scale import places
 from rlhf_operator.reconcile.words import how_it_ended
 
 IMAGE_REASONS: Final = frozenset(
@@ -30,6 +31,8 @@ UNHEARD: Final = timedelta(seconds=120)
 """Until workers that run and were never heard of are worth a word; loading torch may take a minute on a slow disk."""
 SHOWN: Final = 3
 """Pods that are named; of more, the number is said."""
+WHY_SHOWN: Final = 300
+"""Characters of why an object cannot be read: three of them fit a condition's message."""
 
 
 def troubles(
@@ -57,6 +60,26 @@ def troubles(
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
         found += [_unheard(job, silent)] if silent else []
     return found
+
+
+def unread(observed: Observed) -> list[str]:
+    """Objects of the job that cannot be read."""
+    found = [
+        f"{kind.rpartition('/')[2]} {each.name} cannot be read ({each.why[:WHY_SHOWN]}): correct that, or delete it"
+        for kind, each in observed.unreadable
+    ]
+    more = len(found) - SHOWN
+    return found if more <= 0 else [*found[:SHOWN], f"{more} more cannot be read"]
+
+
+def names_taken(job: RLHFJob, observed: Observed) -> list[str]:
+    """Pods of others that have the names of the job's own: of an earlier job of its name, or of anybody."""
+    wanted = {name for name, _, _ in places(job)} - {each.name for _, each in observed.unreadable}
+    found = sorted(observed.taken & wanted)
+    if not found:
+        return []
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return [f"{', '.join(found[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
 
 
 def look_again(pods: Iterable[Pod], now: datetime) -> float | None:

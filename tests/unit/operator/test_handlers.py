@@ -38,10 +38,11 @@ def job(version: int = 1) -> Json:
 
 
 def pod(version: int, phase: str = "Pending", **status: Any) -> Json:
-    labels = {names.LABEL_JOB_NAME: "job", names.LABEL_JOB_UID: "j", names.LABEL_GROUP: "training"}
+    labels = {names.LABEL_JOB_NAME: "job", names.LABEL_GROUP: "training"}
     meta = {"namespace": "team", "name": "job-training-0", "uid": "p", "resourceVersion": str(version)}
     labels[names.LABEL_INDEX] = "0"
-    return {"metadata": meta | {"labels": labels}, "status": {"phase": phase, **status}}
+    owners = [{"controller": True, "uid": "j"}]
+    return {"metadata": meta | {"labels": labels, "ownerReferences": owners}, "status": {"phase": phase, **status}}
 
 
 @pytest.fixture

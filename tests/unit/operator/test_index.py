@@ -18,7 +18,8 @@ def pod(version: int, *, uid: str = "p1", owner: str = "u1", phase: str = "Runni
         "rlhf.dev/index": "0",
     }
     meta = {"name": "job-generation-0", "namespace": "team", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": meta | {"labels": labels}, "status": {"phase": phase}}
+    owners = [{"controller": True, "uid": owner}]
+    return {"metadata": meta | {"labels": labels, "ownerReferences": owners}, "status": {"phase": phase}}
 
 
 def job(version: int, uid: str = "u1", **status: Any) -> dict[str, Any]:
@@ -66,12 +67,12 @@ def test_pods_of_an_earlier_job_of_the_same_name_only_take_names() -> None:
 def test_a_job_that_was_deleted_and_made_again_is_another_one() -> None:
     index = Index()
     index.put_job(job(5))
-    index.drop_job(job(6))
+    index.drop_job(KEY, "u1")
     assert index.job(KEY) is None
     index.put_job(job(6))
     assert index.job(KEY) is None
     index.put_job(job(9, uid="u2"))
-    index.drop_job(job(6))
+    index.drop_job(KEY, "u1")
     assert index.job(KEY) is not None
     assert list(index.jobs()) == [KEY]
 
@@ -83,7 +84,7 @@ def test_what_was_applied_is_known_until_it_is_deleted() -> None:
     assert index.applied(KEY) == {("Service", "job"): "abc"}
     index.put_other(KEY, "Service", meta | {"resourceVersion": "4", "deletionTimestamp": "2026-08-22T10:00:00Z"})
     assert index.applied(KEY) == {("Service", "job"): ""}
-    index.drop_other(KEY, "Service", meta)
+    index.drop_other(KEY, "Service", "job", "s1")
     assert index.applied(KEY) == {}
 
 
@@ -139,5 +140,5 @@ def test_a_pod_whose_deletion_no_turn_saw_stays_to_be_accounted_for_once() -> No
 
     index.put_pod(KEY, pod(7, uid="p2"))
     index.drop_pod(KEY, "job-generation-0", "p2", last | {"metadata": last["metadata"] | {"uid": "p2"}})
-    index.drop_job(job(8))
+    index.drop_job(KEY, "u1")
     assert not index.ended(KEY, "u1"), "nothing is left of a job that is gone"

@@ -17,10 +17,11 @@ from rlhf_api import names
 from rlhf_operator.gang.apis import Served, kind_of
 from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile import Observed, Plan, Reading, pod_of, reconcile
+from rlhf_operator.reconcile import Observed, Plan, Pod, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.reconcile import FINGERPRINT
+from rlhf_operator.untrusted import Unreadable
 
 Json = dict[str, Any]
 
@@ -61,6 +62,8 @@ class World:
         self.workload: Workload | None = None
         self.flavors: dict[str, Placement] = {}
         self.priority: Priority | None = None
+        self.taken: frozenset[str] = frozenset()
+        """Names of pods of others."""
         self.bodies: dict[tuple[str, str], Json] = {}
         self._numbers = itertools.count()
 
@@ -68,9 +71,12 @@ class World:
 
     def plan(self, gone: Collection[str] = ()) -> Plan:
         """reconcile, now; `gone`: pods whose end arrives while the rest is observed."""
-        found = [pod for body in self.pods.values() if (pod := pod_of(body)) is not None]
+        read = [pod_of(body) for body in self.pods.values()]
+        found = [pod for pod in read if isinstance(pod, Pod)]
         observed = Observed(
             pods={pod.name: pod for pod in found},
+            taken=self.taken | {pod.name for pod in read if isinstance(pod, Unreadable)},
+            unreadable=tuple(("Pod", pod) for pod in read if isinstance(pod, Unreadable)),
             ended=tuple(pod for pod in found if pod.name in gone),
             applied=self.applied,
             certificates_expire=START + timedelta(days=200) if self.certificates else None,

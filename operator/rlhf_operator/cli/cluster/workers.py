@@ -58,7 +58,8 @@ class Worker:
 def workers(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> list[Worker]:
     """Pods of a job, the coordinator first. `events` may be those of the whole namespace."""
     said = _warnings(events)
-    found = [_worker(body, pod, said.get(pod.uid), now) for body in bodies if (pod := pod_of(body)) is not None]
+    read = [(body, pod_of(body)) for body in bodies]
+    found = [_worker(body, pod, said.get(pod.uid), now) for body, pod in read if isinstance(pod, Pod)]
     return sorted(found, key=lambda each: (_ORDER.get(each.pod.group, 9), each.pod.index))
 
 

@@ -1,0 +1,82 @@
+"""The shape of a pod's body, as far as it is read: says in words where a body has another one.
+
+Rule: looked at only when a body could not be read, so it may take its time. Fields that are not read are not looked at.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlhf_operator.untrusted import LISTED_MAX, shown, too_deep
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Told(_Shape):
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Terminated(_Told):
+    exitCode: int | None = None  # noqa: N815
+    finishedAt: str | None = None  # noqa: N815
+    containerID: str | None = None  # noqa: N815
+
+
+class _State(_Shape):
+    waiting: _Told | None = None
+    terminated: _Terminated | None = None
+    running: dict[str, Any] | None = None
+
+
+class _Container(_Shape):
+    name: str
+    restartCount: int | None = None  # noqa: N815
+    ready: bool | None = None
+    state: _State | None = None
+    lastState: _State | None = None  # noqa: N815
+
+
+class _Condition(_Told):
+    type: str
+    status: str | None = None
+
+
+class _Status(_Told):
+    phase: str | None = None
+    podIP: str | None = None  # noqa: N815
+    conditions: list[_Condition] | None = Field(default=None, max_length=LISTED_MAX)
+    containerStatuses: list[_Container] | None = Field(default=None, max_length=LISTED_MAX)  # noqa: N815
+    initContainerStatuses: list[_Container] | None = Field(default=None, max_length=LISTED_MAX)  # noqa: N815
+
+
+class _Metadata(_Shape):
+    name: str
+    uid: str
+    resourceVersion: str  # noqa: N815
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creationTimestamp: str | None = None  # noqa: N815
+    deletionTimestamp: str | None = None  # noqa: N815
+    deletionGracePeriodSeconds: int | None = None  # noqa: N815
+
+
+class _Pod(_Shape):
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+def misshapen(body: Mapping[str, Any]) -> str:
+    """What is wrong with a pod's body, of its shape; empty when nothing is."""
+    if place := too_deep(body, "pod"):
+        return f"{place} is nested too deeply"
+    try:
+        _Pod.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(each) for each in first["loc"])
+        return f"{place} is {shown(first['input'])}: {first['msg']}"
+    return ""

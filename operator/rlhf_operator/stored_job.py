@@ -1,0 +1,120 @@
+"""A stored RLHFJob as it is remembered: what is read of it, and what of it cannot be read.
+
+Rule: pure and total. Metadata is cut down to what is read. A manifest that is nested too deeply or is too large is not
+kept; the job then says so, as of any other manifest that is wrong. The status was written by an operator, but maybe by
+one of another version, or by somebody with the right to: what breaks the status' own model is left out, entry by entry,
+so that a finished job stays finished; the next write puts it right.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import names
+from rlhf_api.job.status import RLHFJobStatus
+from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, too_deep, whole
+
+Json = dict[str, Any]
+
+SPEC_MAX: Final = 1_000_000
+"""Characters of a manifest as JSON: it has to fit a ConfigMap, which the API server limits to 1 MiB."""
+UNREADABLE: Final = "unreadable"
+"""Field of a remembered job: what is wrong with its manifest, in place of the manifest."""
+_KEPT: Final = ("creationTimestamp", "deletionTimestamp")
+_SCALARS: Final = (str, int, float, bool)
+_ROUNDS: Final = 64
+"""Entries that are left out of a status before all of it is."""
+_ENTRIES: Final = ("conditions", "groups")
+"""Lists of a status of which single entries are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A job to remember."""
+
+    version: int
+    uid: str
+    body: bytes
+    """As JSON: a sixth of the size of the same thing as Python objects."""
+    wrong: str
+    """What of it could not be read; empty: all could."""
+
+
+def stored_of(body: Mapping[str, Any]) -> Stored:
+    """From the API server's object. Raises UnreadableError when it cannot even be told which job it is."""
+    meta = body.get("metadata")
+    found = identity_of(meta)
+    assert isinstance(meta, dict)
+    kept: Json = {
+        "name": found.name,
+        "namespace": text(meta.get("namespace"), "metadata.namespace", NAME_MAX, empty=False),
+        "uid": found.uid,
+        "resourceVersion": str(found.version),
+    }
+    kept |= _metadata(meta)
+    spec, wrong = _spec(body.get("spec"))
+    status, odd = _status(body.get("status"))
+    job: Json = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": kept, "spec": spec}
+    job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
+    return Stored(found.version, found.uid, json.dumps(job, separators=(",", ":")).encode(), wrong or odd)
+
+
+def _metadata(meta: Mapping[str, Any]) -> Json:
+    found: Json = {name: meta[name] for name in _KEPT if isinstance(meta.get(name), str)}
+    labels, finalizers = meta.get("labels"), meta.get("finalizers")
+    if isinstance(labels, dict):
+        found["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
+    if isinstance(finalizers, list):
+        found["finalizers"] = [each for each in finalizers if isinstance(each, str)]
+    if meta.get("generation") is not None:
+        found["generation"] = whole(meta["generation"], "metadata.generation")
+    return found
+
+
+def _spec(spec: Any) -> tuple[Any, str]:
+    """What is kept of a manifest, and what is wrong with it."""
+    if place := too_deep(spec, "spec"):
+        wrong = f"{place}: it is nested too deeply to be read"
+    elif len(json.dumps(spec)) > SPEC_MAX:
+        wrong = f"spec: it is larger than {SPEC_MAX} characters of JSON"
+    else:
+        return spec, ""
+    # Whose job it is, and whether it is to rest, is said by fields beside what cannot be read.
+    return {name: each for name, each in spec.items() if isinstance(each, _SCALARS)} if isinstance(
+        spec, dict
+    ) else None, wrong
+
+
+def _status(status: Any) -> tuple[Json | None, str]:
+    """What is kept of a status, and what is wrong with it."""
+    if status is None:
+        return None, ""
+    if not isinstance(status, dict):
+        return {}, f"status is {shown(status)}, must be an object"
+    if place := too_deep(status, "status"):
+        return {}, f"{place}: it is nested too deeply to be read"
+    found, told = dict(status), ""
+    for _ in range(_ROUNDS):
+        try:
+            RLHFJobStatus.model_validate(found)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            told = told or f"status.{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {first['msg']}"
+            _leave_out(found, first["loc"])
+        else:
+            return found, told
+    return {}, told
+
+
+def _leave_out(status: Json, place: tuple[int | str, ...]) -> None:
+    """The entry, or the whole field, that an error is in."""
+    field = next((name for name in status if name == place[0]), None) if place else None
+    if field is None:
+        status.clear()
+    elif field in _ENTRIES and len(place) > 1 and isinstance(place[1], int):
+        status[field] = [each for number, each in enumerate(status[field]) if number != place[1]]
+    else:
+        del status[field]

@@ -1,0 +1,205 @@
+"""Reading what others wrote: objects of the cluster, logs of processes, replies of coordinators.
+
+Rule: whatever comes from outside becomes a value of its type and within its bounds, or an `UnreadableError` that names
+the field, what is there, and what would be right. A reader built on these answers a record, or says why there is none;
+it raises nothing else. Pure; nothing here knows what an object means.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final
+
+Json = Mapping[str, Any]
+
+NAME_MAX: Final = 253
+"""Characters of the name of an object."""
+LISTED_MAX: Final = 256
+"""Entries of a list in a pod's status; the API server sets no limit, and no pod has as many containers."""
+DEPTH_MAX: Final = 64
+"""Levels of an object that are read. A pod's own fields need 14; every level may be a frame of the interpreter's."""
+NUMBER_MAX: Final = 2**63 - 1
+"""Of an integer in the API server's objects."""
+PARSER_LEVELS: Final = 11_000
+"""Levels that the parser of the API server's answers takes. The API server stores objects of up to 10,000 levels, and
+what cannot be parsed cannot be told from the objects beside it; 2 MB of stack are enough for these."""
+SHOWN_MAX: Final = 60
+"""Characters of a wrong value that are told."""
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")
+"""Digits of other scripts are digits to Python, and 5,000 of any kind are an error."""
+_FIRST_YEAR: Final = 1970
+_LAST_YEAR: Final = 2999
+"""Years of a time; beyond, arithmetic with a grace or a time zone overflows."""
+
+
+class UnreadableError(ValueError):
+    """A field holds something else than it should."""
+
+    def __init__(self, field: str, value: Any, wanted: str) -> None:
+        super().__init__(f"{field} is {shown(value)}, must be {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object of which no more can be read than which one it is."""
+
+    name: str
+    uid: str
+    version: int = field(compare=False)
+    """resourceVersion; two that differ in nothing else are the same to every decision."""
+    owner: str
+    """uid of the object that controls it; empty: none does."""
+    why: str
+    going: bool = False
+    """Its deletion is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which object it is; of one that is kept, this can always be read."""
+
+    name: str
+    uid: str
+    version: int
+    owner: str
+
+
+def identity_of(meta: Any) -> Identity:
+    """From `metadata`. Raises UnreadableError."""
+    found = mapping(meta, "metadata")
+    return Identity(
+        text(found.get("name"), "metadata.name", NAME_MAX, empty=False),
+        text(found.get("uid"), "metadata.uid", NAME_MAX, empty=False),
+        whole(found.get("resourceVersion"), "metadata.resourceVersion"),
+        owner_of(found),
+    )
+
+
+def owner_of(meta: Json) -> str:
+    """uid of the object that controls this one, by its ownerReferences: a label may be anybody's. Empty: none does."""
+    owners = meta.get("ownerReferences")
+    if type(owners) is list:
+        for each in owners:
+            if type(each) is dict and each.get("controller") is True:
+                uid = each.get("uid")
+                return uid if type(uid) is str else ""
+    return ""
+
+
+def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
+    """At most `most` characters of a text, none for None; `empty`: it may be."""
+    if value is None and empty:
+        return ""
+    if type(value) is not str or not (value or empty):
+        raise UnreadableError(field, value, "a text" if empty else "a text that is not empty")
+    return value[:most] if value.isascii() else clean(value[:most])
+
+
+def clean(value: str) -> str:
+    """Without halves of pairs of surrogates, which no encoding takes."""
+    return value.encode(errors="replace").decode()
+
+
+@lru_cache(maxsize=4096)
+def _digits(value: str) -> int:
+    """-1: it is no number; a number is a text in labels, and few of them are seen again and again."""
+    return int(value) if _WHOLE.fullmatch(value) else -1
+
+
+def whole(value: Any, field: str, most: int = NUMBER_MAX) -> int:
+    """A number from 0 to `most`, or its digits; 0 for None and an empty text."""
+    if value is None or value == "":
+        return 0
+    kind = type(value)
+    found = _digits(value) if kind is str and len(value) < 20 else value if kind is int else -1
+    if not 0 <= found <= most:
+        raise UnreadableError(field, value, f"a whole number from 0 to {most}")
+    return int(found)
+
+
+def mapping(value: Any, field: str) -> Json:
+    """An object; empty for None."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UnreadableError(field, value, "an object")
+    return value
+
+
+def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
+    """A list of at most `most` objects; empty for None."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(each, dict) for each in value):
+        raise UnreadableError(field, value, f"a list of at most {most} objects")
+    return value
+
+
+def moment(value: Any, field: str) -> datetime | None:
+    """A time of the API server, which is RFC 3339; None for none."""
+    if not value:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None or not _FIRST_YEAR < found.year <= _LAST_YEAR:
+        raise UnreadableError(field, value, "a time such as 2026-08-22T10:00:00Z")
+    return found if found.tzinfo is UTC else found.astimezone(UTC)
+
+
+def too_deep(value: Any, field: str, most: int = DEPTH_MAX) -> str:
+    """The place of something that lies deeper than `most` levels below `field`; empty: nothing does."""
+    level = [value]
+    for _ in range(most):
+        level = [each for found in level for each in _inner(found)]
+        if not level:
+            return ""
+    return _deepest(value, field) if any(_inner(each) for each in level) else ""
+
+
+def _inner(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _deepest(value: Any, field: str) -> str:
+    """The first steps of the way to what lies deepest."""
+    ways: list[tuple[str, Any]] = [(field, value)]
+    while True:
+        further = [
+            (way if len(way) > SHOWN_MAX else f"{way}.{name}", each)
+            for way, found in ways
+            if isinstance(found, dict | list)
+            for name, each in (found.items() if isinstance(found, dict) else enumerate(found))
+        ]
+        if not further:
+            return f"{clean(ways[0][0])}..."
+        ways = further
+
+
+def loads(line: str) -> Any:
+    """A JSON document; None for what is none, or has more levels or digits than can be read."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def shown(value: Any) -> str:
+    """A wrong value, in a few characters."""
+    if isinstance(value, str):
+        told = json.dumps(clean(value[:SHOWN_MAX]), ensure_ascii=False)
+        return told if len(value) <= SHOWN_MAX else f"{told[:-1]}..."
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    if isinstance(value, dict | list):
+        kind = "an object" if isinstance(value, dict) else "a list"
+        return f"{kind} of {len(value)}"
+    if isinstance(value, int):
+        return str(value) if abs(value) <= 10**18 else "a number of many digits"
+    return str(value)[:SHOWN_MAX] if isinstance(value, float) else f"a {type(value).__name__}"

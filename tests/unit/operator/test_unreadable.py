@@ -1,0 +1,325 @@
+"""What a hostile tenant or a careless user wrote costs the object it is in: nothing raises, and its job says so."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import World, stored_job
+
+from rlhf_api import names
+from rlhf_operator.handlers import Intake, telling
+from rlhf_operator.index import Index
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.reconcile import Pod, pod_of
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.last_log import last_report, readable
+from rlhf_operator.reconcile.pod import End
+from rlhf_operator.untrusted import Unreadable
+
+Json = dict[str, Any]
+KEY = "team/job"
+
+
+class Asked:
+    """A work queue's intake."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def add(self, key: str) -> None:
+        self.keys.append(key)
+
+
+class Operator:
+    """The intake of an operator, without the operator."""
+
+    def __init__(self) -> None:
+        self.metrics = OperatorMetrics()
+        self.index, self.queue = Index(telling(self.metrics)), Asked()
+        self.intake = Intake(self.index, self.queue, self.metrics)  # type: ignore[arg-type]
+
+    def sees(self, kind: str, body: Any, event: str = "MODIFIED") -> None:
+        self.intake.take(kind, {"type": event, "object": body})
+
+    def counted(self, kind: str) -> float:
+        return self.metrics.registry.get_sample_value("rlhf_operator_unreadable_objects_total", {"kind": kind}) or 0.0
+
+
+def pod(name: str = "job-generation-0", *, owner: str = "job-uid", version: str = "5", **labels: str) -> Json:
+    kept = {names.LABEL_JOB_NAME: "job", names.LABEL_GROUP: "generation", names.LABEL_INDEX: "0"}
+    kept |= {f"rlhf.dev/{each}": value for each, value in labels.items()}
+    meta = {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "resourceVersion": version, "labels": kept}
+    if owner:
+        meta["ownerReferences"] = [{"uid": owner, "controller": True, "kind": "RLHFJob", "name": "job"}]
+    return {"metadata": meta, "status": {"phase": "Running"}}
+
+
+def with_status(**status: Any) -> Json:
+    return pod() | {"status": {"phase": "Running"} | status}
+
+
+def ended(message: Any, **more: Any) -> Json:
+    state = {"terminated": {"exitCode": 1, "message": message} | more}
+    return with_status(containerStatuses=[{"name": "worker", "state": state}])
+
+
+BAD_LABELS = ["abc", "²", "-1", "1.5", "٣", "9" * 5000, "0x10", "1e400", " 1"]
+
+
+@pytest.mark.parametrize("value", BAD_LABELS)
+@pytest.mark.parametrize("label", ["epoch", "index"])
+def test_a_label_that_is_no_number_costs_its_pod_alone(label: str, value: str) -> None:
+    operator = Operator()
+    operator.sees("Pod", pod(**{label: value}))
+    operator.sees("Pod", pod("job-generation-1", index="1"))
+    ours, taken = operator.index.pods(KEY, "job-uid")
+    assert list(ours) == ["job-generation-1"]
+    assert taken == {"job-generation-0"}, "its name is taken, or another would be made again and again"
+    ((kind, found),) = operator.index.unreadable(KEY, "job-uid")
+    assert (kind, found.name) == ("Pod", "job-generation-0")
+    assert f"metadata.labels[rlhf.dev/{label}]" in found.why
+    assert len(found.why) < 300
+    assert operator.counted("Pod") == 1
+
+
+STRANGE_STATUS: list[tuple[str, Json]] = [
+    ("status is a list of 1", {"status": [1]}),
+    ("status.conditions.0.type is null", {"status": {"conditions": [{"type": None}]}}),
+    ("status.conditions.0.type", {"status": {"conditions": [{"status": "True"}]}}),
+    ("status.conditions.0 is 7", {"status": {"conditions": [7]}}),
+    ("status.containerStatuses is an object of 1", {"status": {"containerStatuses": {"worker": {}}}}),
+    ("status.containerStatuses.0.state", {"status": {"containerStatuses": [{"name": "worker", "state": [1]}]}}),
+    ("exitCode", {"status": {"containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": "x"}}}]}}),
+    ("status.podIP is 5", {"status": {"podIP": 5}}),
+]
+
+
+@pytest.mark.parametrize(("place", "change"), STRANGE_STATUS, ids=[place for place, _ in STRANGE_STATUS])
+def test_a_status_of_another_shape_is_told_with_its_place(place: str, change: Json) -> None:
+    found = pod_of(pod() | change)
+    assert isinstance(found, Unreadable)
+    assert place in found.why
+    assert (found.name, found.owner, found.version) == ("job-generation-0", "job-uid", 5)
+
+
+def test_times_and_graces_that_no_clock_has_are_bounded() -> None:
+    found = pod_of(pod() | {"metadata": pod()["metadata"] | {"deletionTimestamp": "0001-01-01T00:00:00+14:00"}})
+    assert isinstance(found, Unreadable)
+    assert "deletionTimestamp" in found.why
+    going = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 2**63 - 1}
+    known = pod_of(pod() | {"metadata": pod()["metadata"] | going})
+    assert isinstance(known, Pod)
+    assert known.deletion_asked is not None
+
+
+LOGS = {
+    "a word for a number": '{"report": {"iteration": "final"}}',
+    "a list for a map": '{"report": {"iteration": 3, "metrics": [1]}}',
+    "numbers beyond a float": '{"report": {"iteration": 3, "metrics": {"reward": 1e400, "kl": NaN}}}',
+    "a number of 5,000 digits": '{"report": {"iteration": ' + "9" * 5000 + "}}",
+    "a metric of 400 digits": '{"report": {"iteration": 3, "metrics": {"reward": ' + "9" * 400 + "}}}",
+    "no whole number": '{"report": {"iteration": 1.5}}',
+    "2,000 levels": "[" * 2000,
+    "2,000 levels in a line": '{"message": ' + "[" * 2000 + "]" * 2000 + "}",
+    "half of a pair": '{"message": "\\ud83d"}',
+    "half of a pair in the pod": "the end: \ud83d",
+    "an escape that is none": 'ends with "message": "\\q"}',
+    "a megabyte": "x" * 1_000_000,
+    "a list": "[1]",
+    "another type": '{"message": {"a": 1}, "traceback": 3, "report": []}',
+}
+
+
+@pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
+def test_whatever_user_code_prints_last_is_read_or_left(log: str) -> None:
+    found = pod_of(ended(log))
+    assert isinstance(found, Pod)
+    assert found.end is not None
+    found.end.message.encode()
+    assert len(found.end.message) <= 1000
+    report = last_report(log)
+    assert report is None or all(abs(value) < 1e301 for value in report.metrics.values())
+
+
+def test_what_is_right_in_a_report_is_kept() -> None:
+    found = last_report('{"report": {"iteration": 3, "metrics": {"reward": 0.5, "kl": 1e400, "note": "x"}}}')
+    assert found is not None
+    assert (found.iteration, dict(found.metrics)) == (3, {"reward": 0.5})
+
+
+def test_the_words_of_a_line_are_those_of_its_text_alone() -> None:
+    assert readable('{"message": {"a": [1, 2]}}') == "an object of 1"
+    assert readable('{"message": "\\ud83d!"}') == "?!"
+
+
+def test_a_last_message_that_is_no_text_is_no_crash() -> None:
+    found = pod_of(ended({"a": 1}))
+    assert isinstance(found, Pod)
+    assert isinstance(found.end, End)
+
+
+def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -> None:
+    """A label may be anybody's: its coordinator that 'completed' does not complete the job."""
+    world, operator = World().begin(), Operator()
+    operator.sees(names.KIND, world.job)
+    for body in world.pods.values():
+        operator.sees("Pod", body)
+    before = operator.index.pods(KEY, "job-uid")
+    uid = {"job-uid": "job-uid", "group": "coordinator", "index": "0"}
+    imposter = pod("imposter", owner="", **uid) | {"status": {"phase": "Succeeded"}}
+    operator.sees("Pod", imposter)
+    operator.sees("Pod", pod("other", owner="another-uid", **uid))
+    ours, taken = operator.index.pods(KEY, "job-uid")
+    assert ours == before[0]
+    assert taken == {"imposter", "other"}
+    assert operator.index.unreadable(KEY, "job-uid") == ()
+
+
+def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() -> None:
+    world = World().begin()
+    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "abc"
+    world.later(11)
+    world.events.clear()
+    for _ in range(3):
+        world.settle()
+        world.later(11)
+        world.read()
+    assert "job-generation-0" in world.pods
+    assert world.events.count("Unreadable") == 1
+    told = world.condition("Running")["message"]
+    assert 'Pod job-generation-0 cannot be read (metadata.labels[rlhf.dev/epoch] is "abc"' in told
+    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "0"
+    world.settle()
+    assert "cannot be read" not in world.condition("Running")["message"]
+
+
+def test_a_suspended_job_leaves_no_pod_that_cannot_be_read() -> None:
+    world = World(checkpoints={"path": "/checkpoints"}).begin()
+    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_INDEX] = "first"
+    world.job["spec"]["suspend"] = True
+    for _ in range(4):
+        world.settle()
+        world.finish_deletions()
+    assert world.pods == {}
+
+
+def test_the_name_of_a_pod_that_somebody_else_has_is_told() -> None:
+    world, operator = World(), Operator()
+    operator.sees("Pod", pod("job-coordinator", owner=""))
+    world.settle()
+    del world.pods["job-coordinator"]
+    world.taken = operator.index.pods(KEY, "job-uid")[1]
+    world.later(11)
+    world.settle()
+    assert "job-coordinator: a pod of this name is not this job's" in world.condition("Running")["message"]
+
+
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+def test_a_manifest_of_ten_thousand_levels_is_refused_in_words() -> None:
+    operator, body = Operator(), stored_job()
+    body["spec"]["generation"]["template"] = nested(9990)
+    operator.sees(names.KIND, body)
+    found = operator.index.job(KEY)
+    assert found is not None
+    admission = admit(found)
+    assert not admission.planned
+    assert "spec.generation.template.a.a" in admission.problem
+    assert "nested too deeply" in admission.problem
+    assert operator.counted(names.KIND) == 1
+    body["metadata"]["resourceVersion"] = "2"
+    body["spec"]["generation"]["template"] = {}
+    operator.sees(names.KIND, body)
+    mended = operator.index.job(KEY)
+    assert mended is not None
+    assert admit(mended).planned
+
+
+STATUSES: list[tuple[str, Any]] = [
+    ("no type", {"conditions": [{"status": "True"}]}),
+    ("a map for a list", {"conditions": {"Running": "True"}}),
+    ("a text", "done"),
+    ("deep", nested(500)),
+    ("a word for a number", {"groups": [{"name": "generation", "desired": "two", "ready": 0}]}),
+    ("an unknown group", {"groups": [{"name": "x", "desired": 1, "ready": 0}]}),
+    ("a number for a time", {"startTime": 5, "completionTime": "yesterday"}),
+    ("restarts", {"restarts": {"failures": "many", "accounted": [{"pod": 1}]}}),
+    ("a huge number", {"restarts": {"failures": 10**30}}),
+    ("progress", {"progress": [1, 2]}),
+]
+
+
+@pytest.mark.parametrize("status", [each for _, each in STATUSES], ids=[name for name, _ in STATUSES])
+def test_a_status_that_no_operator_wrote_is_written_anew(status: Any) -> None:
+    operator, world = Operator(), World()
+    operator.sees(names.KIND, world.job | {"status": status})
+    found = operator.index.job(KEY)
+    assert found is not None
+    world.job = found
+    world.begin()
+    assert world.phase == "Running"
+    assert operator.counted(names.KIND) == 1
+
+
+def test_one_condition_that_is_wrong_does_not_make_a_finished_job_run_again() -> None:
+    world, operator = World().begin(), Operator()
+    world.end("coordinator", 0)
+    world.settle()
+    world.finish_deletions()
+    before, body = sorted(world.pods), copy.deepcopy(world.job)
+    body["status"]["conditions"].insert(0, {"type": 3})
+    body["metadata"]["resourceVersion"] = "9"
+    operator.sees(names.KIND, body)
+    found = operator.index.job(KEY)
+    assert found is not None
+    world.job = found
+    world.settle()
+    assert world.condition("Complete")["status"] == "True"
+    assert sorted(world.pods) == before
+
+
+NO_OBJECTS: list[Any] = [
+    None,
+    [],
+    {},
+    {"metadata": None},
+    {"metadata": {"labels": [1]}},
+    {"metadata": {"name": 1, "namespace": "team", "labels": {names.LABEL_JOB_NAME: "job"}}},
+    {"metadata": {"name": "x", "namespace": "team", "uid": "u", "resourceVersion": "x", "labels": {}}},
+    {"metadata": {"name": "x", "namespace": "team", "uid": "u", "resourceVersion": "²", "labels": {}}},
+    nested(9990),
+]
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS, ids=range(len(NO_OBJECTS)))
+@pytest.mark.parametrize("event", [None, "ADDED", "DELETED"])
+def test_no_event_stops_a_stream(event: Any, body: Any) -> None:
+    operator = Operator()
+    for kind in (names.KIND, "Pod", "Service", "ConfigMap"):
+        labelled = body
+        if isinstance(body, dict) and isinstance(body.get("metadata"), dict):
+            labelled = {"metadata": {"labels": {names.LABEL_JOB_NAME: "job"}} | body["metadata"]}
+        operator.sees(kind, labelled, event)
+        operator.intake.take(kind, {"type": event})
+    operator.sees("Pod", pod())
+    assert list(operator.index.pods(KEY, "job-uid")[0]) == ["job-generation-0"]
+
+
+def test_the_parser_of_a_stream_takes_what_the_api_server_stores() -> None:
+    """10,000 levels are its own limit; an event that cannot be parsed would end the listing of all."""
+    import sys
+
+    from rlhf_operator.untrusted import PARSER_LEVELS
+
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(PARSER_LEVELS)
+    try:
+        json.loads('{"a":' * 9_999 + "1" + "}" * 9_999)
+    finally:
+        sys.setrecursionlimit(before)
