@@ -18,7 +18,7 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.coordinator.service.metrics import serve_metrics
+from rlhf_operator.coordinator.service.metrics import metrics_of, open_endpoint
 from rlhf_operator.coordinator.world import fleet
 
 pytestmark = pytest.mark.slow
@@ -284,9 +284,10 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     pace.tokens_per_tick = 0  # it stays there
     assert coordinated.run is not None
     address = free_address()
-    end = serve_metrics(address, coordinated.run)
+    endpoint = open_endpoint(address)
+    endpoint.metrics = metrics_of(coordinated.run)
     text = (await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")).read().decode()
-    end()
+    endpoint.close()
     pace.tokens_per_tick = 8
     assert 'rlhf_iteration{job="simulated"} 1.0' in text
     assert 'rlhf_phase{job="simulated",phase="Training"}' in text

@@ -16,6 +16,7 @@ def main() -> int:
     """Exit code of the process (`names.ExitCode`)."""
     started = time.monotonic()
     from rlhf_api.names import ExitCode
+    from rlhf_workers.addresses import AddressInUseError, open_endpoint
     from rlhf_workers.loading import uncollected
     from rlhf_workers.logs import configure_logs, flush_logs
     from rlhf_workers.settings import SettingsError, read_settings
@@ -34,16 +35,16 @@ def main() -> int:
     # Before gRPC is: it reports every connection that a restarted peer closed, in a format of its own.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-    with uncollected():
-        import torch
-
-        from rlhf_workers.agent import run_agent
-        from rlhf_workers.peer_server import AddressInUseError
-
-    torch.set_num_threads(settings.threads)
-    log.info("pid %d, %d threads, up after %.1f s", os.getpid(), settings.threads, time.monotonic() - started)
     try:
-        code = run_agent(settings)
+        # Before torch is loaded: a kubelet asks from now on.
+        endpoint = open_endpoint(settings.metrics)
+        with uncollected():
+            import torch
+
+            from rlhf_workers.agent import run_agent
+        torch.set_num_threads(settings.threads)
+        log.info("pid %d, %d threads, up after %.1f s", os.getpid(), settings.threads, time.monotonic() - started)
+        code = run_agent(settings, endpoint)
     except AddressInUseError as error:
         log.error("%s", error)
         code = ExitCode.ADDRESS_IN_USE

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
+from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
@@ -24,7 +25,7 @@ from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
 from rlhf_workers.kv_sink import KvSink, most_arriving_bytes
 from rlhf_workers.logs import flush_logs
-from rlhf_workers.metrics import serve_metrics
+from rlhf_workers.metrics import metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
 from rlhf_workers.session import IncompatibleError, Session, SessionBrokenError
@@ -50,8 +51,9 @@ ALARM_SECONDS: Final = 1.0
 class Agent:
     """One worker process."""
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, endpoint: Endpoint | None) -> None:
         self._settings = settings
+        self._endpoint = endpoint
         self._loop = loop
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
@@ -76,8 +78,9 @@ class Agent:
             WeightSource(lambda: self._compute.weight_provider),
             self._kv_sink,
         )
-        if self._settings.metrics:
-            serve_metrics(self._settings.metrics, self._settings.worker, self._outbox, self._compute)
+        if self._endpoint is not None:
+            self._endpoint.metrics = metrics_of(self._settings.worker, self._outbox, self._compute)
+            self._beating = asyncio.create_task(self._endpoint.keep_beating())
         self._set_addresses(server)
         dialing = asyncio.create_task(self._dial())
         stopping = asyncio.create_task(self._stop.wait())
@@ -244,10 +247,10 @@ def _nothing_held() -> "Future[list[pb.SampleProgress]]":
     return future
 
 
-def run_agent(settings: Settings) -> ExitCode:
+def run_agent(settings: Settings, endpoint: Endpoint | None = None) -> ExitCode:
     """Runs the worker until it is done; see `Agent.run`."""
 
     async def main() -> ExitCode:
-        return await Agent(settings, asyncio.get_running_loop()).run()
+        return await Agent(settings, asyncio.get_running_loop(), endpoint).run()
 
     return asyncio.run(main())

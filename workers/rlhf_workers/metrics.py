@@ -5,15 +5,14 @@ Rule: values are read when scraped, from the same counters as the heartbeat; not
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rlhf_api.names import METRICS_PREFIX, Env
+from rlhf_api.endpoint import Application
+from rlhf_api.names import METRICS_PREFIX
 from rlhf_workers.compute import Compute
 from rlhf_workers.outbox import SessionOutbox
-from rlhf_workers.peer_server import why_not_bound
-from rlhf_workers.settings import split_address
 
 
 class WorkerCollector(Collector):
@@ -50,13 +49,9 @@ class WorkerCollector(Collector):
         yield versions
 
 
-def serve_metrics(address: str, worker: str, outbox: SessionOutbox, compute: Compute) -> int:
-    """Serves /metrics at host:port on a daemon thread; the port (a free one for 0)."""
+def metrics_of(worker: str, outbox: SessionOutbox, compute: Compute) -> Application:
+    """What an endpoint serves as the metrics of a worker."""
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker, outbox, compute))
-    host, port = split_address(Env.METRICS, address)
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        raise why_not_bound(Env.METRICS, address) from error
-    return int(server.server_port)
+    application: Application = make_wsgi_app(registry)
+    return application

@@ -4,8 +4,6 @@ Rule: with certificates only processes of the same job get in. A port that is ta
 never shares a port with another process.
 """
 
-import errno
-import os
 import socket
 from pathlib import Path
 from typing import Final
@@ -17,14 +15,11 @@ from grpc_reflection.v1alpha import reflection
 from rlhf_api import control_pb2, control_pb2_grpc
 from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import Env
-from rlhf_workers.settings import SettingsError, split_address
+from rlhf_workers.addresses import why_not_bound
+from rlhf_workers.settings import SettingsError
 
 WEIGHT_SOURCE: Final = control_pb2.DESCRIPTOR.services_by_name["WeightSource"].full_name
 KV_SINK: Final = control_pb2.DESCRIPTOR.services_by_name["KvSink"].full_name
-
-
-class AddressInUseError(OSError):
-    """Another process listens where this one should."""
 
 
 class PeerServer:
@@ -73,20 +68,6 @@ async def start_server(
     peer_server = PeerServer(server, health_servicer, port)
     await peer_server.set_serving(True)
     return peer_server
-
-
-def why_not_bound(variable: str, address: str) -> Exception:
-    """AddressInUseError when the address is taken, SettingsError when it is not this machine's or not allowed."""
-    host, port = split_address(variable, address)
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family) as probe:
-            probe.bind((host, port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return AddressInUseError(f"{variable}={address}: the address is in use by another process")
-        return SettingsError(f"{variable}={address}: cannot be bound: {os.strerror(error.errno or 0)}: {error}")
-    return AddressInUseError(f"{variable}={address}: the address was in use by another process a moment ago")
 
 
 def free_port(host: str) -> int:

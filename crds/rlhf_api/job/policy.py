@@ -73,3 +73,6 @@ class RunPolicy(ApiModel):
     """Silence after which a worker counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
     """Time workers may take to register and load their models."""
+    hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
+    """Time a process may leave the question whether it lives without an answer; then it is killed and started again, as
+    a failure. Long computations and loads answer; 0 never asks. Pods that exist keep what they were made with."""

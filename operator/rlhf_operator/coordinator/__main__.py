@@ -20,6 +20,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api import protocol
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.document import read
+from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
@@ -29,6 +30,7 @@ from rlhf_operator.coordinator.job.recorder import GuardedRecorder
 from rlhf_operator.coordinator.job.run import Outcome, Run, begin_run
 from rlhf_operator.coordinator.service.last_report import say
 from rlhf_operator.coordinator.service.logs import configure_logs
+from rlhf_operator.coordinator.service.metrics import open_endpoint
 from rlhf_operator.coordinator.service.server import order_stop
 from rlhf_operator.coordinator.service.serving import Addresses, serve
 from rlhf_operator.coordinator.storage import checkpoint
@@ -102,13 +104,12 @@ def prepare() -> tuple[Run, Restored]:
     return begin_run(plan, restored, journal, prompts, recorder), restored
 
 
-async def run_job(run: Run, restored: Restored) -> Outcome:
+async def run_job(run: Run, restored: Restored, endpoint: Endpoint | None) -> Outcome:
     """Serves the job with signals as the way to stop it."""
     certificates = os.environ.get(Env.CERTIFICATES)
     addresses = Addresses(
         listen=environment(Env.LISTEN),
         certificates=Path(certificates) if certificates else None,
-        metrics=os.environ.get(Env.METRICS) or None,
     )
 
     def stop() -> None:
@@ -116,7 +117,7 @@ async def run_job(run: Run, restored: Restored) -> Outcome:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    return await serve(run, restored, addresses)
+    return await serve(run, restored, addresses, endpoint)
 
 
 def failed(failure: pb.Failure) -> int:
@@ -136,8 +137,11 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(ExitCode.INTERRUPTED))
     try:
+        # First: its kubelet asks from now on, and a journal may take minutes to read.
+        address = os.environ.get(Env.METRICS)
+        endpoint = open_endpoint(address) if address else None
         run, restored = prepare()
-        outcome = asyncio.run(run_job(run, restored))
+        outcome = asyncio.run(run_job(run, restored, endpoint))
     except JobError as error:
         return failed(error.failure)
     say(run)

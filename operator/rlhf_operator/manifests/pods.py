@@ -4,9 +4,11 @@ Rule: what is written here is what the process relies on, so a template may add 
 run as processes on one machine (`rlhf_operator.local.translate`), which rewrites addresses and paths, nothing else.
 """
 
+import math
 from typing import Any, Final
 
 from rlhf_api import names
+from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
@@ -24,6 +26,16 @@ COORDINATOR_GRACE_SECONDS: Final = 300
 """On SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
 WORKER_GRACE_SECONDS: Final = 30
 """A worker has nothing to save: its samples are with the coordinator."""
+KILL_GRACE_SECONDS: Final = 30
+"""Of a process that hangs: it saves nothing any more, so the coordinator's long grace is not for it."""
+PROBE_SECONDS: Final = 20
+"""Between two questions of a kubelet whether a process lives; more seldom costs a thousand pods nothing."""
+PROBE_TIMEOUT_SECONDS: Final = 10
+"""Far beyond what a busy machine needs to answer."""
+START_PROBE_SECONDS: Final = 2
+"""A container counts as ready after the first answer, which comes within a second of its start."""
+START_SECONDS: Final = 1800
+"""An image from before `/livez` answers only when torch is loaded, or the journal and its checkpoints are read."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 POD_SECURITY: Final = {
@@ -65,6 +77,7 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
     if checkpoints is None:
         container["volumeMounts"].append({"name": "run", "mountPath": RUN_PATH})
         volumes.append({"name": "run", "emptyDir": {}})
+    container |= _probes(job)
     return _pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS)
 
 
@@ -100,7 +113,34 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
     if function is not None and function.config_map is not None and group is not Group.TRAINING:
         container["volumeMounts"].append({"name": reward.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
         volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
+    container |= _probes(job)
     return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
+
+
+def _probes(job: RLHFJob) -> dict[str, Any]:
+    """By which a kubelet ends a process that hangs, once it has begun; `rlhf_api.endpoint` answers."""
+    patience = job.spec.run_policy.hang_timeout_seconds
+    if not patience:
+        return {}
+    question = {"httpGet": {"path": LIVENESS_PATH, "port": names.METRICS_PORT}}
+    period = max(1, min(PROBE_SECONDS, patience // 3))
+    timeout = {"timeoutSeconds": min(PROBE_TIMEOUT_SECONDS, period)}
+    return {
+        "startupProbe": {
+            **question,
+            "periodSeconds": START_PROBE_SECONDS,
+            "failureThreshold": START_SECONDS // START_PROBE_SECONDS,
+            "timeoutSeconds": PROBE_TIMEOUT_SECONDS,
+            "terminationGracePeriodSeconds": KILL_GRACE_SECONDS,
+        },
+        "livenessProbe": {
+            **question,
+            **timeout,
+            "periodSeconds": period,
+            "failureThreshold": math.ceil(patience / period),
+            "terminationGracePeriodSeconds": KILL_GRACE_SECONDS,
+        },
+    }
 
 
 def _container(

@@ -41,7 +41,7 @@ _LIST_KEYS: Final = {
 """Merge key of each list that Kubernetes merges; other lists are taken whole."""
 _DEFAULTS: Final = frozenset(
     {"image", "imagePullPolicy", "terminationGracePeriodSeconds", "cpu", "memory"}
-    | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy"}
+    | {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "startupProbe", "livenessProbe"}
 )
 """Values we set only as a default: the template's wins."""
 _USERS_VOLUMES: Final = frozenset({"tmp", "shm", "/tmp", "/dev/shm"})  # noqa: S108 paths inside the pod

@@ -4,13 +4,14 @@ Rule: values are read from the run when scraped, nothing is counted twice. Scrap
 only read.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rlhf_api.endpoint import Application, Endpoint
 from rlhf_api.names import METRICS_PREFIX, ExitCode
 from rlhf_operator.coordinator.deciding import release
 from rlhf_operator.coordinator.deciding.iteration import PHASES
@@ -96,14 +97,19 @@ class RunCollector(Collector):
         return family
 
 
-def serve_metrics(address: str, run: Run) -> Callable[[], None]:
-    """Serves /metrics at host:port on a daemon thread; returns what ends it. Raises JobError when it cannot bind."""
+def metrics_of(run: Run) -> Application:
+    """What an endpoint serves as the metrics of a run."""
     registry = CollectorRegistry()
     registry.register(RunCollector(run))
+    application: Application = make_wsgi_app(registry)
+    return application
+
+
+def open_endpoint(address: str) -> Endpoint:
+    """The HTTP endpoint at host:port; raises JobError (exit code 24) when it cannot be bound."""
     host, _, port = address.rpartition(":")
     try:
-        server, _ = start_http_server(int(port), host.strip("[]"), registry)
+        return Endpoint(host.strip("[]"), int(port))
     except OSError as error:
         message = f"the metrics address {address} cannot be used: {error.strerror or error}"
         raise JobError("AddressInUse", message, field="RLHF_METRICS", exit_code=ExitCode.ADDRESS_IN_USE) from error
-    return server.shutdown

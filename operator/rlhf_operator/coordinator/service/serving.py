@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rlhf_api.endpoint import Endpoint
 from rlhf_operator.coordinator.deciding.decisions import Finish
 from rlhf_operator.coordinator.fusion import fusing, learning
 from rlhf_operator.coordinator.job.run import Outcome, Run
 from rlhf_operator.coordinator.loop.effects import Effects
 from rlhf_operator.coordinator.loop.intake import Intake
 from rlhf_operator.coordinator.loop.loop import Loop
-from rlhf_operator.coordinator.service.metrics import serve_metrics
+from rlhf_operator.coordinator.service.metrics import metrics_of
 from rlhf_operator.coordinator.service.server import CoordinatorService, start_server
 from rlhf_operator.coordinator.storage.restore import Restored
 from rlhf_operator.coordinator.training.saving import Saving
@@ -35,10 +36,9 @@ class Addresses:
 
     listen: str
     certificates: Path | None = None
-    metrics: str | None = None
 
 
-async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
+async def serve(run: Run, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> Outcome:
     """Runs the job to its end. Raises JobError when an address cannot be used."""
     saving = Saving(run)
     intake, effects = Intake(run, saving), Effects(run, saving)
@@ -47,7 +47,10 @@ async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
         effects.carry_out(Finish("Complete"))
         return Outcome("Complete")
     server = await start_server(CoordinatorService(run, intake), addresses.listen, addresses.certificates)
-    end_metrics = serve_metrics(addresses.metrics, run) if addresses.metrics else None
+    beating = None
+    if endpoint is not None:
+        endpoint.metrics = metrics_of(run)
+        beating = asyncio.create_task(endpoint.keep_beating())
     try:
         learning.recall(run, restored.inter_stage)
         if restored.begun_ns is None:
@@ -63,8 +66,8 @@ async def serve(run: Run, restored: Restored, addresses: Addresses) -> Outcome:
         await server.stop(STOP_SECONDS)
     finally:
         await server.stop(None)
-        if end_metrics is not None:
-            end_metrics()
+        if beating is not None:
+            beating.cancel()
         run.journal.close()
     assert run.outcome is not None
     return run.outcome

@@ -1,0 +1,112 @@
+"""A real coordinator and a real worker that are stopped in the middle: their kubelets hear of it; slow work is no hang.
+
+SIGSTOP stands for a process that hangs as a whole. The probes ask as a kubelet would, with less patience.
+"""
+
+import asyncio
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.coordinated import free_address, write_files
+from tests.coordinator_process import Process
+from tests.integration.scripted_coordinator import ScriptedCoordinator, worker_process
+
+from rlhf_api.endpoint import LIVENESS_PATH
+from rlhf_api.names import Env
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 240.0
+
+
+def answer(address: str, seconds: float = 5.0) -> int:
+    """The status a probe sees; 0: no answer in time."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{LIVENESS_PATH}", timeout=seconds) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+async def until(address: str, status: int) -> None:
+    def ask() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while (found := answer(address)) != status:
+            assert time.monotonic() < deadline, f"{found}, not {status}"
+            time.sleep(0.1)
+
+    await asyncio.to_thread(ask)
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[Process]:
+    made = Process(tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.kill()
+
+
+async def test_a_coordinator_answers_while_it_waits_for_its_journal_and_not_when_it_is_stopped(
+    coordinator: Process, tmp_path: Path
+) -> None:
+    write_files(tmp_path, iterations=2)
+    first, second = free_address(), free_address()
+    coordinator.start(**{Env.METRICS: first})
+    await coordinator.until_serving()
+    await until(first, 200)
+
+    # One that waits for the journal of another cannot serve its job, and is not to be killed for it.
+    other = Process(tmp_path)
+    other.start(**{Env.METRICS: second})
+    try:
+        await until(second, 200)
+        assert other.process is not None
+        assert other.process.poll() is None
+    finally:
+        other.kill()
+
+    assert coordinator.process is not None
+    coordinator.process.send_signal(signal.SIGSTOP)
+    await until(first, 0)
+    coordinator.process.send_signal(signal.SIGCONT)
+    await until(first, 200)
+
+
+SLOW_TORCH = """
+import sys, time
+from pathlib import Path
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        while name == "torch" and not Path({gate!r}).exists():
+            time.sleep(0.05)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+async def test_a_worker_answers_before_its_libraries_are_loaded_and_not_when_it_is_stopped(tmp_path: Path) -> None:
+    scripted, address, gate = ScriptedCoordinator(), free_address(), tmp_path / "gate"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_TORCH.format(gate=str(gate)))
+    await scripted.listen(None)
+    environment = {Env.METRICS: address, "PYTHONPATH": str(tmp_path / "slow")}
+    try:
+        async with worker_process(scripted.address, "generation", tmp_path / "log", **environment) as process:
+            await until(address, 200)
+            gate.touch()
+            await scripted.session()
+            assert await asyncio.to_thread(answer, address, PATIENCE) == 200
+            process.send_signal(signal.SIGSTOP)
+            await until(address, 0)
+            process.send_signal(signal.SIGCONT)
+            await until(address, 200)
+    finally:
+        await scripted.stop()
