@@ -17,6 +17,8 @@ from rlhf_api.names import Group
 
 FLOAT32_BYTES: Final = 4
 HALF_BYTES: Final = 2
+COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
+"""A value in the type of matrix products."""
 OPTIMIZER_BYTES: Final = 8
 """Two float32 moments of AdamW, a parameter."""
 GIBIBYTE: Final = 2**30
@@ -90,9 +92,9 @@ Sizes = Mapping[str, ModelSize | None]
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
     """For one process of each group that has workers of its own; for training, of the largest pipeline stage; where
     roles take turns, of the phase that needs most."""
-    scorers = {Group.INFERENCE: scoring(spec, sizes, spec.inference.gpus_per_replica)}
+    scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
-        trains = training(spec, sizes, spec.training.gpus_per_replica)
+        trains = training(spec, sizes)
         return scorers | {Group.GENERATION: decoding(spec, sizes), Group.TRAINING: trains}
     return scorers | {Group.GENERATION: budget(spec, sizes).peak.awake}
 
@@ -100,8 +102,8 @@ def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
 def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     """Of a generation worker that also holds a training rank."""
     gpus = spec.generation.gpus_per_replica
-    decodes, trains = decoding(spec, sizes), training(spec, sizes, gpus)
-    scores = scoring(spec, sizes, gpus) if scores_too(spec) else Estimate({})
+    decodes, trains = decoding(spec, sizes), training(spec, sizes)
+    scores = scoring(spec, sizes) if scores_too(spec) else Estimate({})
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
     kept = ("weights", "optimizer")
@@ -123,25 +125,25 @@ def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     actor = sizes.get("actor")
     if actor is None:
         return Estimate({}, ("actor",))
-    width = _compute_bytes(spec.generation.gpus_per_replica)
+    width = COMPUTE_BYTES[spec.compute_type]
     tokens = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
     cache = spec.generation.max_batch_size * tokens * actor.cache_values_per_token * width
     return Estimate({"weights": actor.parameters * width, "key-value cache": cache})
 
 
-def scoring(spec: RLHFJobSpec, sizes: Sizes, gpus: int) -> Estimate:
+def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Models of the scoring tasks; a reward that is no model is not in `sizes`."""
     roles = [task.model for task in graph_of(spec).tasks_of(Group.INFERENCE) if task.model in sizes]
-    width = _compute_bytes(gpus)
+    width = COMPUTE_BYTES[spec.compute_type]
     known = {role: size for role in roles if (size := sizes[role]) is not None}
     unknown = tuple(role for role in roles if sizes[role] is None)
     return Estimate({f"{role} weights": size.parameters * width for role, size in known.items()}, unknown)
 
 
-def training(spec: RLHFJobSpec, sizes: Sizes, gpus: int) -> Estimate:
+def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Of the largest stage of every trained model."""
     settings, models = spec.training, graph_of(spec).trained
-    half = gpus > 0 and settings.precision != "Float32"
+    half = spec.compute_type == "BFloat16"
     parts: dict[str, int] = {}
     for size in (sizes.get(role) for role in models):
         if size is not None:
@@ -159,11 +161,6 @@ def _sum(*found: Estimate) -> Estimate:
         for name, count in one.parts.items():
             parts[name] = parts.get(name, 0) + count
     return Estimate(parts, tuple(dict.fromkeys(role for one in found for role in one.unknown)))
-
-
-def _compute_bytes(gpus: int) -> int:
-    """Bytes a value on the process's device: half precision on CUDA, float32 on CPU."""
-    return HALF_BYTES if gpus else FLOAT32_BYTES
 
 
 def _gib(count: int) -> str:

@@ -7,6 +7,8 @@ from pydantic import Field
 from rlhf_api.job.base import ApiModel, PositiveOrOff
 
 Mode = Literal["Off", "Auto"]
+ComputeType = Literal["Float32", "BFloat16"]
+"""Type of matrix products."""
 
 
 class GroupFields(ApiModel):
@@ -129,7 +131,8 @@ class Training(GroupFields):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
-    """Auto is bfloat16 compute where the device has it (float32 master weights), else float32."""
+    """Type of matrix products in generation, scoring and training alike. Auto is BFloat16 when training ranks have GPUs
+    (their master weights stay float32), else Float32; say Float32 where the GPUs are older than Ampere."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.base import ApiModel
-from rlhf_api.job.groups import Coordinator, Generation, Inference, Training
+from rlhf_api.job.groups import ComputeType, Coordinator, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
@@ -59,6 +59,14 @@ class RLHFJobSpec(ApiModel):
     def rank_group(self) -> Group:
         """The group whose workers hold the training ranks, rank r in worker r."""
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """Type of matrix products of every role: what training.precision says, or, if it says Auto, what ranks use."""
+        if self.training.precision != "Auto":
+            return self.training.precision
+        ranks = self.generation if self.rank_group is Group.GENERATION else self.training
+        return "BFloat16" if ranks.gpus_per_replica else "Float32"
 
 
 class RLHFJob(ApiModel):

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.job import RLHFJob
+from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_workers import weights
 from rlhf_workers.generation.activity import Activity
@@ -29,17 +29,13 @@ from rlhf_workers.generation.protocol import (
 )
 from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
 from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
+from rlhf_workers.precision import compute_dtype
 from rlhf_workers.role import Outbox, WorkError
 
 PROGRESS_NS: Final = 250_000_000
 """Between progress messages: what a lost worker costs, at four small messages a second a sample."""
 ACTOR: Final = "actor"
 ACTOR_FIELD: Final = "spec.models.actor.path"
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
 
@@ -223,9 +219,9 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     if spec.generation.engine != "torch":
         message = f"spec.generation.engine: {spec.generation.engine} is not available in this worker; use torch"
         raise WorkError("EngineUnavailable", message, field="spec.generation.engine", exit_code=ExitCode.USAGE)
-    dtype, attention = _engine_arguments(spec.generation.engine_args, device, spec.deterministic)
+    attention = _attention(spec)
     path = spec.models.actor.path
-    model = load_causal_lm(path, field=ACTOR_FIELD, dtype=dtype, device=device, attention=attention)
+    model = load_causal_lm(path, field=ACTOR_FIELD, dtype=compute_dtype(spec), device=device, attention=attention)
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
     rollout = spec.rollout
     engine = TorchEngine(
@@ -245,28 +241,26 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     return role
 
 
-def _engine_arguments(
-    arguments: Mapping[str, Any], device: torch.device, deterministic: bool
-) -> tuple[torch.dtype, Attention]:
-    """dtype and attention from `engineArgs`; by default float32 on CPU, bfloat16 on a GPU, and the fused attention
-    kernel unless results must be reproducible."""
-    chosen = {
-        "dtype": "float32" if device.type == "cpu" else "bfloat16",
-        "attention": "eager" if deterministic else "sdpa",
-    } | dict(arguments)
-    allowed: dict[str, Sequence[str]] = {"dtype": tuple(DTYPES), "attention": ATTENTIONS}
-    if deterministic:
-        allowed["attention"] = ("eager",)
-    for name, value in chosen.items():
+def _attention(spec: RLHFJobSpec) -> Attention:
+    """The attention that `engineArgs` ask for: by default the fused kernel, unless results must be reproducible.
+
+    WorkError for arguments this engine does not have, and for a dtype that is not that of the whole job.
+    """
+    dtype = str(compute_dtype(spec)).removeprefix("torch.")
+    allowed: dict[str, Sequence[str]] = {"dtype": (dtype,), "attention": ATTENTIONS}
+    whys = {"dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too"}
+    if spec.deterministic:
+        allowed["attention"], whys["attention"] = ("eager",), " in a deterministic job"
+    for name, value in spec.generation.engine_args.items():
         field = f"spec.generation.engineArgs.{name}"
         if name not in allowed:
             message = f"{field}: the torch engine has no such argument; it takes {', '.join(allowed)}"
             raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
         if value not in allowed[name]:
-            why = " in a deterministic job" if deterministic and name == "attention" else ""
-            message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{why}"
+            message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{whys.get(name, '')}"
             raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
-    return DTYPES[chosen["dtype"]], chosen["attention"]
+    chosen: Attention = spec.generation.engine_args.get("attention", "eager" if spec.deterministic else "sdpa")
+    return chosen
 
 
 def _work_error(error: EngineError) -> WorkError:

@@ -15,6 +15,7 @@ from rlhf_workers.inference.reward_calls import RewardCalls
 from rlhf_workers.inference.reward_function import FunctionReward
 from rlhf_workers.inference.reward_model import RewardModelScorer, own_tokenizer
 from rlhf_workers.inference.reward_source import RewardSource
+from rlhf_workers.precision import compute_dtype
 from rlhf_workers.role import WorkError
 
 Scorer: TypeAlias = ModelScorer | RewardCalls
@@ -32,13 +33,6 @@ def load_scorer(model: str, spec: RLHFJobSpec, device: torch.device, *, parked: 
     raise WorkError("Internal", f"inference has no scorer for model role {model}")
 
 
-def scoring_dtype(spec: RLHFJobSpec, device: torch.device) -> torch.dtype:
-    """The compute precision of training, so that log-probabilities of both can be compared."""
-    if spec.training.precision == "Float32" or (spec.training.precision == "Auto" and device.type == "cpu"):
-        return torch.float32
-    return torch.bfloat16
-
-
 def _attention(spec: RLHFJobSpec) -> models.Attention:
     return "eager" if spec.deterministic else "sdpa"
 
@@ -47,7 +41,7 @@ def _reference(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> S
     source, field = spec.models.actor, "spec.models.actor.path"
     if spec.models.reference is not None:
         source, field = spec.models.reference, "spec.models.reference.path"
-    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    dtype, attention = compute_dtype(spec), _attention(spec)
     model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
     return LogProbabilityScorer(model, spec.rollout.temperature, device, blocks=spec.deterministic)
 
@@ -56,7 +50,7 @@ def _critic(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scor
     field = "spec.models.critic.path"
     if spec.models.critic is None:
         raise WorkError("ModelMissing", f"{field} is not set, but {spec.algorithm.name} scores values", field=field)
-    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    dtype, attention = compute_dtype(spec), _attention(spec)
     path = spec.models.critic.path
     model = models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=home, attention=attention)
     return ValueScorer(model, device, blocks=spec.deterministic)
@@ -84,7 +78,7 @@ def _reward_source(spec: RLHFJobSpec) -> RewardSource:
 
 def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device, home: torch.device) -> Scorer:
     field = "spec.models.reward.model.path"
-    dtype, attention = scoring_dtype(spec, device), _attention(spec)
+    dtype, attention = compute_dtype(spec), _attention(spec)
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
     tokenizer = own_tokenizer(models.load_tokenizer(path, field), policy)

@@ -23,6 +23,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.models import model_folder
+from rlhf_workers.precision import compute_dtype
 from rlhf_workers.role import Outbox, WorkError
 from rlhf_workers.settings import read_settings
 from rlhf_workers.training import checkpoint
@@ -252,7 +253,7 @@ def build_trainer(
 ) -> Trainer:
     """Loads this rank's stages, then meets the others by `connect`, then restores optimizer state."""
     layout = Layout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
-    compute = compute_type(job, device)
+    compute = compute_dtype(job.spec)
     stages = {key: load_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
     trainer = Trainer(job.spec, layout, stages, connect(layout), device, compute, span)
     if become.checkpoint:
@@ -280,11 +281,3 @@ def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout
     groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
     return TorchPeers(layout.rank, groups)
-
-
-def compute_type(job: RLHFJob, device: torch.device) -> torch.dtype:
-    """Type of matrix products: bfloat16 where asked for or, by default, where a CUDA device has it; else float32."""
-    wanted = job.spec.training.precision
-    if wanted == "Auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if wanted == "BFloat16" else torch.float32
