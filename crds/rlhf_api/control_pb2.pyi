@@ -2623,6 +2623,7 @@ class WorkerStatus(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
+    SILENT_SECONDS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     state: _builtins.str
     """Missing | Starting | Ready | Busy | Lost"""
@@ -2632,6 +2633,8 @@ class WorkerStatus(_message.Message):
     tokens_per_second: _builtins.float
     busy_share: _builtins.float
     """of the last seconds"""
+    silent_seconds: _builtins.float
+    """state Lost: since it was last heard; else 0"""
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -2644,10 +2647,11 @@ class WorkerStatus(_message.Message):
         tokens_per_second: _builtins.float = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         busy_share: _builtins.float = ...,
+        silent_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "activity", b"activity", "busy_share", b"busy_share", "state", b"state", "tokens_per_second", b"tokens_per_second", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "activity", b"activity", "busy_share", b"busy_share", "silent_seconds", b"silent_seconds", "state", b"state", "tokens_per_second", b"tokens_per_second", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,12 +171,17 @@ class Cluster:
         namespace, name = _place(manifest)
         return await self._ask("update", kind_of(manifest), namespace, name, "status", body=manifest)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Asks for the deletion of the object if it still is that of `uid`; no error when it is not."""
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False, grace: int | None = None
+    ) -> None:
+        """Asks for the deletion of the object if it still is that of `uid`; no error when it is not.
+
+        `grace`: seconds instead of the pod's own.
+        """
         options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         options["propagationPolicy"] = "Background"
-        if force:
-            options["gracePeriodSeconds"] = 0
+        if force or grace is not None:
+            options["gracePeriodSeconds"] = 0 if force else grace
         try:
             await self._ask("delete", kind, namespace, name, body=options)
         except (MissingError, ConflictError):

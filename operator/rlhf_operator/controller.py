@@ -221,7 +221,7 @@ class Controller:
     async def _delete(self, key: str, job: Json, pods: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]
         delete = partial(self._cluster.delete, "Pod", namespace)
-        await _all([partial(delete, each.name, each.uid, force=each.force) for each in pods])
+        await _all([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
 
     async def _apply(self, key: str, job: Json, manifests: Sequence[Json]) -> bool:
         """False when another turn is to follow at once."""

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import grpc
@@ -28,8 +28,11 @@ LONGEST_PAUSE_SECONDS: Final = 72.0
 """Between two attempts at a coordinator that never answers, each of which holds a place among AT_ONCE for seconds."""
 AT_ONCE: Final = 64
 """Readings in flight."""
+SILENT_MAX_SECONDS: Final = 1e8
+"""Three years; what is longer, or no number, is no silence."""
 WORKING: Final = frozenset({"Ready", "Busy"})
-AWAY: Final = frozenset({"Missing", "Lost"})
+LOST: Final = "Lost"
+AWAY: Final = frozenset({"Missing", LOST})
 """States of workers that have no session."""
 
 
@@ -154,4 +157,9 @@ def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
         streams=sum(each.state not in AWAY for each in status.workers),
         fusion=status.fusion.choice,
         predicted_seconds=status.fusion.predicted_seconds,
+        silent={
+            each.worker: now - timedelta(seconds=each.silent_seconds)
+            for each in status.workers
+            if each.state == LOST and 0 < each.silent_seconds < SILENT_MAX_SECONDS
+        },
     )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from rlhf_api.conditions import FinishedReason
@@ -96,9 +97,11 @@ def account(
     started: datetime | None,
     *,
     stopping: bool = False,
+    lost: Mapping[str, str] = MappingProxyType({}),
 ) -> Account:
     """The accounts with every new end of `pods` in them; `before` is `status.restarts`.
 
+    `lost`: uids of pods that are deleted now because the coordinator has lost them, and why in words.
     Deletions that were asked for before `started` were the suspension's. Of a job that is `stopping` all ends are
     wanted, but for what the coordinator says about the job.
     """
@@ -109,6 +112,10 @@ def account(
     rules = policy.failure_policy.rules
     candidates = [pod for pod in listed if not _finished(pod) and (not stopping or pod.group == Group.COORDINATOR)]
     ends = [end for pod in candidates if (end := _new_end(pod, known, started, rules)) is not None]
+    gone = [pod for pod in candidates if pod.uid in lost and pod.uid not in known]
+    # What takes several at once is one trouble.
+    rulings = [failure_policy.of_lost(rules, pod, alone=pod is gone[0]) for pod in gone]
+    ends += [NewEnd(pod.uid, pod, ruling, lost[pod.uid]) for pod, ruling in zip(gone, rulings, strict=True)]
     books = _Books(policy.backoff_limit, int(before.get("failures") or 0), int(before.get("disruptions") or 0))
     for end in ends:
         books.enter(end)

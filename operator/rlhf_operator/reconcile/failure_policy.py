@@ -62,6 +62,12 @@ def of_disruption(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
     return next((_ruling(rule) for rule in matching), Ruling("Ignore"))
 
 
+def of_lost(rules: Sequence[FailureRule], pod: Pod, *, alone: bool) -> Ruling:
+    """Of a pod whose process the coordinator has lost, `alone` or together with another that is counted."""
+    matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
+    return next((_ruling(rule) for rule in matching), Ruling("Restart" if alone else "Ignore"))
+
+
 def of_end(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
     """Of a pod or container that ended by itself, and badly."""
     assert pod.end is not None

@@ -38,6 +38,8 @@ class Reading:
     """Generation workers that score meanwhile."""
     streams: int = 0
     """Workers that hold a session with the coordinator."""
+    silent: Mapping[str, datetime] = field(default_factory=dict)
+    """Workers that the coordinator has lost -> when it last heard of them."""
     fusion: str = ""
     """The inter-stage fusion in force, in words."""
     predicted_seconds: float = 0.0

@@ -21,6 +21,8 @@ class Deletion:
     uid: str
     force: bool = False
     """Without waiting for its node, which is gone."""
+    grace: int | None = None
+    """Seconds, instead of those of the pod."""
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class Pod:
     waiting: str = ""
     """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
     waiting_message: str = ""
+    running: datetime | None = None
+    """Since when our container runs."""
     end: End | None = None
     """The newest end of our container, or of the pod."""
     template: str = ""
@@ -135,6 +137,7 @@ DISRUPTED: Final = frozenset(
 _GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
 _START_UP: Final = frozenset(START_UP)
 _NONE: Final[frozenset[tuple[str, str]]] = frozenset()
+_STARTED: Final = "status.containerStatuses: startedAt"
 _PHASES: Final = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")} | {None: "Pending"}
 
 
@@ -183,6 +186,7 @@ def _pod(body: Json) -> Pod:
         unschedulable=_unschedulable(conditions.get("PodScheduled") or {}),
         waiting=reason,
         waiting_message=message,
+        running=moment(((container.get("state") or {}).get("running") or {}).get("startedAt"), _STARTED),
         end=_end(uid, status, container),
         template=template,
         pooled=labels.get(names.LABEL_POOL) == "true",

@@ -26,10 +26,14 @@ class _Terminated(_Told):
     containerID: str | None = None  # noqa: N815
 
 
+class _Running(_Shape):
+    startedAt: str | None = None  # noqa: N815
+
+
 class _State(_Shape):
     waiting: _Told | None = None
     terminated: _Terminated | None = None
-    running: dict[str, Any] | None = None
+    running: _Running | None = None
 
 
 class _Container(_Shape):

@@ -18,7 +18,7 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain, pod
-from rlhf_operator.reconcile import deletion, life, placement, pool, resize, restart, scale, status
+from rlhf_operator.reconcile import deletion, life, lost, placement, pool, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
@@ -104,6 +104,8 @@ class _Visit:
         self.started = time_of(before.get("startTime"))
         self.sizes = scale.desired(self.job)
         self.wanted = self._of_now(())
+        going_on = admission.planned and not self.resting
+        self.lost = lost.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
         self.told: tuple[Event, ...] = ()
         """Events that belong to no condition."""
 
@@ -147,7 +149,7 @@ class _Visit:
         known = self.before.get("restarts") or {}
         # One that goes while the rest is observed is in both.
         pods = {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
-        return account(known, pods.values(), policy, self.now, started, stopping=stopping)
+        return account(known, pods.values(), policy, self.now, started, stopping=stopping, lost=self.lost)
 
     def _suspended(self, accounts: Account) -> Plan:
         apply: tuple[Json, ...] = ()
@@ -169,7 +171,9 @@ class _Visit:
         self.wanted = self._of_now(accounts.scopes)
         pods, reading = self.pods.values(), self.observed.reading
         replaced = restart.leaving(self.wanted, self.sizes, pods, reading, self.now)
-        leaving = list({pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}.values())
+        going = {pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}
+        leaving = [pod for pod in going.values() if pod.uid not in self.lost]
+        hung = [Deletion(pod.name, pod.uid, grace=lost.GRACE_SECONDS) for pod in pods if pod.uid in self.lost]
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
@@ -188,13 +192,14 @@ class _Visit:
             scale.next_farewell(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
             placement.AGAIN_SECONDS if self.placed.blocked else None,
+            lost.next_lost(self.job, pods, reading, self.now),
         ]
         overdue = scale.overdue(self.pods.values(), self.now)
         telling = resize.told(self.observed.reading, self.sizes) if self._readable() else None
         draft = Plan(
             resize=telling,
             apply=apply,
-            delete=tuple(overdue),
+            delete=(*hung, *overdue),
             issue_certificates=issue,
             look_again_after=_soonest(looks),
         )

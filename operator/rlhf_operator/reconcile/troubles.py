@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile import lost
 from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import INIT_FAILED, Pod
 from rlhf_operator.reconcile.scale import places
@@ -59,6 +60,8 @@ def troubles(
         silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
         found += [_unheard(job, silent)] if silent else []
+    if silence := lost.told(job, listed, reading):
+        found.append(silence)
     return found
 
 

@@ -108,7 +108,7 @@ class World:
             if each.force:
                 del self.pods[each.name]
             else:
-                self.ask_deletion(each.name)
+                self.ask_deletion(each.name, 30 if each.grace is None else each.grace)
         if plan.resize is not None and self.reading is not None:
             self.reading = replace(self.reading, replicas={**self.reading.replicas, **plan.resize})
             self.told.append(dict(plan.resize))
@@ -173,8 +173,11 @@ class World:
                     "phase": "Running",
                     "podIP": "10.0.0.1",
                     "conditions": [{"type": "Ready", "status": "True"}],
-                    "containerStatuses": [{"name": "worker", "restartCount": 0, "state": {"running": {}}}],
+                    "containerStatuses": [{"name": "worker", "restartCount": 0, "state": self._running()}],
                 }
+
+    def _running(self) -> Json:
+        return {"running": {"startedAt": rfc3339(self.now)}}
 
     def end(self, worker: str, code: int, *, message: str = "", reason: str = "Error", restarted: bool = True) -> None:
         """Our container of a pod ends; the kubelet starts it again unless it ended well."""
@@ -190,7 +193,7 @@ class World:
             # The phase follows a moment later, when the kubelet has taken the pod down.
             status |= {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
         elif restarted:
-            state = {"name": "worker", "restartCount": 1, "state": {"running": {}}, "lastState": {"terminated": ended}}
+            state = {"name": "worker", "restartCount": 1, "state": self._running(), "lastState": {"terminated": ended}}
             status["containerStatuses"] = [state]
         else:
             waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
@@ -254,6 +257,12 @@ class World:
         self.read()
         self.settle()
         return self
+
+    @property
+    def deleting(self) -> dict[str, int]:
+        """Pods whose deletion is asked for, and the seconds of their grace."""
+        metas = [body["metadata"] for body in self.pods.values()]
+        return {meta["name"]: meta["deletionGracePeriodSeconds"] for meta in metas if meta.get("deletionTimestamp")}
 
     @property
     def workers(self) -> list[str]:

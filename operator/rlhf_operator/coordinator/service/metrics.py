@@ -4,6 +4,7 @@ Rule: values are read from the run when scraped, nothing is counted twice. Scrap
 only read.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ class RunCollector(Collector):
         """Every series."""
         run, world = self._run, self._run.world
         phase = run.outcome.phase if run.outcome else run.accounts.phase
-        workers = [worker_status(worker, world.ledger, run.plan.graph.trained) for worker in list(world.fleet)]
+        trained, now = run.plan.graph.trained, time.monotonic()
+        workers = [worker_status(worker, world.ledger, trained, now) for worker in list(world.fleet)]
         yield self._gauge("iteration", "Iteration in progress, from 0.", {(): world.iteration})
         yield self._gauge("weight_version", "Weight version the job has reached.", {(): world.version})
         yield self._gauge("phase", "1 for the phase the job is in.", {(p,): p == phase for p in PHASES}, "phase")

@@ -22,7 +22,7 @@ def job_status(run: Run) -> pb.JobStatus:
         iteration=world.iteration,
         iterations=run.plan.spec.iterations,
         ledger=world.ledger.counts(),
-        workers=[worker_status(worker, world.ledger, run.plan.graph.trained) for worker in world.fleet],
+        workers=[worker_status(worker, world.ledger, run.plan.graph.trained, now) for worker in world.fleet],
         metrics=run.last_metrics,
         weight_version=world.version,
         last_checkpoint=world.checkpoint.folder,
@@ -68,7 +68,7 @@ def seconds_left(run: Run, now: float) -> float:
     return max(0.0, remaining * pace - min(pace, now - run.accounts.begun))
 
 
-def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str]) -> pb.WorkerStatus:
+def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
     """What one worker is and does. What it decodes and scores by counts before what its rank holds."""
     held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
@@ -81,6 +81,7 @@ def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str]) -> pb.
         tokens_per_second=tokens_per_second,
         versions=held | worker.versions,
         busy_share=busy,
+        silent_seconds=max(0.0, now - worker.heard) if worker.lost else 0.0,
     )
 
 
