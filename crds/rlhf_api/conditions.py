@@ -61,6 +61,8 @@ class PlannedReason(StrEnum):
     PLANNED = "PlanMade"
     INVALID = "InvalidManifest"
     """A rule that the API server could not check is broken; the message names field, value and remedy."""
+    REFUSED = "PodsRefused"
+    """The API server, asked by a dry run, takes no pods made from the job's templates; the message has its words."""
     UNAVAILABLE = "NotAvailableInThisVersion"
     """The manifest asks for a mode that this version cannot do (`rlhf_api.availability`)."""
     NOT_SERVED = "NotAvailableInThisCluster"

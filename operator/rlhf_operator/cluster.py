@@ -73,6 +73,10 @@ class RefusedError(ClusterError):
     """Somebody has to act first: quota, rights, an invalid object. The message is the API server's."""
 
 
+class InvalidError(RefusedError):
+    """What was sent is wrong in itself: sent again, it would be refused again."""
+
+
 async def connect(kubeconfig: Path | None = None) -> "Cluster":
     """A client of the cluster this process runs in, or that `kubeconfig` (else KUBECONFIG) names.
 
@@ -296,7 +300,9 @@ def _error(code: int, content: bytes, what: str) -> ClusterError:
         return MissingError(f"{what}: {message}")
     if code == 409:
         return ConflictError(f"{what}: {message}")
-    if code in (400, 401, 403, 405, 413, 415, 422):
+    if code in (400, 422):
+        return InvalidError(message)
+    if code in (401, 403, 405, 413, 415):
         return RefusedError(message)
     return UnavailableError(f"{what}: {code} {message}")
 

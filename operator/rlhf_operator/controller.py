@@ -29,6 +29,7 @@ from rlhf_operator.reconcile import Deletion, Observed, Plan, Pod, PoolLabel, re
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.placement import foreign
 from rlhf_operator.reward_functions import given
+from rlhf_operator.trial import Trials
 from rlhf_operator.untrusted import owner_of
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Controller:
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
         self._certificates = JobCertificates(cluster, certificate_lifetime)
         self._queueing = Queueing(cluster)
+        self._trials = Trials(cluster, images)
         self._clock = clock
         self._refusals: dict[str, dict[str, str]] = {}
         self._written: dict[str, datetime] = {}
@@ -105,6 +107,7 @@ class Controller:
     def _forget(self, key: str) -> None:
         self._coordinators.forget(key)
         self._certificates.forget(key)
+        self._trials.forget(key)
         self._refusals.pop(key, None)
         self._written.pop(key, None)
         self._metrics.forget(key)
@@ -112,8 +115,10 @@ class Controller:
     async def _observe(self, key: str, job: Json) -> Observed:
         uid, now = str(job["metadata"]["uid"]), self._clock()
         pods, taken = self._index.pods(key, uid)
-        expire = None
+        expire, verdict = None, ""
         if _at_work(job, pods):
+            if not job["metadata"].get("deletionTimestamp"):
+                verdict = await self._trials.verdict(key, job, pods)
             starting = not pods or any(each.phase == "Pending" for each in pods.values())
             # The status is written before certificates are issued, so a job without one has none to read.
             held = await self._certificates.current(key, uid, now, starting=starting) if job.get("status") else None
@@ -140,6 +145,7 @@ class Controller:
             reading=reading,
             unreachable=unreachable,
             refusals=self._refusals.get(key, {}),
+            verdict=verdict,
             status_written=self._written.get(key),
             images=self._images,
         )

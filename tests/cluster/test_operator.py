@@ -107,6 +107,36 @@ def test_a_template_against_our_guarantees_is_refused_by_name(cluster: Cluster, 
     assert seen.pods() == {}
 
 
+def test_pods_that_the_api_server_would_refuse_are_told_in_its_words_before_anything_is_made(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    typo = {"spec": {"nodeSelectr": {"zone": "a"}}}
+    cluster.apply(manifest(namespace, generation={"replicas": 2, "template": typo}))
+    told = 'unknown field "spec.nodeSelectr"'
+    seen.until("PodsRefused", lambda: told in seen.condition("Planned").get("message", ""))
+    assert seen.condition("Planned")["reason"] == "PodsRefused"
+    assert "did you mean nodeSelector?" in seen.condition("Planned")["message"]
+    assert cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"] == []
+    wrong = [{"op": "replace", "path": "/spec/generation/template/spec", "value": {"tolerations": [{"key": "a/b/c"}]}}]
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=json", f"--patch={json.dumps(wrong)}")
+    seen.until("its words", lambda: "spec.tolerations[0].key" in seen.condition("Planned").get("message", ""))
+    right = json.dumps([{"op": "remove", "path": "/spec/generation/template"}])
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=json", f"--patch={right}")
+    seen.until_pods(*ALL)
+
+
+def test_a_malformed_template_is_told_and_the_job_can_be_deleted(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace, checkpoints={"path": "/checkpoints", "onDeletion": "Save"}))
+    seen.until_pods(*ALL)
+    patch = json.dumps({"spec": {"training": {"template": {"spec": {"containers": {"worker": {}}}}}}})
+    cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", f"--patch={patch}")
+    seen.until("InvalidManifest", lambda: seen.condition("Planned").get("reason") == "InvalidManifest")
+    assert "spec.training.template.spec.containers" in seen.condition("Planned")["message"]
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where, "--wait=false")
+    with pytest.raises(ClusterError, match="not found"):
+        seen.until("the end of the job", lambda: not seen.job())
+
+
 def test_failed_pods_are_replaced_until_the_limit_and_a_finished_job_expires(
     cluster: Cluster, seen: Seen, namespace: str
 ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
+from rlhf_api.conditions import ConditionType, FinishedReason, PlannedReason, RunningReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
@@ -32,7 +32,8 @@ Json = dict[str, Any]
 
 REFUSED_AGAIN_SECONDS: Final = 15.0
 """Between attempts at what the API server refused (quota): somebody has to act, and then waits for us."""
-
+TRIAL_AGAIN_SECONDS: Final = 300.0
+"""Between dry runs of a template that the API server refuses; an edit of the job is tried at once."""
 PODS_A_TURN: Final = 250
 """Pods one plan makes: 25 milliseconds of rendering, then other jobs have their turn."""
 
@@ -46,6 +47,8 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     if job["metadata"].get("deletionTimestamp"):
         return deletion.deleting(job, conditions, observed, now)
     admission, placed = placement.placed(admit(job), observed)
+    if admission.planned and observed.verdict:
+        admission = replace(admission, problem=observed.verdict, reason=PlannedReason.REFUSED)
     if admission.job is None:
         return _refused(job, conditions, admission, before)
     finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
@@ -185,6 +188,7 @@ class _Visit:
             _seconds(deadline, self.now),
             scale.next_overdue(self.pods.values(), self.now),
             REFUSED_AGAIN_SECONDS if self.observed.refusals else None,
+            TRIAL_AGAIN_SECONDS if self.observed.verdict else None,
             0.0 if len(apply) >= PODS_A_TURN and not self.observed.refusals else None,
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,

@@ -54,6 +54,7 @@ class World:
         self.certificates = False
         self.reading: Reading | None = None
         self.refusals: dict[str, str] = {}
+        self.verdict = ""
         self.written: datetime | None = None
         self.events: list[str] = []
         self.told: list[dict[str, int]] = []
@@ -82,6 +83,7 @@ class World:
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
             refusals=self.refusals,
+            verdict=self.verdict,
             status_written=self.written,
             served=self.served,
             workload=self.workload,

@@ -1,0 +1,120 @@
+"""Asks the API server for its verdict on a job's pods before any is made: a dry run of one pod of each template.
+
+Rule: decides nothing about the job; what the API server says becomes its condition Planned. It is asked once for a
+template in a namespace and a life of this process, and not at all for one that pods of the job were made from. No
+answer is no verdict: what the API server cannot say now it says when pods are made. A refused template is tried again
+after a while, as an administrator may have changed what refuses it.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.problems import Severity
+from rlhf_operator.cluster import Cluster, ConflictError, InvalidError, RefusedError, UnavailableError
+from rlhf_operator.manifests import Images
+from rlhf_operator.manifests.checks import problems_of_pods
+from rlhf_operator.manifests.render import pod
+from rlhf_operator.reconcile import Pod
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.reconcile import TRIAL_AGAIN_SECONDS
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+REMEMBERED: Final = 4096
+"""Templates that were taken: those of thousands of jobs, 64 bytes each."""
+WORDS_MAX: Final = 600
+"""Characters of the API server's words on one template that are told."""
+_NO_DRY_RUN: Final = "does not support dry run"
+"""What the API server says where a webhook has not declared that it can be asked; it says nothing about the pod."""
+_SAMPLE: Final = {"name": "sample", "uid": "sample"}
+"""Metadata under which pods of different jobs that differ in nothing else are the same."""
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    of: tuple[str, int]
+    """UID and generation of the job."""
+    words: str
+    until: float
+
+
+class Trials:
+    """Verdicts on the pods of all jobs."""
+
+    def __init__(self, cluster: Cluster, images: Images, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._images, self._clock = cluster, images, clock
+        self._verdicts: dict[str, _Verdict] = {}
+        self._taken: OrderedDict[str, None] = OrderedDict()
+
+    def forget(self, key: str) -> None:
+        """The job is gone."""
+        self._verdicts.pop(key, None)
+
+    async def verdict(self, key: str, body: Json, pods: Mapping[str, Pod]) -> str:
+        """Why the API server takes no pods of a stored job; empty when it does, or cannot say now."""
+        meta = body["metadata"]
+        of = (str(meta["uid"]), int(meta.get("generation") or 0))
+        known = self._verdicts.get(key)
+        if known is not None and known.of == of and (not known.words or self._clock() < known.until):
+            return known.words
+        admission = admit(body)
+        if admission.job is None or not admission.planned:
+            return ""
+        made = {(each.group, each.template) for each in pods.values() if each.active}
+        try:
+            refused = [
+                await self._refusal(admission.job, group)
+                for group, mark in admission.marks.items()
+                if (group, mark) not in made
+            ]
+        except UnavailableError as error:
+            log.warning("%s: pods cannot be tried now: %s", key, error, extra={"job": key})
+            return ""
+        words = "; ".join(each for each in refused if each)
+        if words:
+            log.warning("%s: %s", key, words, extra={"job": key})
+        self._verdicts[key] = _Verdict(of, words, self._clock() + TRIAL_AGAIN_SECONDS)
+        return words
+
+    async def _refusal(self, job: RLHFJob, group: Group) -> str:
+        """Raises UnavailableError."""
+        digest = self._digest(job, group)
+        if digest in self._taken:
+            self._taken.move_to_end(digest)
+            return ""
+        try:
+            await self._cluster.try_to_create(pod(job, group, 0, self._images))
+        except InvalidError as error:
+            if _NO_DRY_RUN not in str(error):
+                return _told(job, group, str(error))
+        except ConflictError:
+            pass  # a pod of that name exists, which is looked for last
+        except RefusedError:
+            return ""  # a quota, or rights: told when pods are made
+        self._taken[digest] = None
+        if len(self._taken) > REMEMBERED:
+            self._taken.popitem(last=False)
+        return ""
+
+    def _digest(self, job: RLHFJob, group: Group) -> str:
+        namespace = job.metadata.get("namespace", "")
+        sample = job.model_copy(update={"metadata": {**_SAMPLE, "namespace": namespace}})
+        text = json.dumps(pod(sample, group, 0, self._images), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _told(job: RLHFJob, group: Group, words: str) -> str:
+    path = f"spec.{group}.template"
+    known = [each for each in problems_of_pods(job) if each.severity is Severity.SERVER and each.field.startswith(path)]
+    shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
+    return "; ".join([f"{path}: the API server refuses its pods: {shown}", *(str(each) for each in known[:3])])

@@ -1,0 +1,147 @@
+"""The API server's verdict on pods: asked once a template, before anything is made, and told as a condition."""
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import World, stored_job
+
+from rlhf_operator.cluster import ConflictError, InvalidError, RefusedError, UnavailableError
+from rlhf_operator.manifests import Images
+from rlhf_operator.reconcile import pod_of
+from rlhf_operator.reconcile.reconcile import TRIAL_AGAIN_SECONDS
+from rlhf_operator.trial import Trials
+
+TYPO = {"spec": {"nodeSelectr": {"zone": "a"}}}
+WORDS = 'strict decoding error: unknown field "spec.nodeSelectr"'
+
+
+class ApiServer:
+    """Takes pods, or raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self.answers: dict[str, Exception] = {}
+
+    async def try_to_create(self, manifest: dict[str, Any]) -> None:
+        name = manifest["metadata"]["name"]
+        self.tried.append(name)
+        for part, error in self.answers.items():
+            if part in name:
+                raise error
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def trials(server: ApiServer, clock: Clock) -> Trials:
+    return Trials(server, Images(), clock)  # type: ignore[arg-type]
+
+
+async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials, server: ApiServer) -> None:
+    job = stored_job(generation={"replicas": 500})
+    assert await trials.verdict("team/job", job, {}) == ""
+    assert server.tried == ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
+    for turn in range(3):
+        assert await trials.verdict("team/job", job, {}) == "", turn
+    twin = copy.deepcopy(job)
+    twin["metadata"] |= {"name": "twin", "uid": "another"}
+    assert await trials.verdict("team/twin", twin, {}) == ""
+    assert len(server.tried) == 4
+    elsewhere = copy.deepcopy(job)
+    elsewhere["metadata"] |= {"namespace": "other", "uid": "third"}
+    await trials.verdict("other/job", elsewhere, {})
+    assert len(server.tried) == 8, "another namespace may refuse what this one takes"
+
+
+async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: ApiServer) -> None:
+    world = World().begin()
+    pods = {pod.name: pod for body in world.pods.values() if (pod := pod_of(body)) is not None}
+    assert await trials.verdict("team/job", world.job, pods) == ""
+    assert server.tried == []
+    world.job["spec"]["inference"]["template"] = {"spec": {"nodeSelector": {"zone": "a"}}}
+    world.job["metadata"]["generation"] += 1
+    await trials.verdict("team/job", world.job, pods)
+    assert server.tried == ["job-inference-0"]
+
+
+async def test_a_refusal_names_the_template_and_the_nearest_right_name(
+    trials: Trials, server: ApiServer, clock: Clock
+) -> None:
+    server.answers["generation"] = InvalidError(WORDS)
+    job = stored_job(generation={"replicas": 2, "template": TYPO})
+    words = await trials.verdict("team/job", job, {})
+    assert words.startswith(f"spec.generation.template: the API server refuses its pods: {WORDS}")
+    assert "did you mean nodeSelector?" in words
+    asked = len(server.tried)
+    assert await trials.verdict("team/job", job, {}) == words
+    assert len(server.tried) == asked
+    clock.now += TRIAL_AGAIN_SECONDS
+    server.answers.clear()
+    assert await trials.verdict("team/job", job, {}) == "", "an administrator may have mended it"
+    job["spec"]["generation"]["template"] = {"spec": {"frobnicate": 1}}
+    job["metadata"]["generation"] += 1
+    server.answers["generation"] = InvalidError("no frobnicate")
+    assert "no frobnicate" in await trials.verdict("team/job", job, {}), "an edit is tried at once"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ConflictError("exists"),
+        RefusedError("exceeded quota"),
+        UnavailableError("no answer"),
+        InvalidError('admission webhook "x" does not support dry run'),
+    ],
+)
+async def test_what_says_nothing_about_the_template_is_no_verdict(
+    trials: Trials, server: ApiServer, answer: Exception
+) -> None:
+    server.answers["job"] = answer
+    assert await trials.verdict("team/job", stored_job(), {}) == ""
+
+
+async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server: ApiServer) -> None:
+    assert await trials.verdict("team/job", stored_job(training={"template": "text"}), {}) == ""
+    assert server.tried == []
+
+
+def test_a_refused_template_starts_nothing_and_is_told() -> None:
+    world = World()
+    world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    plan = world.settle()
+    assert world.pods == {}
+    assert world.applied == {}
+    planned = world.condition("Planned")
+    assert (planned["status"], planned["reason"], planned["message"]) == ("False", "PodsRefused", world.verdict)
+    assert world.condition("Running")["message"] == f"nothing was started: {world.verdict}"
+    assert world.events == ["PodsRefused"]
+    assert plan.look_again_after is not None
+    assert plan.look_again_after <= TRIAL_AGAIN_SECONDS
+    world.verdict = ""
+    world.settle()
+    assert len(world.pods) == 6
+
+
+def test_pods_of_a_running_job_are_not_replaced_by_a_template_that_is_refused() -> None:
+    world = World().begin()
+    world.job["spec"]["generation"]["template"] = TYPO
+    world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    world.settle()
+    assert all("deletionTimestamp" not in body["metadata"] for body in world.pods.values())
+    assert world.phase == "Running"
