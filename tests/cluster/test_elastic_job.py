@@ -130,7 +130,7 @@ def elastic(node_cluster: Cluster, node: Node, operator: OperatorProcess, tmp_pa
 
 def outcome(run: Path) -> list[dict[str, Any]]:
     """What iterations made, whoever made it."""
-    names = ("iteration", "reward", "tokens", "kl", "response_tokens_max", "samples/truncated")
+    names = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
     return [{name: line.get(name) for name in names} for line in read_metrics(run / "metrics.jsonl")]
 
 

@@ -27,7 +27,7 @@ def said(*runs: Ended) -> str:
 
 
 def outcome(run_dir: Path) -> list[dict[str, float]]:
-    names = ("iteration", "reward", "tokens", "kl")
+    names = ("iteration", "reward", "tokens", "kl", "kl_per_token")
     return [{name: line[name] for name in names} for line in read_metrics(run_dir / "metrics.jsonl")]
 
 

@@ -86,7 +86,9 @@ async def test_a_job_trains_every_sample_once(
     trained_once(workers, 4)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
-    assert all(line["reward"] > 0 and line["kl"] == pytest.approx(0.001, abs=1e-5) for line in lines)
+    assert all(line["reward"] > 0 and line["kl_per_token"] == pytest.approx(0.001, abs=1e-5) for line in lines)
+    lengths = [line["response_tokens_mean"] for line in lines]
+    assert [line["kl"] for line in lines] == pytest.approx([0.001 * length for length in lengths], rel=0.01)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["phase"] == "Complete"
     assert summary["iterations"] == 4

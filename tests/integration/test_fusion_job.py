@@ -35,7 +35,7 @@ def said(*runs: Ended) -> str:
 
 def outcome(run_dir: Path) -> list[dict[str, Any]]:
     """What an iteration made, whoever made it."""
-    names = ("iteration", "reward", "tokens", "kl", "response_tokens_max", "samples/truncated")
+    names = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
     return [{name: line.get(name) for name in names} for line in read_metrics(run_dir / "metrics.jsonl")]
 
 

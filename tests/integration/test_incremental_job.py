@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ITERATIONS = 3
 TOKENS = 300
 """Several blocks of most responses."""
-SAME = ("iteration", "reward", "tokens", "kl", "response_tokens_max", "samples/truncated")
+SAME = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_max", "samples/truncated")
 
 
 def options(incremental: str) -> list[str]:

@@ -97,7 +97,9 @@ class Progress(StatusModel):
     reward: float | None = None
     """Mean reward of the last iteration."""
     kl: float | None = None
-    """Mean KL divergence to the reference in the last iteration, nats a response."""
+    """Mean KL divergence to the reference in the last iteration, nats a response: what klTarget is compared with."""
+    kl_per_token: float | None = None
+    """The same, nats a token."""
     samples_per_second: Annotated[float, Field(ge=0)] | None = None
     """Samples trained a second, over the last iteration."""
     non_finite_steps: Tally | None = None

@@ -7,9 +7,9 @@ from rlhf_operator.cli.console import duration
 
 
 def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
-    """`iteration 3/100  reward 0.412  kl 0.0103  24.1 samples/s  410 tokens/s  2m 10s left`."""
+    """`iteration 3/100  reward 0.412  kl 3.013  kl/token 0.2511  24.1 samples/s  410 tokens/s  2m 10s left`."""
     parts = [f"iteration {line['iteration'] + 1}/{iterations}"]
-    for name, label, digits in (("reward", "reward", 3), ("kl", "kl", 4)):
+    for name, label, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl_per_token", "kl/token", 4)):
         if (value := line.get(name)) is not None:
             parts.append(f"{label} {value:.{digits}f}")
     for name, label in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):

@@ -27,6 +27,13 @@ _STAGES: Final = (
     ("train", ("trained",), "green"),
 )
 """(stage, ledger states of samples that have passed it, colour)."""
+_CURVES: Final = (
+    ("reward", "reward", 3),
+    ("kl", "kl", 3),
+    ("kl_per_token", "kl/token", 4),
+    ("samples_per_second", "samples/s", 1),
+)
+"""(metric, how it is called, digits); KL in nats a response and a token."""
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
@@ -115,10 +122,9 @@ def _tail(status: pb.JobStatus) -> list[Text]:
 
 def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:
     table = Table.grid(padding=(0, 1))
-    for name, digits in (("reward", 3), ("kl", 4), ("samples_per_second", 1)):
+    for name, label, digits in _CURVES:
         values = [float(line[name]) for line in lines if line.get(name) is not None]
         if values:
-            label = "samples/s" if name == "samples_per_second" else name
             table.add_row(f"{label:>9}", f"{values[-1]:.{digits}f}", Text(sparkline(values), style="cyan"))
     return table
 

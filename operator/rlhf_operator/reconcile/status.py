@@ -36,6 +36,13 @@ _SLOW_FIELDS: Final = (
 )
 """Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
 that is gone a moment later."""
+NUMBERS: Final = {
+    "reward": "reward",
+    "kl": "kl",
+    "klPerToken": "kl_per_token",
+    "samplesPerSecond": "samples_per_second",
+}
+"""Fields of the progress, and the coordinator's metrics that they are."""
 NON_FINITE_STEPS: Final = "nonfinite_steps"
 """The coordinator's metric of the steps that were skipped so far."""
 MAX_STEPS: Final = 2**53
@@ -95,7 +102,7 @@ def progress(reading: Reading) -> Json:
         "stage": reading.phase or "Starting",
         "lastUpdateTime": rfc3339(reading.at),
     }
-    for field, metric in (("reward", "reward"), ("kl", "kl"), ("samplesPerSecond", "samples_per_second")):
+    for field, metric in NUMBERS.items():
         value = reading.metrics.get(metric)
         if value is not None and math.isfinite(value):
             found[field] = float(f"{value:.6g}")

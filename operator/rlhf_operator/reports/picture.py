@@ -149,7 +149,7 @@ def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
     if kl:
         right = axes.twinx()
         right.plot(*zip(*kl, strict=True), color="#e45756", linewidth=1.0, alpha=0.8)
-        right.set_ylabel("KL to the reference", color="#e45756")
+        right.set_ylabel("KL to the reference, nats a response", color="#e45756")
         right.spines[["top"]].set_visible(False)
     return _save(figure, path)
 

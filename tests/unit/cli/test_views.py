@@ -116,9 +116,16 @@ def test_sizes(count: float, text: str) -> None:
 
 
 def test_plain_lines() -> None:
-    line = {"iteration": 2, "reward": 0.4123, "kl": 0.01034, "samples_per_second": 24.1, "tokens_per_second": 4100.0}
+    line = {
+        "iteration": 2,
+        "reward": 0.4123,
+        "kl": 3.0127,
+        "kl_per_token": 0.01034,
+        "samples_per_second": 24.1,
+        "tokens_per_second": 4100.0,
+    }
     assert iteration_line(line, 100, 130) == (
-        "iteration 3/100  reward 0.412  kl 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
+        "iteration 3/100  reward 0.412  kl 3.013  kl/token 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
     )
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}

@@ -17,7 +17,11 @@ def line(message: str, **more: Any) -> str:
 
 def test_the_last_checkpoint_of_a_complete_job_is_that_of_its_last_iteration() -> None:
     world = World().begin()
-    world.read(iteration=97, last_checkpoint="/checkpoints/iteration-000090", metrics={"reward": 0.5, "kl": 0.1})
+    world.read(
+        iteration=97,
+        last_checkpoint="/checkpoints/iteration-000090",
+        metrics={"reward": 0.5, "kl": 0.1, "kl_per_token": 0.02},
+    )
     world.settle()
     world.later(3)
     world.end("coordinator", 0, message=line("the job is Complete", report=REPORT))
@@ -26,7 +30,7 @@ def test_the_last_checkpoint_of_a_complete_job_is_that_of_its_last_iteration() -
     assert world.condition("Complete")["status"] == "True"
     assert status["lastCheckpoint"] == {"path": CHECKPOINT, "iteration": 100, "time": "2026-08-22T10:00:14Z"}
     assert (status["progress"]["summary"], status["progress"]["reward"]) == ("100/100", 0.75)
-    assert status["progress"]["kl"] == 0.1
+    assert (status["progress"]["kl"], status["progress"]["klPerToken"]) == (0.1, 0.02)
 
 
 def test_a_job_that_ended_before_it_was_ever_read_names_its_checkpoint() -> None:

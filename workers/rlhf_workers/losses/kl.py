@@ -8,6 +8,7 @@ Source: Schulman, "Approximating KL divergence" (2020); the controller: Ziegler 
 from Human Preferences" (2019), section 2.2.
 """
 
+import math
 from typing import Final
 
 import torch
@@ -37,7 +38,18 @@ def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: 
     return float(total / mask.any(dim=1).sum().clamp(min=1))
 
 
+def token_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:
+    """Mean of k1 over the tokens of `mask`, in nats."""
+    total = (k1(log_probabilities.double(), reference.double()) * mask).sum()
+    return float(total / mask.sum().clamp(min=1))
+
+
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
-    """The next KL coefficient: proportional control towards `target` (nats a response) over `horizon` samples."""
+    """The next KL coefficient: proportional control towards `target` (nats a response) over `horizon` samples.
+
+    A divergence that is NaN says nothing, and leaves it as it is.
+    """
+    if math.isnan(kl):
+        return coefficient
     error = min(max(kl / target - 1.0, -ERROR_LIMIT), ERROR_LIMIT)
     return coefficient * (1.0 + error * samples / horizon)

@@ -9,7 +9,7 @@ import torch
 from rlhf_api.job.algorithm import GRPO, PPO, PolicyFields
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
 from rlhf_workers.losses.grpo import group_advantages, sequence_mean_weights, token_mean_weights
-from rlhf_workers.losses.kl import k1, k3, sequence_kl
+from rlhf_workers.losses.kl import k1, sequence_kl, token_kl
 from rlhf_workers.training.batch import Batch
 
 REFERENCE = "reference_log_probabilities"
@@ -56,8 +56,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     if REFERENCE in batch.fields:
         ours, reference = batch.fields["log_probabilities"], batch.fields[REFERENCE]
         metrics["actor/kl"] = sequence_kl(ours, reference, batch.mask)
-        tokens = k3(ours.double(), reference.double())[batch.mask]
-        metrics["actor/kl_per_token"] = float(tokens.mean()) if len(tokens) else 0.0
+        metrics["actor/kl_per_token"] = token_kl(ours, reference, batch.mask)
     if "returns" in batch.fields:
         returns, values = (batch.fields[name][batch.mask].double() for name in ("returns", "values"))
         spread = float(returns.var(correction=0)) if len(returns) else 0.0

@@ -90,7 +90,7 @@ def _summary(job: Stored, now: datetime) -> list[list[Cell]]:
 def _progress(job: Stored, now: datetime) -> str:
     progress = job.progress
     parts = [f"{progress.get('summary')} iterations"]
-    for name, field, digits in (("reward", "reward", 3), ("kl", "kl", 4)):
+    for name, field, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl/token", "klPerToken", 4)):
         if text := number(progress.get(field), digits):
             parts.append(f"{name} {text}")
     if speed := number(progress.get("samplesPerSecond"), 1):

@@ -94,8 +94,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 
 
 def batch_metrics(ledger: Ledger) -> dict[str, float]:
-    """Mean reward and its deviation over the samples that have one; mean length; KL to the reference, a token (the mean
-    of log p - log q over all response tokens)."""
+    """Mean reward and its deviation over the samples that have one; mean length; divergence from the reference."""
     rewards = np.array([_one(sample.fields["reward"]) for sample in ledger.samples if "reward" in sample.fields])
     lengths = np.array([len(sample.response) for sample in ledger.samples], dtype=np.float64)
     result = {
@@ -107,15 +106,22 @@ def batch_metrics(ledger: Ledger) -> dict[str, float]:
     }
     if rewards.size:
         result |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+    return result | divergence(ledger)
+
+
+def divergence(ledger: Ledger) -> dict[str, float]:
+    """`kl`: log p - log q summed over a response, mean over responses, in nats: what klTarget is compared with;
+    `kl_per_token`: mean over their tokens. Over what is trained on: an abstained sample has none; empty without any."""
     pairs = [
         (sample.response.log_probabilities, sample.fields["reference_log_probabilities"])
         for sample in ledger.samples
-        if "reference_log_probabilities" in sample.fields
+        if "reference_log_probabilities" in sample.fields and not sample.abstained
     ]
-    if pairs:
-        policy, reference = (np.frombuffer(b"".join(side), dtype="<f4") for side in zip(*pairs, strict=True))
-        result["kl"] = float((policy.astype(np.float64) - reference.astype(np.float64)).mean())
-    return result
+    if not pairs:
+        return {}
+    policy, reference = (np.frombuffer(b"".join(side), dtype="<f4") for side in zip(*pairs, strict=True))
+    total = float((policy.astype(np.float64) - reference.astype(np.float64)).sum())
+    return {"kl": total / len(pairs), "kl_per_token": total / len(policy)}
 
 
 def _one(value: bytes) -> float:

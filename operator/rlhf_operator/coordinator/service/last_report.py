@@ -17,7 +17,7 @@ from rlhf_operator.coordinator.job.run import Run
 
 log = logging.getLogger(__name__)
 
-METRICS: Final = ("reward", "kl", "samples_per_second", "nonfinite_steps")
+METRICS: Final = ("reward", "kl", "kl_per_token", "samples_per_second", "nonfinite_steps")
 """Those that the status shows."""
 
 

@@ -1,0 +1,52 @@
+"""KL in one unit: what the job shows a response is what the trainer compares with klTarget, to the last digit shown."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.training.training_ranks import PPO_FIELDS, make_samples
+
+from rlhf_api.arrays import unpack
+from rlhf_operator.coordinator.job.accounts import batch_metrics
+from rlhf_workers.training.advantages import batch_metrics as trained_metrics
+from rlhf_workers.training.batch import batch_from
+
+
+def ledger_of(samples: Any) -> Any:
+    def stored(sample: Any) -> Any:
+        fields = {name: unpack(value).tobytes() for name, value in sample.fields.items()}
+        response = np.asarray(unpack(sample.response))
+        return SimpleNamespace(
+            fields=fields,
+            response=Response(response, fields["log_probabilities"]),
+            abstained=sample.abstained,
+            finish_reason="stop",
+        )
+
+    return SimpleNamespace(samples=[stored(sample) for sample in samples])
+
+
+class Response:
+    """Tokens with the log-probabilities they were sampled by."""
+
+    def __init__(self, tokens: np.ndarray, log_probabilities: bytes) -> None:
+        self.tokens, self.log_probabilities = tokens, log_probabilities
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@pytest.mark.parametrize("abstained", [(), (2, 5)])
+def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None:
+    samples = make_samples(abstained=abstained)
+    shown = batch_metrics(ledger_of(samples))
+    trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS))
+    assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
+    assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
+    assert shown["kl"] != pytest.approx(shown["kl_per_token"], rel=0.5)
+
+
+def test_a_batch_without_divergence_shows_none() -> None:
+    samples = make_samples(abstained=range(8))
+    assert not {"kl", "kl_per_token"} & batch_metrics(ledger_of(samples)).keys()
