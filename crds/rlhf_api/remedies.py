@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
+from rlhf_api import patterns
 from rlhf_api.document import Document
 from rlhf_api.problems import Problem
 from rlhf_api.structure import Schema, fields, job_schema, schema_at
@@ -25,6 +26,8 @@ def problem_of(error: ErrorDetails, document: Document) -> Problem:
     line = document.line_of(path)
     if error["type"] == "extra_forbidden":
         return Problem(path, error["input"], _unknown(path), line)
+    if error["type"] == patterns.ERROR:
+        return Problem(path, error["input"], error["msg"], line)
     node = schema_at(path) or {}
     if error["type"] == "missing":
         what = node["description"].rstrip(".") if "description" in node and "properties" not in node else expected(node)

@@ -1,9 +1,10 @@
-"""`spec.runPolicy.failurePolicy`: what the end of a pod means, by exit code and by pod condition."""
+"""`spec.runPolicy.failurePolicy`: what the end of a pod means, by exit code, by condition, by reason and by words."""
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from rlhf_api import patterns
 from rlhf_api.job.base import ApiModel
 
 START_UP: Final = ("ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled", "Ready")
@@ -28,8 +29,26 @@ class PodConditionPattern(ApiModel):
     """The status it has."""
 
 
+class PodFailurePattern(ApiModel):
+    """How the kubelet, or the container runtime, tells of an end; what is set must hold together."""
+
+    reasons: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z][A-Za-z0-9_./-]*$")]],
+            Field(min_length=1, max_length=32),
+        ]
+        | None
+    ) = None
+    """One of these, such as Evicted, UnexpectedAdmissionError or OOMKilled."""
+    message: (
+        Annotated[str, Field(min_length=1, max_length=patterns.LONGEST), AfterValidator(patterns.checked)] | None
+    ) = None
+    """A regular expression (RE2's syntax) that is found in the words: of a pod, the kubelet's; of a container that
+    ended by itself, the last lines of its log."""
+
+
 class FailureRule(ApiModel):
-    """One rule: which ends it is about (onExitCodes or onPodConditions, of some groups), and what follows."""
+    """One rule: which ends it is about (one of the fields named on...; of some groups), and what follows."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Names the rule in conditions and events."""
@@ -48,6 +67,8 @@ class FailureRule(ApiModel):
     """Containers that ended by themselves with such a code; not those of a disrupted or deleted pod."""
     on_pod_conditions: Annotated[list[PodConditionPattern], Field(min_length=1, max_length=16)] | None = None
     """Pods that ended, or are about to, with at least one of these conditions."""
+    on_pod_failure: PodFailurePattern | None = None
+    """Pods and containers whose end is told so."""
 
 
 class FailurePolicy(ApiModel):
@@ -55,4 +76,5 @@ class FailurePolicy(ApiModel):
 
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
     """After these come the built-in ones: disruptions are ignored; exit codes that no restart cures (20 to 23: reward,
-    model, prompts, storage) fail the job; anything else is restarted and counted."""
+    model, prompts, storage) fail the job; anything else is restarted and counted, an eviction for storage beyond the
+    pod's own limits too."""

@@ -162,6 +162,21 @@ class AccountedEnd(StatusModel):
     """UID of the pod, or the beginning of its container's id."""
 
 
+class BackOff(StatusModel):
+    """A place whose pod ended lately: each further end makes it wait longer for its next pod."""
+
+    pod: Annotated[str, Field(max_length=253)]
+    """The pod's name, which is the place's."""
+    ends: Annotated[int, Field(ge=1)]
+    """Pods that ended there in a row, none of which had run for five minutes."""
+    until: Time
+    """No pod is made there before."""
+    template: Annotated[str, Field(max_length=64)] | None = None
+    """Fingerprint of the template the last one was made from; with another, the place begins anew."""
+    reason: Annotated[str, Field(max_length=256)] | None = None
+    """Why the last one ended."""
+
+
 class Restarts(StatusModel):
     """Restart accounting; survives the operator."""
 
@@ -175,6 +190,8 @@ class Restarts(StatusModel):
     """When the last one happened."""
     accounted: Annotated[list[AccountedEnd], Field(max_length=12500)] = Field(default_factory=list)
     """Ends of pods that still exist; the counts include them."""
+    back_off: Annotated[list[BackOff], Field(max_length=12500)] = Field(default_factory=list)
+    """Places whose pod ended lately, and when the next one is made."""
 
 
 class RLHFJobStatus(StatusModel):

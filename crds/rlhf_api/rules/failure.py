@@ -10,6 +10,9 @@ from rlhf_api.rules.rule import Rule, Values
 _NODE: Final = "spec.runPolicy.failurePolicy"
 _FIELD: Final = f"{_NODE}.rules"
 
+_MATCHES: Final = ("onExitCodes", "onPodConditions", "onPodFailure")
+"""Fields by which a rule says what it is about."""
+
 Member = Mapping[str, Any]
 
 
@@ -44,12 +47,23 @@ def _names_start_up(rule: Member) -> bool:
     return any(each["type"] in START_UP for each in rule.get("onPodConditions") or [])
 
 
+def _says_nothing(rule: Member) -> bool:
+    told = rule.get("onPodFailure")
+    return told is not None and told.get("reasons") is None and told.get("message") is None
+
+
 def of_failure_policy() -> Iterator[Rule]:
     """Every rule about failure rules."""
+    given = ", ".join(f"has(rule.{name})" for name in _MATCHES)
     yield _each(
-        "has(rule.onExitCodes) != has(rule.onPodConditions)",
-        lambda rule: (rule.get("onExitCodes") is None) != (rule.get("onPodConditions") is None),
-        "needs exactly one of onExitCodes and onPodConditions",
+        f"[{given}].exists_one(given, given)",
+        lambda rule: sum(rule.get(name) is not None for name in _MATCHES) == 1,
+        f"needs exactly one of {', '.join(_MATCHES)}",
+    )
+    yield _each(
+        "!has(rule.onPodFailure) || has(rule.onPodFailure.reasons) || has(rule.onPodFailure.message)",
+        lambda rule: not _says_nothing(rule),
+        "needs reasons, message or both in onPodFailure: such as reasons: [Evicted]",
     )
     yield _each(
         'rule.action != "FailJob" || rule.scope == "Pod"',

@@ -1,8 +1,8 @@
 """Restart accounting: every end of a pod is counted once, under the right heading, and sometimes it is the job's end.
 
 What an end counts as: exit code 75 and 0 of a worker, and 130 of the coordinator, nothing; what the failure policy
-ignores (by itself: evictions, lost nodes, deletions from outside), a disruption; what it restarts, a failure, of which
-runPolicy.backoffLimit are forgiven; what it says is final ends the job at once.
+ignores (by itself: preemptions, drains, lost nodes, refusals of a node, deletions from outside), a disruption; what it
+restarts, a failure, of which runPolicy.backoffLimit are forgiven; what it says is final ends the job at once.
 Rule: pure. Ends are told apart by their ids, never by order or number of events; the ids that the counts include stay
 in the status as long as their pods exist, so an operator that died in between neither forgets nor counts twice. Between
 two looks a container may have ended more than once: that counts once, in the job's favour.
@@ -19,7 +19,8 @@ from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.job.policy import RunPolicy
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile import failure_policy
+from rlhf_operator.reconcile import back_off, failure_policy
+from rlhf_operator.reconcile.back_off import Place
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.failure_policy import Ruling
 from rlhf_operator.reconcile.plan import Event
@@ -44,10 +45,18 @@ class NewEnd:
     ruling: Ruling
     words: str
 
+    whole: bool = False
+    """Of the pod, and not of its container alone."""
+
     @property
     def told(self) -> str:
         """`job-training-1: exit code 1: ...`"""
         return f"{self.pod.name}: {self.words}"
+
+    @property
+    def ids(self) -> set[str]:
+        """By which it is known from now on."""
+        return {self.id, self.pod.uid} if self.whole else {self.id}
 
     @property
     def well(self) -> bool:
@@ -73,19 +82,22 @@ class Account:
     """The coordinator finished."""
     scopes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Group -> (Group or Job, why): groups that the failure policy restarts together, the coordinator's with Job."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Uid of a pod -> how it or its container ended, of the ends that are new in this visit."""
     events: tuple[Event, ...] = ()
 
     def with_deleted(self, pods: Iterable[Pod]) -> dict[str, str]:
         """`accounted` and the pods about to be deleted: their ends are wanted."""
         return self.accounted | {pod.uid: pod.name for pod in pods}
 
-    def written(self, accounted: Mapping[str, str]) -> Json:
+    def written(self, accounted: Mapping[str, str], places: Mapping[str, Place]) -> Json:
         """`status.restarts`."""
         found: Json = {"failures": self.failures, "disruptions": self.disruptions}
         if self.last_reason:
             found |= {"lastReason": self.last_reason[:LAST_REASON_MAX], "lastTime": self.last_time}
         # Also when empty: the API server fills in its default, and what comes back must equal what was written.
         found["accounted"] = [{"pod": name, "id": each} for each, name in sorted(accounted.items())]
+        found["backOff"] = back_off.written(places)
         return found
 
 
@@ -119,18 +131,21 @@ def account(
     books = _Books(policy.backoff_limit, int(before.get("failures") or 0), int(before.get("disruptions") or 0))
     for end in ends:
         books.enter(end)
-    told = [end for end in ends if end.ruling is not FREE]
+    told = [end.told for end in ends if end.ruling is not FREE] or [
+        f"{pod.name}: {how_it_ended(pod.end)}" for pod in candidates if pod.end and _explained(pod, known)
+    ]
     return Account(
         failures=books.failures,
         disruptions=books.disruptions,
-        accounted=kept | {end.id: end.pod.name for end in ends},
-        last_reason=told[-1].told if told else before.get("lastReason"),
+        accounted=kept | {each: end.pod.name for end in ends for each in end.ids},
+        last_reason=told[-1] if told else before.get("lastReason"),
         last_time=rfc3339(now) if told else before.get("lastTime"),
         # Workers end well when the last iteration is trained, and are often seen to before the coordinator is.
         restarts=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
         verdict=None if complete else books.verdict,
         complete=complete,
         scopes={} if stopping else books.scopes,
+        words={end.pod.uid: end.words for end in ends},
         events=tuple(books.events[:EVENTS_A_PASS]),
     )
 
@@ -192,17 +207,28 @@ def _new_end(
 ) -> NewEnd | None:
     if pod.uid in known:
         return None
+    whole = pod.end is not None and pod.phase == "Failed" and pod.end.code is None
+    if whole and pod.end and pod.end.id in known:
+        return None  # its container's end was counted a moment before
     if pod.disruption:
-        return NewEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), f"disrupted ({pod.disruption})")
+        name = pod.end.id if whole and pod.end else pod.uid
+        why = f"{pod.disruption}: {pod.words}" if pod.words else pod.disruption
+        return NewEnd(name, pod, failure_policy.of_disruption(rules, pod), f"disrupted ({why})", whole=True)
     asked = pod.deletion_asked
     if asked is not None:
         if started is not None and asked < started:
             return None
-        return NewEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), "deleted from outside")
+        return NewEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), "deleted from outside", whole=True)
     if pod.end is None or pod.end.id in known:
         return None
     ruling = FREE if _requested(pod) else failure_policy.of_end(rules, pod)
-    return NewEnd(pod.end.id, pod, ruling, how_it_ended(pod.end))
+    return NewEnd(pod.end.id, pod, ruling, how_it_ended(pod.end), whole=whole)
+
+
+def _explained(pod: Pod, known: Mapping[str, str]) -> bool:
+    """The end of its container was counted, and now the kubelet says why it ended the pod."""
+    assert pod.end is not None
+    return pod.end.code is None and pod.end.id in known and pod.uid not in known
 
 
 def _requested(pod: Pod) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rlhf_api import patterns
 from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import ExitCode, Group
@@ -57,8 +58,9 @@ class Ruling:
 
 
 def of_disruption(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
-    """Of a pod that was evicted, preempted, lost with its node, or deleted by somebody else."""
-    matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
+    """Of a pod that was preempted, drained, refused by its node or lost with it, or deleted by somebody else."""
+    told = pod.disruption, pod.words
+    matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_told(rule, *told))
     return next((_ruling(rule) for rule in matching), Ruling("Ignore"))
 
 
@@ -71,16 +73,14 @@ def of_lost(rules: Sequence[FailureRule], pod: Pod, *, alone: bool) -> Ruling:
 def of_end(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
     """Of a pod or container that ended by itself, and badly."""
     assert pod.end is not None
-    code = pod.end.code
+    code, told = pod.end.code, (pod.end.reason, pod.end.message)
     for rule in _about(rules, pod):
-        if _has_exit_code(rule, code) or _has_condition(rule, pod):
+        if _has_exit_code(rule, code) or _has_condition(rule, pod) or _is_told(rule, *told):
             return _ruling(rule)
     if code is not None:
         final = code in VERDICTS if pod.group == Group.COORDINATOR else code in INCURABLE
         if final:
             return Ruling("FailJob", reason=VERDICTS[code], remedy=REMEDIES.get(code, ""))
-    elif pod.end.reason.lower().startswith(("outof", "unexpectedadmission")):
-        return Ruling("Ignore")  # the node was taken by somebody else meanwhile
     return Ruling("Restart")
 
 
@@ -96,6 +96,14 @@ def _has_exit_code(rule: FailureRule, code: int | None) -> bool:
 def _has_condition(rule: FailureRule, pod: Pod) -> bool:
     patterns = rule.on_pod_conditions or []
     return any((each.type, each.status) in pod.conditions for each in patterns)
+
+
+def _is_told(rule: FailureRule, reason: str, message: str) -> bool:
+    wanted = rule.on_pod_failure
+    if wanted is None or not (reason or message):
+        return False
+    named = wanted.reasons is None or reason in wanted.reasons
+    return named and (wanted.message is None or patterns.found(wanted.message, message))
 
 
 def _ruling(rule: FailureRule) -> Ruling:

@@ -5,7 +5,7 @@ gone is never made again. A suspension asks the coordinator alone to stop, by de
 the training ranks' help, which therefore go after it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -86,11 +86,14 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
     return [pod for pod in stopping or listed if pod.deletion is None]
 
 
-def running(conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, *, began: bool) -> None:
-    """Sets Running and Suspended of a job that should run. `began`: its coordinator was heard of before."""
+def running(
+    conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, waits: Sequence[str] = (), *, began: bool
+) -> None:
+    """Sets Running and Suspended of a job that should run. `waits`: pods that are not made yet, in words; `began`: its
+    coordinator was heard of before."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
     reading = observed.reading
-    wrong = [*unread(observed), *names_taken(job, observed)]
+    wrong = [*waits, *unread(observed), *names_taken(job, observed)]
     wrong += troubles(job, observed.pods.values(), observed.refusals, now, reading)
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.reconcile import kubelet
 from rlhf_operator.reconcile.last_log import Report, last_report, readable
 from rlhf_operator.reconcile.pod_shape import misshapen
 from rlhf_operator.untrusted import (
@@ -58,7 +59,7 @@ class End:
     """Tells this end from every other."""
     code: int | None
     reason: str
-    """OOMKilled, Error, Completed, Evicted, ..."""
+    """OOMKilled, Error, Completed; of a pod Evicted, UnexpectedAdmissionError, ..."""
     message: str
     """The last lines of the log, or why the kubelet ended it."""
     at: datetime | None
@@ -106,7 +107,11 @@ class Pod:
     done: bool = False
     """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
     disruption: str = ""
-    """Reason of its DisruptionTarget condition, or Evicted, NodeLost, ...: not the job's fault."""
+    """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
+    words: str = ""
+    """What is said of that disruption."""
+    began: datetime | None = None
+    """When our container's present run began, or its last one."""
 
     @property
     def over(self) -> bool:
@@ -126,12 +131,6 @@ class Pod:
     def deletion_asked(self) -> datetime | None:
         """When its deletion was asked for."""
         return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)
-
-
-DISRUPTED: Final = frozenset(
-    {"Evicted", "NodeLost", "NodeShutdown", "NodeAffinity", "Preempting", "Shutdown", "Terminated"}
-)
-"""`status.reason` of a failed pod that was not the fault of what ran in it."""
 
 
 _GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
@@ -169,6 +168,7 @@ def _pod(body: Json) -> Pod:
     # Fails when one of them is no text.
     if not "".join((name, uid, address, reason, message, template)).isascii():
         reason, message = clean(reason), clean(message)
+    disruption, words = _disruption(status, conditions)
     return Pod(
         name=name,
         uid=uid,
@@ -192,7 +192,9 @@ def _pod(body: Json) -> Pod:
         pooled=labels.get(names.LABEL_POOL) == "true",
         conditions=_telling(conditions),
         done=_done(status),
-        disruption=_disruption(status, conditions),
+        disruption=disruption,
+        words=words,
+        began=_began(container),
     )
 
 
@@ -285,29 +287,42 @@ def _unschedulable(condition: Json) -> str:
     return ""
 
 
-def _disruption(status: Json, conditions: Mapping[str, Json]) -> str:
+def _disruption(status: Json, conditions: Mapping[str, Json]) -> tuple[str, str]:
+    """(why the pod was taken away, what is said of it); empty: it was not, or by its own fault."""
+    reason, message = _word(status.get("reason")), _words(status.get("message")).strip()
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
-        return _word(target.get("reason")) or "DisruptionTarget"
-    reason = _word(status.get("reason"))
-    return reason if status.get("phase") == "Failed" and reason in DISRUPTED else ""
+        return _word(target.get("reason")) or "DisruptionTarget", message or _words(target.get("message"))
+    failed = status.get("phase") == "Failed" and kubelet.disrupted(reason, message)
+    return (reason, message) if failed else ("", "")
+
+
+def _began(container: Json) -> datetime | None:
+    run = (container.get("state") or {}).get("running") or _ended(container, "state") or _ended(container, "lastState")
+    return moment(run.get("startedAt"), _STARTED)
 
 
 def _end(uid: str, status: Json, container: Json) -> End | None:
-    for place in ("state", "lastState"):
-        if ended := (container.get(place) or {}).get("terminated"):
-            full = str(ended.get("containerID") or "").rpartition("/")[2]
-            restarts = whole(container.get("restartCount"), "status.containerStatuses: restartCount")
-            log = ended.get("message")
-            return End(
-                id=clean(full[:CONTAINER_ID_SHOWN]) or f"{uid}/{restarts}",
-                code=_code(ended),
-                reason=_word(ended.get("reason")),
-                message=readable(log) if isinstance(log, str) else _words(log),
-                at=moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt"),
-                report=last_report(log) if isinstance(log, str) else None,
-            )
-    if status.get("phase") in ("Failed", "Succeeded"):
-        code = 0 if status["phase"] == "Succeeded" else None
-        return End(uid, code, _word(status.get("reason")), _words(status.get("message")), None)
+    ended = _ended(container, "state") or _ended(container, "lastState")
+    phase, reason, told = status.get("phase"), _word(status.get("reason")), _words(status.get("message")).strip()
+    if not ended:
+        code = 0 if phase == "Succeeded" else None
+        return End(uid, code, reason, told, None) if phase in ("Failed", "Succeeded") else None
+    full = str(ended.get("containerID") or "").rpartition("/")[2]
+    restarts = whole(container.get("restartCount"), "status.containerStatuses: restartCount")
+    name = clean(full[:CONTAINER_ID_SHOWN]) or f"{uid}/{restarts}"
+    log, code = ended.get("message"), _code(ended)
+    at = moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt")
+    report = last_report(log) if isinstance(log, str) else None
+    if phase == "Failed" and reason:
+        # The kubelet ended what ran, so its words count and not the exit code; it may have told of that end before.
+        known = name if _code(_ended(container, "state")) else uid
+        return End(known, None, reason, told, at, report)
+    return End(
+        name, code, _word(ended.get("reason")), readable(log) if isinstance(log, str) else _words(log), at, report
+    )
     return None
+
+
+def _ended(container: Json, state: str) -> Json:
+    return (container.get(state) or {}).get("terminated") or {}

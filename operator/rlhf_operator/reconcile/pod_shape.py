@@ -22,6 +22,7 @@ class _Told(_Shape):
 
 class _Terminated(_Told):
     exitCode: int | None = None  # noqa: N815
+    startedAt: str | None = None  # noqa: N815
     finishedAt: str | None = None  # noqa: N815
     containerID: str | None = None  # noqa: N815
 

@@ -18,9 +18,10 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain, pod
-from rlhf_operator.reconcile import deletion, life, lost, placement, pool, resize, restart, scale, status
+from rlhf_operator.reconcile import back_off, deletion, life, lost, placement, pool, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
+from rlhf_operator.reconcile.back_off import Place
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
@@ -111,6 +112,8 @@ class _Visit:
         self.lost = lost.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
         self.told: tuple[Event, ...] = ()
         """Events that belong to no condition."""
+        self.places: Mapping[str, Place] = {}
+        """Those whose pod ended lately."""
 
     def plan(self) -> Plan:
         """The plan of this visit."""
@@ -150,9 +153,21 @@ class _Visit:
         policy, stopping = self.job.spec.run_policy, self.resting
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
-        # One that goes while the rest is observed is in both.
-        pods = {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
-        return account(known, pods.values(), policy, self.now, started, stopping=stopping, lost=self.lost)
+        return account(known, self._listed().values(), policy, self.now, started, stopping=stopping, lost=self.lost)
+
+    def _listed(self) -> dict[str, Pod]:
+        """Uid -> pod, also of those that are gone; one that goes while the rest is observed is in both."""
+        return {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
+
+    def _places(self, accounts: Account, leaving: Iterable[Pod]) -> dict[str, Place]:
+        """The places with the pods that end by this visit; pods of another template go at their user's wish."""
+        restarts = self.before.get("restarts") or {}
+        counted = {str(each["id"]) for each in restarts.get("accounted") or []}
+        new = accounts.with_deleted(leaving).keys() - counted
+        gone = [pod for uid, pod in self._listed().items() if uid in new and not self.wanted.outdated(pod)]
+        places = back_off.entered(back_off.known(restarts), gone, accounts.words, self.now)
+        names = {name: group for name, group, _ in scale.places(self.job)} if places else {}
+        return back_off.kept(places, names, self.wanted.marks, self.pods, self.now)
 
     def _suspended(self, accounts: Account) -> Plan:
         apply: tuple[Json, ...] = ()
@@ -163,6 +178,8 @@ class _Visit:
             apply = tuple(map(_marked, placement.wanted(self.job, self.placed, self.observed)))
         if not self.pods:
             self.started = None
+        # A queue has a back-off of its own; what its user suspended begins anew.
+        self.places = {} if self.job.spec.suspend else back_off.known(self.before.get("restarts") or {})
         overdue = [*scale.overdue(self.pods.values(), self.now), *_strangers(self.observed)]
         look = scale.next_overdue(self.pods.values(), self.now)
         held_up = self.observed.refusals or self.placed.blocked
@@ -177,10 +194,12 @@ class _Visit:
         going = {pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}
         leaving = [pod for pod in going.values() if pod.uid not in self.lost]
         hung = [Deletion(pod.name, pod.uid, grace=lost.GRACE_SECONDS) for pod in pods if pod.uid in self.lost]
+        self.places = self._places(accounts, leaving)
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
-        life.running(self.conditions, self.job, self.observed, self.now, began=bool(self.before.get("progress")))
+        waits, began = back_off.told(self.places, self.now), bool(self.before.get("progress"))
+        life.running(self.conditions, self.job, self.observed, self.now, waits, began=began)
         if not self.admission.planned and not self.pods:
             told = f"nothing was started: {self.admission.problem}"
             self.conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
@@ -193,6 +212,7 @@ class _Visit:
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             look_again(self.pods.values(), self.now),
+            back_off.look_again(self.places, self.now),
             scale.next_farewell(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
             placement.AGAIN_SECONDS if self.placed.blocked else None,
@@ -239,7 +259,7 @@ class _Visit:
         return [each for each in plain(self.job) if (kind_of(each), each["metadata"]["name"]) in due] if due else []
 
     def _missing(self) -> list[tuple[Group, int]]:
-        taken = self.pods.keys() | self.observed.taken
+        taken = self.pods.keys() | self.observed.taken | back_off.waiting(self.places, self.now).keys()
         return scale.missing(self.job, taken)
 
     def _written(self, accounts: Account, leaving: list[Pod], draft: Plan, completion: datetime | None = None) -> Plan:
@@ -296,7 +316,7 @@ class _Visit:
             "algorithm": self.job.spec.algorithm.name,
             "groups": groups,
             "scale": status.scale(self.job, self.pods.values()),
-            "restarts": accounts.written(accounted),
+            "restarts": accounts.written(accounted, self.places if completion is None else {}),
         }
         if (generation := self.stored["metadata"].get("generation")) is not None:
             written["observedGeneration"] = generation

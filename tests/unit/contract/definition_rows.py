@@ -24,6 +24,7 @@ ALL: Final[Json] = {
     "spec.runPolicy.failurePolicy.rules": [
         {"name": "codes", "action": "Restart", "groups": ["generation"], "onExitCodes": {"values": [3]}},
         {"name": "conditions", "action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"name": "words", "action": "Ignore", "onPodFailure": {"reasons": ["Evicted"], "message": "EmptyDir"}},
     ]
 }
 """What the examples leave out and fields are within."""

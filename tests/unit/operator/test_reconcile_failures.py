@@ -56,6 +56,9 @@ def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_ba
         assert world.finish_deletions() == ["job-training-1"]
         world.settle()
         world.run()
+        world.later(300)
+        world.read()
+        world.settle()
     assert counts(world) == (0, 0)
     assert world.phase == "Running"
     [training] = [each for each in world.job["status"]["groups"] if each["name"] == "training"]
@@ -140,6 +143,8 @@ def test_evictions_and_deletions_from_outside_are_disruptions_without_a_limit() 
             world.ask_deletion("job-generation-1")
         world.settle()
         world.finish_deletions()
+        world.settle()
+        world.later(300)
         world.settle()
         world.run()
         assert counts(world) == (0, number + 1)

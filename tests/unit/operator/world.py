@@ -207,6 +207,18 @@ class World:
         target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
         self.pods[self.name(worker)]["status"] |= {"phase": "Failed", "reason": "Evicted", "conditions": [target]}
 
+    def fail(self, worker: str, reason: str, message: str, *, killed: bool = False) -> None:
+        """The kubelet fails the pod for its own reasons; `killed`: something of it ran."""
+        status = self.pods[self.name(worker)]["status"]
+        status |= {"phase": "Failed", "reason": reason, "message": message, "conditions": [], "containerStatuses": []}
+        if killed:
+            status["containerStatuses"] = [{"name": "worker", "state": {"terminated": self.killed()}}]
+
+    def killed(self) -> Json:
+        """How a container ends that the kubelet kills."""
+        name = f"containerd://{next(self._numbers):016x}ffff"
+        return {"exitCode": 137, "reason": "Error", "finishedAt": rfc3339(self.now), "containerID": name}
+
     def wait_with(self, worker: str, reason: str, message: str = "") -> None:
         """The pod's container cannot start."""
         state = {"waiting": {"reason": reason, "message": message}}
