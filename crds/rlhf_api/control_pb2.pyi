@@ -332,6 +332,7 @@ class Heartbeat(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     BUSY_SECONDS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     active_samples: _builtins.int
     queued_samples: _builtins.int
     tokens: _builtins.int
@@ -339,6 +340,8 @@ class Heartbeat(_message.Message):
     busy_seconds: _builtins.float
     """compute time since the process started"""
     memory_bytes: _builtins.int
+    leaving: _builtins.bool
+    """it was asked to end, and stays as long as its rank may be needed and its grace allows"""
     def __init__(
         self,
         *,
@@ -347,10 +350,11 @@ class Heartbeat(_message.Message):
         tokens: _builtins.int = ...,
         busy_seconds: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,8 @@ class Env(StrEnum):
     """CPU threads of the compute library; part of what makes a deterministic job reproducible."""
     START_TIMEOUT = "RLHF_START_TIMEOUT"
     """Workers: seconds to wait for the first welcome of the coordinator, then exit; unset means forever."""
+    GRACE = "RLHF_GRACE"
+    """Workers: seconds between SIGTERM and SIGKILL, for which a rank may stay; unset means that it ends at once."""
     LOG_FORMAT = "RLHF_LOG_FORMAT"
     """json for one JSON object a line; else plain lines."""
     TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"

@@ -178,6 +178,7 @@ def test_replicas_bring_a_budget_and_a_spread() -> None:
     assert ("PodDisruptionBudget", RELEASE) not in one
     assert "topologySpreadConstraints" not in pod(one)
     assert two["PodDisruptionBudget", RELEASE]["spec"]["minAvailable"] == 1
+    assert two["PodDisruptionBudget", RELEASE]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     selector = two["Deployment", RELEASE]["spec"]["selector"]
     assert two["PodDisruptionBudget", RELEASE]["spec"]["selector"] == selector
     assert pod(two)["topologySpreadConstraints"][0]["labelSelector"] == selector

@@ -1,11 +1,13 @@
 """The worker's agent: dials the coordinator for ever, keeps one session, stands between gRPC and the compute thread.
 
 Rule: the asyncio loop (main thread) owns every stream; the compute thread owns every role; they meet in the outbox and
-in `Compute.submit`. Exit is obeyed at once, whatever the compute thread does. When a session breaks, samples are given
-back and the worker registers anew; a running Train goes on. The worker knows nothing of Kubernetes.
+in `Compute.submit`. Exit is obeyed at once, whatever the compute thread does; so is SIGTERM, except by a training rank,
+which says so and stays while it may be needed. When a session breaks, samples are given back and the worker registers
+anew; a running Train goes on. The worker knows nothing of Kubernetes.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -44,6 +46,8 @@ GIVE_BACK_SECONDS: Final = 1.0
 """A decode step is over by then; a compute thread that needs longer runs a command that goes on across sessions."""
 CLOSE_SECONDS: Final = 10.0
 """Time roles get to free devices and sockets at SIGTERM, well under the kubelet's grace of 30 s."""
+RESERVE_SECONDS: Final = 20.0
+"""Of its grace a rank that stays keeps this for its end: closing takes up to half of it."""
 ALARM_SECONDS: Final = 1.0
 """Time the last words of a broken worker get to leave."""
 
@@ -57,6 +61,9 @@ class Agent:
         self._loop = loop
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
+        self._parted = asyncio.Event()
+        self._parted.set()
+        self._leaving = False
         self._fatal: Future[pb.Failure] = Future()
         self._outbox = SessionOutbox(settings.worker, self._wake_up)
         self._device = open_device(settings.device)
@@ -83,7 +90,7 @@ class Agent:
             self._beating = asyncio.create_task(self._endpoint.keep_beating())
         self._set_addresses(server)
         dialing = asyncio.create_task(self._dial())
-        stopping = asyncio.create_task(self._stop.wait())
+        stopping = asyncio.create_task(self._until_free())
         failing = asyncio.wrap_future(self._fatal)
         ends: list[asyncio.Future[Any]] = [dialing, stopping, failing]
         try:
@@ -100,6 +107,20 @@ class Agent:
         if not await asyncio.to_thread(self._compute.close, CLOSE_SECONDS):
             log.warning("the compute thread was still busy after %.0f s; ending without it", CLOSE_SECONDS)
         return ExitCode.OK
+
+    async def _until_free(self) -> None:
+        """Until SIGTERM, and for a rank until its coordinator lets it go or has gone, or its grace is nearly over.
+
+        When a node is drained the coordinator is asked to end at the same time, and needs the ranks for its checkpoint.
+        """
+        await self._stop.wait()
+        patience = self._settings.grace - RESERVE_SECONDS
+        if Group.TRAINING in self._compute.snapshot.roles and patience > 0:
+            log.info("asked to stop; this rank stays for %.0f s at most, until its coordinator lets it go", patience)
+            self._leaving = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._parted.wait()
 
     def _wake_up(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
@@ -147,6 +168,7 @@ class Agent:
             welcomed = True
             self._held = _nothing_held()
             self._meet(welcome)
+            self._parted.clear()
 
         async with aio_channel(self._settings.coordinator, self._settings.certificates) as channel:
             try:
@@ -156,6 +178,8 @@ class Agent:
                 raise
             except SessionBrokenError as error:
                 reason = str(error)
+            finally:
+                self._parted.set()
         if welcomed:
             await self._give_back()
         return welcomed, reason
@@ -218,6 +242,7 @@ class Agent:
             tokens=self._outbox.tokens,
             busy_seconds=self._compute.busy_seconds(),
             memory_bytes=used_memory(self._device),
+            leaving=self._leaving,
         )
 
     # ------------------------------------------------------------ commands and ends

@@ -38,6 +38,8 @@ class Settings:
     start_timeout: float | None
     """Seconds to wait for the first welcome; None waits forever."""
     json_logs: bool
+    grace: float = 0.0
+    """Seconds between SIGTERM and SIGKILL; 0: not known."""
 
     @property
     def worker(self) -> str:
@@ -83,6 +85,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         threads=_number(Env.THREADS, environ.get(Env.THREADS) or "1", 1),
         start_timeout=float(_number(Env.START_TIMEOUT, timeout, 1)) if timeout else None,
         json_logs=environ.get(Env.LOG_FORMAT) == "json",
+        grace=float(_number(Env.GRACE, environ.get(Env.GRACE) or "0", 0)),
     )
 
 

@@ -29,6 +29,7 @@ _NOT_HERE: Final = frozenset(
         Env.LOG_FORMAT.value,
         Env.METRICS.value,
         Env.TERMINATION_MESSAGE.value,
+        Env.GRACE.value,
     }
 )
 """Pod variables that have another good value on this machine: the caller's."""

@@ -26,6 +26,11 @@ COORDINATOR_GRACE_SECONDS: Final = 300
 """On SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
 WORKER_GRACE_SECONDS: Final = 30
 """A worker has nothing to save: its samples are with the coordinator."""
+RANK_GRACE_SECONDS: Final = 360
+"""A rank is needed until the coordinator that is asked to end with it has its checkpoint, and for its own end."""
+STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations of pods whose end costs the whole job time: autoscalers remove other nodes. A template may say otherwise;
+a drain by hand, and a node that is sick, end them all the same."""
 KILL_GRACE_SECONDS: Final = 30
 """Of a process that hangs: it saves nothing any more, so the coordinator's long grace is not for it."""
 PROBE_SECONDS: Final = 20
@@ -78,7 +83,7 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
         container["volumeMounts"].append({"name": "run", "mountPath": RUN_PATH})
         volumes.append({"name": "run", "emptyDir": {}})
     container |= _probes(job)
-    return _pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS)
+    return _staying(_pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS))
 
 
 def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, image: str) -> dict[str, Any]:
@@ -114,7 +119,21 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
         container["volumeMounts"].append({"name": reward.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
         volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
     container |= _probes(job)
-    return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
+    if group is not job.spec.rank_group:
+        return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
+    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS)
+    return _staying(made) if index < job.spec.training.ranks else made
+
+
+def _staying(pod: dict[str, Any]) -> dict[str, Any]:
+    return {**pod, "metadata": {**pod["metadata"], "annotations": dict(STAYS)}}
+
+
+def tell_grace(pod: dict[str, Any]) -> None:
+    """Tells our container of a merged pod how long it may take to end."""
+    container = next(each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
+    grace = {"name": Env.GRACE.value, "value": str(pod["spec"]["terminationGracePeriodSeconds"])}
+    container["env"] = [*container["env"], grace]
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:

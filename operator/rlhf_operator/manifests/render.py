@@ -18,7 +18,7 @@ from rlhf_api.problems import Problem
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.network import network_policy, services
-from rlhf_operator.manifests.pods import CONTAINER, coordinator_pod, worker_pod
+from rlhf_operator.manifests.pods import CONTAINER, coordinator_pod, tell_grace, worker_pod
 from rlhf_operator.manifests.template import TemplateError, check, merge_pod
 
 Json = dict[str, Any]
@@ -104,7 +104,10 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, 
         return _coordinator(job, images.operator, epoch, mark)
     labels = identity.labels(job, group, index, epoch)
     ours, template = worker(job, group, index, images.worker), getattr(job.spec, group).template
-    return _finished(job, merge_pod(ours, template, labels, f"spec.{group}.template"), mark)
+    merged = merge_pod(ours, template, labels, f"spec.{group}.template")
+    if group is job.spec.rank_group:
+        tell_grace(merged)
+    return _finished(job, merged, mark)
 
 
 def worker(job: RLHFJob, group: Group, index: int, image: str) -> Json:

@@ -97,8 +97,8 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
     # Ours is made anew for every pod and theirs is a copy by now, so parts of both are taken as they are.
     merged = {**ours, "metadata": dict(ours["metadata"])}
     merged["metadata"]["labels"] = {**(meta.get("labels") or {}), **labels}
-    if annotations := meta.get("annotations"):
-        merged["metadata"]["annotations"] = dict(annotations)
+    if annotations := {**(ours["metadata"].get("annotations") or {}), **(meta.get("annotations") or {})}:
+        merged["metadata"]["annotations"] = annotations
     merged["spec"] = _merge(spec, merged["spec"])
     for container in (*merged["spec"]["containers"], *(merged["spec"].get("initContainers") or ())):
         context = _merge(CONTAINER_SECURITY, container.get("securityContext") or {})

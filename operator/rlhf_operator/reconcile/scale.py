@@ -12,6 +12,7 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.manifests.render import workers
 from rlhf_operator.reconcile.plan import Deletion
 from rlhf_operator.reconcile.pod import Pod
@@ -76,15 +77,25 @@ def overdue(pods: Iterable[Pod], now: datetime) -> list[Deletion]:
     return [
         Deletion(pod.name, pod.uid, force=True)
         for pod in pods
-        if pod.deletion is not None and pod.group != Group.COORDINATOR and now > pod.deletion + FORCE_AFTER
+        if pod.group != Group.COORDINATOR and (due := _due(pod)) is not None and now > due
     ]
 
 
 def next_overdue(pods: Iterable[Pod], now: datetime) -> float | None:
     """Seconds until `overdue` may find another one."""
     left = [
-        (pod.deletion + FORCE_AFTER - now).total_seconds() + 1
+        (due - now).total_seconds() + 1
         for pod in pods
-        if pod.deletion is not None and pod.group != Group.COORDINATOR and now <= pod.deletion + FORCE_AFTER
+        if pod.group != Group.COORDINATOR and (due := _due(pod)) is not None and now <= due
     ]
     return min(left, default=None)
+
+
+def _due(pod: Pod) -> datetime | None:
+    """When its node should have carried out its deletion. A rank that is not ready is not staying for a checkpoint: its
+    node is gone, or it never began."""
+    asked = pod.deletion_asked
+    if pod.deletion is None or asked is None:
+        return None
+    grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
+    return grace + FORCE_AFTER

@@ -169,6 +169,21 @@ def test_a_deleted_coordinator_is_replaced_and_the_job_recovers() -> None:
     assert counts(world) == (0, 1)
 
 
+def test_a_rank_of_a_lost_node_is_not_waited_for_as_one_that_stays_for_a_checkpoint() -> None:
+    world = World().begin()
+    world.ask_deletion("job-training-0", grace=360)
+    world.ask_deletion("job-training-1", grace=360)
+    world.pods["job-training-1"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.settle()
+    world.later(62)
+    assert [each.name for each in world.plan().delete if each.force] == ["job-training-1"]
+    world.settle()
+    world.later(300)
+    assert [each.name for each in world.plan().delete if each.force] == []
+    world.later(29)
+    assert [each.name for each in world.plan().delete if each.force] == ["job-training-0"]
+
+
 def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not() -> None:
     world = World().begin()
     world.ask_deletion("job-generation-0")

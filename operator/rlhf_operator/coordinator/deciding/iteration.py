@@ -39,6 +39,9 @@ PHASES: Final = (
     "Stopped",
 )
 
+TOGETHER_SECONDS: Final = 10.0
+"""A node that is drained asks all its pods to end within seconds of each other."""
+
 
 def phase(plan: Plan, world: World) -> str:
     """The phase of a job that has not ended."""
@@ -74,6 +77,8 @@ def decide(plan: Plan, world: World, now: float) -> list[Decision]:
             decisions += _stop(plan, world, now)
     else:
         decisions += _after_training(plan, world, now)
+    if not any(isinstance(each, SaveCheckpoint | Finish | CommitTrained | CloseIteration) for each in decisions):
+        decisions += _drain(plan, world, now)
     return decisions
 
 
@@ -133,6 +138,24 @@ def _stop(plan: Plan, world: World, now: float) -> list[Decision]:
     if _checkpoint_due(plan, world) and training_group.version(world) == world.version:
         return _save(plan, world, now)
     return [Finish("Stopped")]
+
+
+def _drain(plan: Plan, world: World, now: float) -> list[Decision]:
+    """Ranks that were asked to end go once a checkpoint has what the group holds, so that nothing is trained again.
+
+    The coordinator may be asked at the same moment; it then needs them until it has ended.
+    """
+    going = training_group.asked_to_end(world)
+    if not going or world.stop is not None or now - min(rank.asked_to_end for rank in going) < TOGETHER_SECONDS:
+        return []
+    busy = training_group.train_under_way(world) or any(rank.rank_work for rank in training_group.ranks(world))
+    read = any(item.from_ranks for worker in world.fleet for item in worker.pending.values())
+    if busy or read or world.checkpoint.stage != "idle":
+        return []
+    whole = training_group.version(world) == world.version
+    if whole and plan.spec.checkpoints is not None and world.checkpoint.newest < world.version:
+        return _save(plan, world, now)
+    return [Leave(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in going]
 
 
 def _save(plan: Plan, world: World, now: float) -> list[Decision]:

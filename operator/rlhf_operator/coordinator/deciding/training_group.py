@@ -63,6 +63,11 @@ def _may_train(work: Pending | None) -> bool:
     return work is not None and work.work in (Work.TRAIN, Work.UNKNOWN)
 
 
+def asked_to_end(world: World) -> list[Worker]:
+    """Ranks whose machines asked them to end, and that stay while they may be needed."""
+    return [rank for rank in ranks(world) if rank.connected and rank.asked_to_end]
+
+
 def measuring(world: World) -> bool:
     """Its ranks measure for the choice of a schedule."""
     return any(rank.rank_work is not None and rank.rank_work.work is Work.MEASURE for rank in ranks(world))
@@ -119,9 +124,14 @@ def _restart(plan: Plan, world: World, members: list[Worker], reason: str, count
     return [RestartGroup(here, reason, counted)]
 
 
+def _ending(world: World) -> bool:
+    """The job stops, or a rank goes: nothing new is begun."""
+    return world.stop is not None or bool(asked_to_end(world))
+
+
 def _measure(world: World, group: list[Worker]) -> list[Decision]:
     """All ranks at once, or none: a rank that measures waits for the others."""
-    wanted = world.schedule.stage in ("stages", "tables") and world.stop is None
+    wanted = world.schedule.stage in ("stages", "tables") and not _ending(world)
     ready = all(rank.idle and not turns.decodes(world, rank) for rank in group)
     return [MeasureSchedule()] if wanted and ready else []
 
@@ -135,9 +145,9 @@ def _train(world: World) -> list[Decision]:
     if world.schedule.stage != "decided":
         return _measure(world, group)
     target = world.version
-    if not world.trained and world.ledger.all_scored and (world.stop is None or train_under_way(world)):
+    if not world.trained and world.ledger.all_scored and (not _ending(world) or train_under_way(world)):
         target += 1
-    if world.stop is not None and not train_under_way(world):
+    if _ending(world) and not train_under_way(world):
         return []
     ready = [rank for rank in group if rank.idle and rank.trained_version < target]
     decisions: list[Decision] = [Train(rank.name, rank.trained_version) for rank in ready]

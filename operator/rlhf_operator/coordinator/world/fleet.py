@@ -158,7 +158,7 @@ class Fleet:
             pending = Pending(Work.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
             worker.pending[state.command_id] = pending
         worker.since = worker.heard = worker.moved = worker.breathed = now
-        worker.heartbeat, worker.rates = pb.Heartbeat(), (0.0, 0.0)
+        worker.heartbeat, worker.rates, worker.asked_to_end = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
         """A session ended; False when the worker has a newer one already."""
@@ -176,6 +176,8 @@ class Fleet:
             worker.moved = now
         if before.busy_seconds != heartbeat.busy_seconds:
             worker.breathed = now
+        if heartbeat.leaving and not worker.asked_to_end:
+            worker.asked_to_end = now
         if seconds > 0 and before.ByteSize():
             busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
             worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))

@@ -123,6 +123,8 @@ class Worker:
     breathed: float = 0.0
     """When its compute time last changed: it may be in one long computation, or stuck."""
     restarts: int = 0
+    asked_to_end: float = 0.0
+    """When it first said that its machine asked it to end; 0: it did not. It stays while its rank may be needed."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
     """(tokens per second, share of time busy) between the last two heartbeats."""
@@ -182,5 +184,5 @@ class Worker:
         self.session = 0
         self.role, self.versions, self.trained_version, self.group_epoch = "", {}, 0, 0
         self.pending, self.trained, self.train_failure = {}, None, None
-        self.leaving = False
+        self.leaving, self.asked_to_end = False, 0.0
         self.rates = (0.0, 0.0)
