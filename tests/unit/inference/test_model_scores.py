@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.models import ARCHITECTURES, VOCABULARY, build_tokenizer, write_policy, write_reward_model
+from tests.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers import models
@@ -132,16 +132,6 @@ def test_a_reward_model_is_read_at_the_last_token(tmp_path: Path, architecture: 
         with torch.no_grad():
             wanted = model(full(sample)).logits  # unpadded: the model's own pooling
         np.testing.assert_allclose(score, wanted.numpy().reshape(1), atol=1e-4)
-
-
-def test_a_reward_model_with_another_tokenizer_is_given_the_texts(tmp_path: Path) -> None:
-    model = classifier(write_reward_model(tmp_path))
-    tokenizer = build_tokenizer()
-    sample = random_samples(1)[0]
-    with torch.no_grad():
-        wanted = model(torch.tensor([tokenizer("1+1=2")["input_ids"]])).logits
-    score = RewardModelScorer(model, tokenizer, CPU).score([sample])[0]
-    np.testing.assert_allclose(score, wanted.numpy().reshape(1), atol=1e-4)
 
 
 def test_numbers_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import RewardCalls
 from rlhf_workers.inference.reward_function import FunctionReward
-from rlhf_workers.inference.reward_model import RewardModelScorer, own_tokenizer
+from rlhf_workers.inference.reward_model import RewardModelScorer
 from rlhf_workers.inference.reward_source import RewardSource
+from rlhf_workers.inference.reward_text import OwnTokenizer, differs
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.role import WorkError
 
@@ -81,5 +82,6 @@ def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device, home: torc
     dtype, attention = compute_dtype(spec), _attention(spec)
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
-    tokenizer = own_tokenizer(models.load_tokenizer(path, field), policy)
-    return RewardModelScorer(model, tokenizer, device)
+    tokenizer = models.load_tokenizer(path, field)
+    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs(tokenizer, policy) else None
+    return RewardModelScorer(model, own, device)
