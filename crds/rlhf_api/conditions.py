@@ -37,6 +37,8 @@ class RunningReason(StrEnum):
     """Seen, nothing decided yet."""
     QUEUED = "Queued"
     """Waits for admission."""
+    NAME_TAKEN = "NameTaken"
+    """An object that is not the job's has a name that one of its objects needs; the message names both ways out."""
     UNSCHEDULABLE = "Unschedulable"
     """Pods exist that no node can take."""
     STARTING = "Starting"

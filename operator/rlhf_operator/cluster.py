@@ -1,4 +1,4 @@
-"""The one file that talks to the Kubernetes API: server-side apply, create, delete, get, list; and what went wrong.
+"""The one file that talks to the Kubernetes API: create, server-side apply, delete, get, list; and what went wrong.
 
 Rule: plain objects in and out, no decision. Never more than `concurrency` requests at once, each with a time-out; but
 the Lease waits for nobody, as the leader that waits behind its own work loses it. Every answer that is not success
@@ -137,10 +137,12 @@ class Cluster:
             return None
 
     async def apply(self, manifest: Json) -> Json:
-        """Server-side apply under our field manager; answers the object's metadata."""
-        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
-        if kind_of(manifest) not in apis.RESOURCES:  # of those, an older version may serve fewer fields
-            query |= _STRICT
+        """Server-side apply under our field manager; answers the object's metadata.
+
+        It takes fields from other managers. With a uid in the manifest it changes that very object or none:
+        ConflictError when it is another by now, or gone.
+        """
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true", **_strict(manifest)}
         namespace, name = _place(manifest)
         return await self._ask("apply", kind_of(manifest), namespace, name, body=manifest, query=query)
 
@@ -162,8 +164,25 @@ class Cluster:
         await self._create(manifest, {"dryRun": "All"})
 
     async def _create(self, manifest: Json, more: Mapping[str, str]) -> Json:
-        query = {"fieldManager": names.FIELD_MANAGER, **_STRICT, **more}
-        return await self._ask("create", manifest["kind"], _place(manifest)[0], body=manifest, query=query)
+        query = {"fieldManager": names.FIELD_MANAGER, **_strict(manifest), **more}
+        return await self._ask("create", kind_of(manifest), _place(manifest)[0], body=manifest, query=query)
+
+    async def manage_created(self, kind: str, meta: Json) -> None:
+        """Gives fields that our `create` has set to our server-side apply, which can take away only what is its own.
+
+        As client-go's csaupgrade does. `meta` is as read; ConflictError when the object is another by now.
+        """
+        entries = meta.get("managedFields") or []
+        ours = [each for each in entries if each.get("manager") == names.FIELD_MANAGER and not each.get("subresource")]
+        if [each.get("operation") for each in ours] != ["Update"]:
+            return
+        managed = [{**each, "operation": "Apply"} if each in ours else each for each in entries]
+        change = [
+            {"op": "test", "path": "/metadata/uid", "value": meta["uid"]},
+            {"op": "replace", "path": "/metadata/managedFields", "value": managed},
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]},
+        ]
+        await self._ask("patch", kind, meta["namespace"], meta["name"], body=change)
 
     async def replace(self, manifest: Json) -> Json:
         """Replaces the object of the manifest's resourceVersion; ConflictError when it is another by now."""
@@ -210,13 +229,13 @@ class Cluster:
         kind: str,
         namespace: str | None,
         *rest: str,
-        body: Json | None = None,
+        body: Json | list[Json] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Json:
         prefix, plural = RESOURCES[kind]
         path = "/".join([prefix, *(("namespaces", namespace) if namespace else ()), plural, *rest])
         headers = _headers(verb, rest)
-        sent = yaml_of(body) if verb == "apply" and body is not None else body
+        sent = yaml_of(body) if verb == "apply" and isinstance(body, dict) else body
         what = f"{plural} {'/'.join(rest)}".strip()
         return await self._request(verb, path, what, plural, headers, sent, query, slots=kind != "Lease")
 
@@ -227,7 +246,7 @@ class Cluster:
         what: str,
         resource: str,
         headers: dict[str, str] | None = None,
-        body: Json | bytes | None = None,
+        body: Json | list[Json] | bytes | None = None,
         query: Mapping[str, str] | None = None,
         *,
         slots: bool = True,
@@ -258,6 +277,7 @@ _METHODS: Final = {
     "list": "GET",
     "create": "POST",
     "apply": "PATCH",
+    "patch": "PATCH",
     "update": "PUT",
     "delete": "DELETE",
 }
@@ -268,6 +288,8 @@ def _headers(verb: str, rest: tuple[str, ...]) -> dict[str, str]:
         accept = "application/json" if "status" in rest else _METADATA_ONLY
         # With the parameter, the client leaves our own encoding alone.
         return {"Content-Type": "application/apply-patch+yaml; charset=utf-8", "Accept": accept}
+    if verb == "patch":
+        return {"Content-Type": "application/json-patch+json", "Accept": _METADATA_ONLY}
     if verb == "list":
         return {"Accept": _METADATA_LIST}
     return {"Accept": _METADATA_ONLY if verb in ("create", "delete") else "application/json"}
@@ -310,3 +332,8 @@ def _error(code: int, content: bytes, what: str) -> ClusterError:
 def _place(manifest: Json) -> tuple[str, str]:
     meta = manifest["metadata"]
     return meta["namespace"], meta["name"]
+
+
+def _strict(manifest: Json) -> Mapping[str, str]:
+    """Unknown fields are refused; but of gangs and queues, where an older version may serve fewer."""
+    return {} if kind_of(manifest) in apis.RESOURCES else _STRICT

@@ -5,10 +5,9 @@ from: when somebody was faster nothing else of the plan is done, and the turn is
 turn may die at any line: the next one sees what was done and goes on from there.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -16,31 +15,25 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_api.names import Group
 from rlhf_operator.certificates import LIFETIME
-from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
+from rlhf_operator.cluster import Cluster, ClusterError, ConflictError, MissingError
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import Recorder
-from rlhf_operator.gang.apis import Served, kind_of
+from rlhf_operator.gang.apis import Served
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
+from rlhf_operator.job_objects import SETTLE_SECONDS, JobObjects
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.queueing import Queueing
-from rlhf_operator.reconcile import Deletion, Observed, Plan, Pod, PoolLabel, reconcile
+from rlhf_operator.reconcile import Observed, Plan, Pod, reconcile
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.placement import foreign
-from rlhf_operator.reward_functions import given
 from rlhf_operator.trial import Trials
-from rlhf_operator.untrusted import owner_of
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-AT_ONCE: Final = CONCURRENCY // 2
-"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it, and an API
-server that answers it before long."""
-SETTLE_SECONDS: Final = 0.2
-"""After a turn that wrote something: what its own writes changed is seen without an event of a watch."""
 SOON_SECONDS: Final = 1.0
 """After a conflict: the newer version comes by the watch, this is if it does not."""
 
@@ -65,7 +58,7 @@ class Controller:
         self._queueing = Queueing(cluster)
         self._trials = Trials(cluster, images)
         self._clock = clock
-        self._refusals: dict[str, dict[str, str]] = {}
+        self._objects = JobObjects(cluster, index)
         self._written: dict[str, datetime] = {}
 
     def use(self, served: Served) -> None:
@@ -108,7 +101,7 @@ class Controller:
         self._coordinators.forget(key)
         self._certificates.forget(key)
         self._trials.forget(key)
-        self._refusals.pop(key, None)
+        self._objects.forget(key)
         self._written.pop(key, None)
         self._metrics.forget(key)
 
@@ -140,11 +133,12 @@ class Controller:
             ended=self._index.ended(key, uid),
             taken=taken,
             unreadable=self._index.unreadable(key, uid),
-            applied=self._index.applied(key),
+            applied=self._index.applied(key, uid),
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
-            refusals=self._refusals.get(key, {}),
+            refusals=self._objects.last(key).refused,
+            occupied=self._objects.last(key).occupied,
             verdict=verdict,
             status_written=self._written.get(key),
             images=self._images,
@@ -156,27 +150,24 @@ class Controller:
         for event in plan.events:
             self._recorder.post(job, event)
         if plan.finalizer is not None:
-            await self._hold(key, job, hold=plan.finalizer)
+            await self._objects.hold(key, job, hold=plan.finalizer)
+        meta = job["metadata"]
         if plan.delete_job:
-            meta = job["metadata"]
             await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
-        await self._delete(key, job, plan.delete)
-        await self._queueing.withdraw(self._index, key, plan.withdraw)
+        await self._objects.delete(key, plan.delete)
+        await self._queueing.withdraw(self._index, key, meta["uid"], plan.withdraw)
         if plan.report is not None:
-            await self._queueing.report(self._index, key, plan.report, self._clock())
+            await self._queueing.report(self._index, key, meta["uid"], plan.report, self._clock())
         if plan.resize is not None:
             self._coordinators.resize(key, plan.resize)
-        await self._label(key, job, plan.labels)
-        if plan.issue_certificates and (parsed := admit(job).job) is not None:
-            issue = partial(self._certificates.issue, key, parsed, self._clock())
-            await _all([issue, partial(self._apply, key, job, plan.apply)])
-            return 0.0
-        if not await self._apply(key, job, plan.apply):
-            return 0.0
-        wrote = plan.apply or plan.delete or plan.withdraw or plan.report or plan.status is not None
-        looks = [each for each in (plan.look_again_after, SETTLE_SECONDS if wrote else None) if each is not None]
-        return min(looks, default=None)
+        await self._objects.label(key, plan.labels)
+        parsed = admit(job).job if plan.issue_certificates else None
+        issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
+        again = await self._objects.apply(key, plan.apply, issue)
+        wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None
+        looks = [plan.look_again_after, again, SETTLE_SECONDS if wrote else None]
+        return min((each for each in looks if each is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: Plan) -> None:
         meta = job["metadata"]
@@ -192,84 +183,6 @@ class Controller:
             raise ConflictError(f"{key} is gone") from error
         self._written[key] = self._clock()
 
-    async def _hold(self, key: str, job: Json, *, hold: bool) -> None:
-        """Sets or takes away our finalizer; those of others are not ours."""
-        meta = {each: job["metadata"][each] for each in ("name", "namespace", "uid")}
-        if hold:
-            meta["finalizers"] = [names.FINALIZER]
-        manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta}
-        await self._patch(key, manifest)
-
-    async def _label(self, key: str, job: Json, labels: Sequence[PoolLabel]) -> None:
-        """Server-side apply of one label: taking it out of what we apply takes it away."""
-        namespace = job["metadata"]["namespace"]
-        manifests = [
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
-                | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
-            }
-            for each in labels
-        ]
-        await _all([partial(self._patch, key, each) for each in manifests])
-
-    async def _patch(self, key: str, manifest: Json) -> None:
-        """Applies to an object that exists; one that is gone or another by now is no news."""
-        try:
-            await self._cluster.apply(manifest)
-        except (ConflictError, MissingError):
-            return
-        except RefusedError as error:
-            name = f"{manifest['kind']} {manifest['metadata']['name']}"
-            log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
-
-    async def _delete(self, key: str, job: Json, pods: Sequence[Deletion]) -> None:
-        namespace = job["metadata"]["namespace"]
-        delete = partial(self._cluster.delete, "Pod", namespace)
-        await _all([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
-
-    async def _apply(self, key: str, job: Json, manifests: Sequence[Json]) -> bool:
-        """False when another turn is to follow at once."""
-        others = [each for each in manifests if each["kind"] != "Pod"]
-        pods = [each for each in manifests if each["kind"] == "Pod"]
-        refused: dict[str, str] = {}
-        await _all([partial(self._try, key, job, each, refused) for each in others])
-        pods, lacking = await given(self._cluster, pods)
-        # What was refused for one is refused for the next.
-        await _all([partial(self._try, key, job, each, refused) for each in pods], lambda: not refused)
-        refused |= lacking
-        before = self._refusals.pop(key, {})
-        if refused:
-            self._refusals[key] = refused
-        news = bool(before) != bool(refused)
-        return not news
-
-    async def _try(self, key: str, job: Json, manifest: Json, refused: dict[str, str]) -> None:
-        kind, name = kind_of(manifest), manifest["metadata"]["name"]
-        try:
-            if kind == "Pod":
-                await self._create_pod(key, job, manifest)
-            else:
-                self._index.put_other(key, kind, (await self._cluster.apply(manifest))["metadata"])
-        except (RefusedError, MissingError) as error:
-            if name not in self._refusals.get(key, {}):
-                log.warning("%s: %s %s is refused: %s", key, kind, name, error, extra={"job": key})
-            refused[name] = str(error)
-
-    async def _create_pod(self, key: str, job: Json, manifest: Json) -> None:
-        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-        try:
-            answer = await self._cluster.create(manifest)
-        except ConflictError:
-            there = await self._cluster.get("Pod", namespace, name)
-            if there is None:
-                return
-            if owner_of(there["metadata"]) != job["metadata"]["uid"]:
-                raise RefusedError(f"another pod of this name exists in namespace {namespace}") from None
-            answer = there
-        self._index.put_pod(key, answer)
-
 
 def _at_work(job: Json, pods: Mapping[str, Pod]) -> bool:
     """Neither finished nor suspended to the end, nor somebody else's."""
@@ -283,26 +196,3 @@ def _at_work(job: Json, pods: Mapping[str, Pod]) -> bool:
     }
     resting = (job.get("spec") or {}).get("suspend") and not pods
     return not done and not resting
-
-
-async def _all(requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True) -> None:
-    """Carries out requests, AT_ONCE at a time, while they are `wanted`.
-
-    After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
-    """
-    waiting, errors = iter(requests), list[ClusterError]()
-
-    async def serve() -> None:
-        for each in waiting:
-            if errors or not wanted():
-                return
-            try:
-                await each()
-            except ClusterError as error:
-                errors.append(error)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(AT_ONCE, len(requests))):
-            tasks.create_task(serve())
-    if errors:
-        raise errors[0]

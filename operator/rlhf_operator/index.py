@@ -179,9 +179,9 @@ class Index:
         if not ended:
             self._ended.pop(key, None)
 
-    def applied(self, key: str) -> dict[tuple[str, str], str]:
-        """(kind, name) -> fingerprint, of the job's other objects."""
-        return {place: other.mark for place, other in self._others.get(key, {}).items()}
+    def applied(self, key: str, uid: str) -> dict[tuple[str, str], str]:
+        """(kind, name) -> fingerprint, of the other objects of the job of that uid."""
+        return {place: other.mark for place, other in self._others.get(key, {}).items() if other.owner == uid}
 
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
         """A version of another object of a job was seen, its metadata is enough; whether decisions may be others."""
@@ -210,10 +210,10 @@ class Index:
             if not others:
                 del self._others[key]
 
-    def other(self, key: str, kind: str, name: str) -> str | None:
-        """uid of another object of a job."""
+    def other(self, key: str, uid: str, kind: str, name: str) -> str | None:
+        """uid of another object of the job of that uid."""
         known = self._others.get(key, {}).get((kind, name))
-        return known.uid if known else None
+        return known.uid if known and known.owner == uid else None
 
     def workload(self, key: str, uid: str) -> Workload | None:
         """The Kueue Workload of the job of that uid; one of an earlier job of its name is on its way out."""

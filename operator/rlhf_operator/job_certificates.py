@@ -3,7 +3,7 @@
 Two Secrets a job: one that its pods mount, one with the authority's key that none does. Owns a memory of what was
 read, good for a while. Rule: an existing authority is never replaced, as processes that run trust it alone; creating
 and not overwriting decides when two operators issue at once. Dying between the two writes leaves an authority without
-a certificate, which the next visit issues.
+a certificate, which the next visit issues. A Secret that the job does not control is neither read nor written.
 """
 
 import base64
@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_operator.certificates import LIFETIME, Authority, Certificates, due, new_authority
-from rlhf_operator.cluster import Cluster, ConflictError, MissingError
+from rlhf_operator.cluster import Cluster, ConflictError, MissingError, RefusedError
+from rlhf_operator.job_objects import ensure_ours, write
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
+from rlhf_operator.untrusted import owner_of
 
 READ_AGAIN: Final = timedelta(minutes=1)
 """How long a Secret is taken to be as it was read, while all pods are up: one small read a minute of a running job."""
@@ -69,7 +71,7 @@ class JobCertificates:
         """Writes a new certificate of the job's authority into its Secret."""
         authority = await self._authority(job, now)
         issued = authority.issue([], now, self._lifetime)
-        await self._cluster.apply(secret(job, issued.data()))
+        await write(self._cluster, secret(job, issued.data()), known=key in self._held)
         self._held[key] = Held(str(job.metadata["uid"]), issued, due(issued), now)
 
     async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
@@ -92,16 +94,15 @@ class JobCertificates:
                 return made
             body = await self._cluster.get("Secret", namespace, name)
             if body is not None:
-                data = _decoded(body)
-                return Authority(data["ca.crt"], data[KEY])
+                ensure_ours(manifest, body["metadata"])
+                return _read(body, manifest)
         raise MissingError(f"secret {namespace}/{name} comes and goes")
 
 
 def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
     if body is None or body["metadata"].get("deletionTimestamp"):
         return None
-    owners = {each["uid"] for each in body["metadata"].get("ownerReferences") or []}
-    if uid not in owners:
+    if owner_of(body["metadata"]) != uid:
         return None
     try:
         data = _decoded(body)
@@ -110,6 +111,19 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
     except (KeyError, ValueError):
         return None
     return found
+
+
+def _read(body: Mapping[str, Any], made: Mapping[str, Any]) -> Authority:
+    """The authority of a stored Secret. Raises RefusedError when somebody has broken it."""
+    try:
+        data = _decoded(body)
+        return Authority(data["ca.crt"], data[KEY])
+    except (KeyError, ValueError) as error:
+        name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
+        remedy = (
+            f"suspend the job, delete it (kubectl delete secret/{name} --namespace={namespace}), and resume the job"
+        )
+        raise RefusedError(f"Secret {name} holds no authority any more ({error}): {remedy}") from error
 
 
 def _decoded(body: Mapping[str, Any]) -> dict[str, bytes]:

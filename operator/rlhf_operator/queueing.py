@@ -26,7 +26,7 @@ from rlhf_operator.gang.kueue_workload import (
 )
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.conditions import rfc3339
-from rlhf_operator.untrusted import UnreadableError
+from rlhf_operator.untrusted import UnreadableError, owner_of
 
 Json = dict[str, Any]
 Record = TypeVar("Record")
@@ -78,18 +78,20 @@ class Queueing:
         self._read_at[kind, name] = time.monotonic(), found or {}
         return found
 
-    async def withdraw(self, index: Index, key: str, places: Sequence[tuple[str, str]]) -> None:
-        """Deletes objects of a job's gang."""
+    async def withdraw(self, index: Index, key: str, uid: str, places: Sequence[tuple[str, str]]) -> None:
+        """Deletes objects of the gang of the job of that uid."""
         for kind, name in places:
-            uid = index.other(key, kind, name)
-            if uid is not None:
-                await self._cluster.delete(kind, key.partition("/")[0], name, uid)
+            there = index.other(key, uid, kind, name)
+            if there is not None:
+                await self._cluster.delete(kind, key.partition("/")[0], name, there)
 
-    async def report(self, index: Index, key: str, report: Report, now: datetime) -> None:
+    async def report(self, index: Index, key: str, uid: str, report: Report, now: datetime) -> None:
         """Writes into the status of the job's Workload. Raises ConflictError when it is another by now."""
         namespace = key.partition("/")[0]
-        for kind, name in index.applied(key):
+        for kind, name in index.applied(key, uid):
             body = await self._cluster.get(kind, namespace, name) if is_workload(kind) else None
+            if body is None or owner_of(body["metadata"]) != uid:
+                continue
             told = _read_as(lambda each: with_report(each, report, rfc3339(now)), kind, name, body)
             if told is not None:
                 index.put(kind, key, await self._cluster.replace_status(told))

@@ -1,6 +1,7 @@
 """Names, labels, owner and addresses of a job's objects.
 
-Rule: every object of a job is found by labels alone; a name is derived from the job's name and never parsed back.
+Rule: every object of a job is found by labels, and is the job's only when its controller is the job, by uid: anybody
+may write a label. A name is derived from the job's name and never parsed back.
 """
 
 from typing import Any, Final

@@ -42,7 +42,13 @@ _SILENT: Final = frozenset(
 _TOLD_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
 """Conditions that are news on the first visit already, whatever their status."""
 _WARNINGS: Final = frozenset(
-    {RunningReason.UNSCHEDULABLE, RunningReason.RECOVERING, RunningReason.FAILED, AdmittedReason.EVICTED}
+    {
+        RunningReason.NAME_TAKEN,
+        RunningReason.UNSCHEDULABLE,
+        RunningReason.RECOVERING,
+        RunningReason.FAILED,
+        AdmittedReason.EVICTED,
+    }
     | {RestartingReason.GROUP, RestartingReason.JOB}
 )
 

@@ -22,7 +22,7 @@ from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import Pod, time_of
-from rlhf_operator.reconcile.troubles import names_taken, troubles, unread
+from rlhf_operator.reconcile.troubles import names_taken, occupied, troubles, unread
 
 COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Starting": RunningReason.STARTING,
@@ -93,7 +93,7 @@ def running(
     coordinator was heard of before."""
     conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
     reading = observed.reading
-    wrong = [*waits, *unread(observed), *names_taken(job, observed)]
+    wrong = [*occupied(job, observed), *waits, *unread(observed), *names_taken(job, observed)]
     wrong += troubles(job, observed.pods.values(), observed.refusals, now, reading)
     coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
     if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
@@ -122,7 +122,9 @@ def _unread(conditions: Conditions, observed: Observed, now: datetime, wrong: li
     pods = observed.pods.values()
     ready = sum(pod.ready for pod in pods)
     text = f"{ready} of {len(observed.pods)} pods are ready" if observed.pods else "its pods are being created"
-    if any(pod.stuck(now) for pod in pods):
+    if observed.occupied and not observed.pods:
+        reason = RunningReason.NAME_TAKEN
+    elif any(pod.stuck(now) for pod in pods):
         reason = RunningReason.UNSCHEDULABLE
     elif began or conditions.holds(ConditionType.RUNNING):
         reason, text = RunningReason.RECOVERING, f"the coordinator does not answer; {text}"

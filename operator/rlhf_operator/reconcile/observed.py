@@ -68,6 +68,8 @@ class Observed:
     """Why the coordinator could not be read the last time."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it the last time it was applied."""
+    occupied: Mapping[str, str] = field(default_factory=dict)
+    """`Service job` -> `service/job`, as kubectl has it: what others have under names that the job's objects need."""
     verdict: str = ""
     """Why the API server would take no pods made from the job's templates, by a dry run; empty: it would."""
     status_written: datetime | None = None

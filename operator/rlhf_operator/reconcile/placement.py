@@ -23,6 +23,7 @@ from rlhf_operator.reconcile.applied import fingerprint
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.troubles import occupied
 
 Json = dict[str, Any]
 Place = tuple[str, str]
@@ -141,10 +142,11 @@ def finished(observed: Observed, message: str, *, succeeded: bool) -> Report | N
     return kueue_workload.finished(observed.workload, message, succeeded=succeeded)
 
 
-def admitted(conditions: Conditions, placement: Placement, refusals: Mapping[str, str]) -> None:
+def admitted(conditions: Conditions, placement: Placement, job: RLHFJob, observed: Observed) -> None:
     """Sets Admitted of a job that is not finished."""
     if placement.gate is not None:
-        refused = [f"{name} is refused: {why}" for name, why in refusals.items() if placement.closed]
+        refused = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if placement.closed]
+        refused += occupied(job, observed) if placement.closed else []
         told = ". ".join(each for each in (placement.gate.message, placement.blocked, *refused) if each)
         conditions.set(ConditionType.ADMITTED, placement.gate.open, placement.gate.reason, told)
         return

@@ -32,9 +32,11 @@ from rlhf_operator.reconcile.troubles import look_again, unread
 Json = dict[str, Any]
 
 REFUSED_AGAIN_SECONDS: Final = 15.0
-"""Between attempts at what the API server refused (quota): somebody has to act, and then waits for us."""
+"""Between attempts at what the API server refused (quota), or where a name is taken: somebody has to act, and then
+waits for us."""
 TRIAL_AGAIN_SECONDS: Final = 300.0
 """Between dry runs of a template that the API server refuses; an edit of the job is tried at once."""
+
 PODS_A_TURN: Final = 250
 """Pods one plan makes: 25 milliseconds of rendering, then other jobs have their turn."""
 
@@ -139,6 +141,11 @@ class _Visit:
         """No pod is to be left, by its user's wish or its queue's."""
         return self.job.spec.suspend or self.placed.closed
 
+    @property
+    def _refused(self) -> bool:
+        """Something was not written the last time."""
+        return bool(self.observed.refusals or self.observed.occupied)
+
     def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
         marks = self.admission.marks if self.admission.planned else {}
         return restart.wanted(self.job, self.sizes, self.before, scopes, marks)
@@ -147,7 +154,7 @@ class _Visit:
         told = self.admission.problem or "the manifest is valid"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
         if self.admission.planned:
-            placement.admitted(self.conditions, self.placed, self.observed.refusals)
+            placement.admitted(self.conditions, self.placed, self.job, self.observed)
 
     def _accounts(self) -> Account:
         policy, stopping = self.job.spec.run_policy, self.resting
@@ -182,7 +189,7 @@ class _Visit:
         self.places = {} if self.job.spec.suspend else back_off.known(self.before.get("restarts") or {})
         overdue = [*scale.overdue(self.pods.values(), self.now), *_strangers(self.observed)]
         look = scale.next_overdue(self.pods.values(), self.now)
-        held_up = self.observed.refusals or self.placed.blocked
+        held_up = self._refused or self.placed.blocked
         looks = [look, REFUSED_AGAIN_SECONDS if held_up else None]
         draft = Plan(apply=apply, delete=tuple(overdue), look_again_after=_soonest(looks))
         return self._written(accounts, leaving, draft)
@@ -206,9 +213,9 @@ class _Visit:
         looks = [
             _seconds(deadline, self.now),
             scale.next_overdue(self.pods.values(), self.now),
-            REFUSED_AGAIN_SECONDS if self.observed.refusals else None,
+            REFUSED_AGAIN_SECONDS if self._refused else None,
             TRIAL_AGAIN_SECONDS if self.observed.verdict else None,
-            0.0 if len(apply) >= PODS_A_TURN and not self.observed.refusals else None,
+            0.0 if len(apply) >= PODS_A_TURN and not self._refused else None,
             status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             look_again(self.pods.values(), self.now),

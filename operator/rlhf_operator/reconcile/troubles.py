@@ -85,6 +85,21 @@ def names_taken(job: RLHFJob, observed: Observed) -> list[str]:
     return [f"{', '.join(found[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
 
 
+def occupied(job: RLHFJob, observed: Observed) -> list[str]:
+    """Objects of others that have the names of the job's own."""
+    if not observed.occupied:
+        return []
+    told, place = sorted(observed.occupied), identity.namespace(job)
+    listed = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
+    resources = " ".join(observed.occupied[each] for each in told)
+    text = (
+        f"the job needs the name of {listed} in namespace {place}, and what is there is not the job's: it is left as "
+        f"it is, and no pod is made beside it. Give the job another name, or remove what is not needed: "
+        f"kubectl delete {resources} --namespace={place}"
+    )
+    return [text]
+
+
 def look_again(pods: Iterable[Pod], now: datetime) -> float | None:
     """Seconds until something is told because of its age."""
     ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]

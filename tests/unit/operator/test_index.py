@@ -27,6 +27,13 @@ def job(version: int, uid: str = "u1", **status: Any) -> dict[str, Any]:
     return {"metadata": meta | {"managedFields": ["long"], "annotations": {"a": "b"}}, "status": status}
 
 
+def other(version: int = 1, *, uid: str = "s1", owner: str | None = "u1", **more: Any) -> dict[str, Any]:
+    """Metadata of a Service with the job's labels; `owner` None: of nobody."""
+    labels = {"rlhf.dev/job-name": "job", "rlhf.dev/job-uid": "u1"}
+    meta = {"name": "job", "namespace": "team", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return meta | ({"ownerReferences": [{"controller": True, "uid": owner}]} if owner else {}) | more
+
+
 def phase(index: Index, owner: str = "u1") -> str | None:
     found = index.pods(KEY, owner)[0].get("job-generation-0")
     return found.phase if found else None
@@ -79,13 +86,33 @@ def test_a_job_that_was_deleted_and_made_again_is_another_one() -> None:
 
 def test_what_was_applied_is_known_until_it_is_deleted() -> None:
     index = Index()
-    meta = {"name": "job", "uid": "s1", "resourceVersion": "3", "annotations": {FINGERPRINT: "abc"}}
+    meta = other(3, annotations={FINGERPRINT: "abc"})
     index.put_other(KEY, "Service", meta)
-    assert index.applied(KEY) == {("Service", "job"): "abc"}
+    assert index.applied(KEY, "u1") == {("Service", "job"): "abc"}
     index.put_other(KEY, "Service", meta | {"resourceVersion": "4", "deletionTimestamp": "2026-08-22T10:00:00Z"})
-    assert index.applied(KEY) == {("Service", "job"): ""}
+    assert index.applied(KEY, "u1") == {("Service", "job"): ""}
     index.drop_other(KEY, "Service", "job", "s1")
-    assert index.applied(KEY) == {}
+    assert index.applied(KEY, "u1") == {}
+
+
+def test_labels_make_nothing_a_jobs_own_and_nothing_is_of_another_job_of_its_name() -> None:
+    index = Index()
+    index.put_other(KEY, "Service", other(owner=None))
+    assert index.applied(KEY, "u1") == {}
+    assert index.other(KEY, "u1", "Service", "job") is None, "it is not withdrawn"
+    reference = other()["ownerReferences"][0] | {"controller": False}
+    index.put_other(KEY, "Service", other(2, ownerReferences=[reference]))
+    assert index.applied(KEY, "u1") == {}, "one owner of several is not enough"
+    index.put_other(KEY, "Service", other(3, owner="earlier"))
+    assert index.applied(KEY, "u1") == {}
+    assert index.other(KEY, "earlier", "Service", "job") == "s1"
+
+
+def test_what_somebody_takes_from_a_job_is_not_its_own_any_more() -> None:
+    index = Index()
+    index.put_other(KEY, "Service", other(1))
+    assert index.put_other(KEY, "Service", other(2, owner=None)), "the job is to hear of it"
+    assert index.applied(KEY, "u1") == {}
 
 
 @pytest.mark.parametrize("kind", ["RLHFJob", "Pod", "Service"])
@@ -109,11 +136,10 @@ def test_only_what_a_decision_reads_is_news() -> None:
     assert index.put_job(job(7))
     assert not index.put_job(job(7))
     assert index.put_job(job(8))
-    service = {"name": "job", "namespace": "team", "uid": "s1", "resourceVersion": "1"}
-    assert index.put_other(KEY, "Service", service)
-    assert not index.put_other(KEY, "Service", service | {"resourceVersion": "2"})
-    assert index.put_other(KEY, "Service", service | {"resourceVersion": "3", "annotations": {FINGERPRINT: "new"}})
-    assert index.put_other(KEY, "Service", service | {"resourceVersion": "4", "deletionTimestamp": "now"})
+    assert index.put_other(KEY, "Service", other())
+    assert not index.put_other(KEY, "Service", other(2))
+    assert index.put_other(KEY, "Service", other(3, annotations={FINGERPRINT: "new"}))
+    assert index.put_other(KEY, "Service", other(4, deletionTimestamp="now"))
 
 
 def test_a_pod_seen_again_after_other_news_keeps_its_newest_version() -> None:

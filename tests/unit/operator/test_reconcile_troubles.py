@@ -123,6 +123,26 @@ def test_a_pod_that_the_api_server_refuses_is_told_with_what_to_change(why: str,
     assert told(world).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
 
 
+def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made() -> None:
+    world = World()
+    world.carry_out(world.plan())
+    world.occupied = {"NetworkPolicy job": "networkpolicy/job", "Secret job-authority": "secret/job-authority"}
+    world.later(11)
+    plan = world.plan()
+    world.carry_out(plan)
+    found = world.condition("Running")
+    assert (found["status"], found["reason"]) == ("False", "NameTaken")
+    assert "the name of NetworkPolicy job and Secret job-authority in namespace team" in found["message"]
+    assert "Give the job another name, or remove what is not needed" in found["message"]
+    assert "kubectl delete networkpolicy/job secret/job-authority --namespace=team" in found["message"]
+    assert "NameTaken" in world.events
+    assert plan.look_again_after == 15
+    world.occupied = {}
+    world.later(15)
+    world.settle()
+    assert world.condition("Running")["reason"] == "Starting"
+
+
 def test_a_secret_that_a_variable_needs_is_named_with_the_namespace() -> None:
     world = begun()
     world.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')

@@ -55,6 +55,7 @@ class World:
         self.reading: Reading | None = None
         self.refusals: dict[str, str] = {}
         self.verdict = ""
+        self.occupied: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
         self.told: list[dict[str, int]] = []
@@ -84,6 +85,7 @@ class World:
             reading=self.reading,
             refusals=self.refusals,
             verdict=self.verdict,
+            occupied=self.occupied,
             status_written=self.written,
             served=self.served,
             workload=self.workload,

@@ -1,0 +1,236 @@
+"""The objects of jobs as they are written: created, changed, labelled, deleted, and never those of anybody else.
+
+Rule: creating comes first. What exists is changed only when the job, by its uid, is the controller in its
+ownerReferences, and the change names the uid of the object that was seen, so that it fails when it is another by now.
+Labels make nothing ours. What has a name that the job needs and is not the job's is left as it is, and told; while one
+of those stands in the way no pod is made, as it would run with what somebody else wrote, or behind no NetworkPolicy.
+Remembers what was refused, until the next attempt.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
+from rlhf_operator.gang.apis import RESOURCES, kind_of
+from rlhf_operator.index import Index
+from rlhf_operator.reconcile import Deletion, PoolLabel
+from rlhf_operator.reward_functions import given
+from rlhf_operator.untrusted import owner_of
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+Issue = Callable[[], Awaitable[object]]
+
+AT_ONCE: Final = CONCURRENCY // 2
+"""Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it, and an API
+server that answers it before long."""
+SETTLE_SECONDS: Final = 0.2
+"""After a turn that wrote something: what its own writes changed is seen without an event of a watch."""
+LEAVING_SECONDS: Final = 2.0
+"""Until an object of an earlier job of this name is looked at again: the garbage collector takes about a second."""
+
+
+class OccupiedError(RefusedError):
+    """An object that is not the job's has a name that the job needs."""
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
+        super().__init__(f"{kind} {name} is not of this job")
+        self.told = f"{kind} {name}"
+        place = RESOURCES.get(kind_of(manifest))
+        group = str(manifest["apiVersion"]).partition("/")[0]
+        self.resource = f"{place[1]}.{group}/{name}" if place else f"{kind.lower()}/{name}"
+
+
+class LeavingError(RefusedError):
+    """The object is of an earlier job of this name, and goes with it."""
+
+
+@dataclass
+class Round:
+    """What became of one turn's writes."""
+
+    refused: dict[str, str] = field(default_factory=dict)
+    """Object name -> why the API server refused it."""
+    occupied: dict[str, str] = field(default_factory=dict)
+    """`Service job` -> how kubectl names it; of others."""
+    leaving: bool = False
+    """One of them is of an earlier job of this name."""
+    written: bool = False
+    """Anything was."""
+
+    @property
+    def held_up(self) -> bool:
+        """Something was not written."""
+        return bool(self.refused or self.occupied)
+
+
+async def write(cluster: Cluster, manifest: Json, *, known: bool = False) -> Json:
+    """Creates an object of a job, or changes the one that the same job controls; its metadata.
+
+    `known`: it is taken to exist; a quota that is used up lets nobody create, and does not mind a change.
+    Raises OccupiedError, LeavingError, and ConflictError when it comes and goes.
+    """
+    kind, meta = kind_of(manifest), manifest["metadata"]
+    there = await cluster.get(kind, meta["namespace"], meta["name"]) if known else None
+    if there is None:
+        try:
+            return await cluster.create(manifest)
+        except ConflictError:
+            there = await cluster.get(kind, meta["namespace"], meta["name"])
+    if there is None:
+        raise ConflictError(f"{kind} {meta['name']} comes and goes")
+    ensure_ours(manifest, there["metadata"])
+    if kind == "Pod":
+        return there
+    await cluster.manage_created(kind, there["metadata"])
+    return await cluster.apply({**manifest, "metadata": {**meta, "uid": there["metadata"]["uid"]}})
+
+
+def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raises OccupiedError or LeavingError when what has the metadata `there` is not of the job of `manifest`."""
+    [ours] = manifest["metadata"]["ownerReferences"]
+    if owner_of(there) == ours["uid"]:
+        return
+    if ours in [{**each, "uid": ours["uid"]} for each in there.get("ownerReferences") or []]:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        raise LeavingError(f"{kind} {name} is of an earlier job of this name, and goes with it")
+    raise OccupiedError(manifest)
+
+
+class JobObjects:
+    """What the controller has written."""
+
+    def __init__(self, cluster: Cluster, index: Index) -> None:
+        self._cluster, self._index = cluster, index
+        self._rounds: dict[str, Round] = {}
+
+    def last(self, key: str) -> Round:
+        """What was held up the last time."""
+        return self._rounds.get(key, Round())
+
+    def forget(self, key: str) -> None:
+        """The job is gone."""
+        self._rounds.pop(key, None)
+
+    async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
+        """Writes objects, pods last, and issues certificates; seconds until a turn is to follow, None when none is.
+
+        Raises ClusterError of anything but a refusal.
+        """
+        others = [each for each in manifests if each["kind"] != "Pod"]
+        pods = [each for each in manifests if each["kind"] == "Pod"]
+        found = Round()
+        first = [partial(self._issue, key, issue, found)] if issue else []
+        await all_of([*first, *(partial(self._write, key, each, found) for each in others)])
+        pods, lacking = await given(self._cluster, pods)
+        # What was refused for one is refused for the next.
+        await all_of([partial(self._write, key, each, found) for each in pods], lambda: not found.held_up)
+        found.refused |= lacking
+        before = self._rounds.pop(key, Round())
+        if found.held_up:
+            self._rounds[key] = found
+        news = bool(before.refused) != bool(found.refused) or before.occupied != found.occupied
+        if news or (issue and not found.held_up):
+            return 0.0
+        if found.written:
+            return SETTLE_SECONDS
+        return LEAVING_SECONDS if found.leaving else None
+
+    async def _issue(self, key: str, issue: Issue, found: Round) -> None:
+        await self._attempt(key, "certificates", issue, found)
+
+    async def _write(self, key: str, manifest: Json, found: Round) -> None:
+        async def written() -> None:
+            kind, name = kind_of(manifest), str(manifest["metadata"]["name"])
+            known = self._index.other(key, owner_of(manifest["metadata"]), kind, name) is not None
+            meta = await write(self._cluster, manifest, known=known)
+            if kind == "Pod":
+                self._index.put_pod(key, meta)
+            else:
+                self._index.put_other(key, kind, meta["metadata"])
+
+        await self._attempt(key, str(manifest["metadata"]["name"]), written, found)
+
+    async def _attempt(self, key: str, name: str, attempt: Issue, found: Round) -> None:
+        try:
+            await attempt()
+            found.written = True
+        except OccupiedError as error:
+            found.occupied[error.told] = error.resource
+            self._say_once(key, error.told in self.last(key).occupied, error)
+        except (RefusedError, MissingError) as error:
+            found.refused[name] = str(error)
+            found.leaving = found.leaving or isinstance(error, LeavingError)
+            self._say_once(key, name in self.last(key).refused, error)
+
+    def _say_once(self, key: str, said: bool, error: ClusterError) -> None:
+        if not said:
+            log.warning("%s: not written: %s", key, error, extra={"job": key})
+
+    async def hold(self, key: str, job: Json, *, hold: bool) -> None:
+        """Sets or takes away our finalizer of the job; those of others are not ours."""
+        meta = {each: job["metadata"][each] for each in ("name", "namespace", "uid")}
+        if hold:
+            meta["finalizers"] = [names.FINALIZER]
+        await self._patch(key, {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta})
+
+    async def label(self, key: str, labels: Sequence[PoolLabel]) -> None:
+        """Server-side apply of one label: taking it out of what we apply takes it away."""
+        namespace = key.partition("/")[0]
+        manifests = [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
+                | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
+            }
+            for each in labels
+        ]
+        await all_of([partial(self._patch, key, each) for each in manifests])
+
+    async def _patch(self, key: str, manifest: Json) -> None:
+        """Applies to an object that exists; one that is gone or another by now is no news."""
+        try:
+            await self._cluster.apply(manifest)
+        except (ConflictError, MissingError):
+            return
+        except RefusedError as error:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
+
+    async def delete(self, key: str, pods: Sequence[Deletion]) -> None:
+        """Deletes pods that are still those that were observed."""
+        delete = partial(self._cluster.delete, "Pod", key.partition("/")[0])
+        await all_of([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
+
+
+async def all_of(
+    requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True
+) -> None:
+    """Carries out requests, AT_ONCE at a time, while they are `wanted`.
+
+    After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
+    """
+    waiting, errors = iter(requests), list[ClusterError]()
+
+    async def serve() -> None:
+        for each in waiting:
+            if errors or not wanted():
+                return
+            try:
+                await each()
+            except ClusterError as error:
+                errors.append(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(AT_ONCE, len(requests))):
+            tasks.create_task(serve())
+    if errors:
+        raise errors[0]

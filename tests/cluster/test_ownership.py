@@ -1,0 +1,156 @@
+"""What is not of a job is not touched, by its name or by its labels: against a real API server and garbage collector.
+
+The rule: whatever a test made beside a job is compared whole, before and after; its `resourceVersion` says that nobody
+wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster
+from .job_fixture import ALL, LABEL, Seen, manifest
+
+pytestmark = pytest.mark.slow
+
+
+def secret(namespace: str, name: str, **more: Any) -> dict[str, Any]:
+    """A user's Secret."""
+    meta = {"name": name, "namespace": namespace}
+    data = {"ca.crt": base64.b64encode(b"mine").decode(), "ca.key": base64.b64encode(b"mine too").decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta | more, "data": data}
+
+
+def of_others(namespace: str, job: str) -> list[dict[str, Any]]:
+    """An object of a user under every name that a job's objects beside pods have."""
+
+    def meta(name: str) -> dict[str, Any]:
+        return {"name": name, "namespace": namespace, "labels": {"team": "storage"}}
+
+    ports = [{"name": "db", "port": 5432}]
+    return [
+        secret(namespace, f"{job}-certificates"),
+        secret(namespace, f"{job}-authority"),
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(f"{job}-job"), "data": {"job.json": "{}"}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": meta(job), "spec": {"ports": ports}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": meta(f"{job}-coordinator"), "spec": {"ports": ports}},
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": meta(job),
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+        },
+    ]
+
+
+def stored(cluster: Cluster, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the API server holds of these objects."""
+    return [
+        cluster.get(each["kind"].lower(), each["metadata"]["name"], f"--namespace={each['metadata']['namespace']}")
+        for each in bodies
+    ]
+
+
+def test_objects_of_others_under_a_jobs_names_are_told_and_neither_changed_nor_taken_along(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    others = of_others(namespace, "wild")
+    cluster.apply(others)
+    before = stored(cluster, others)
+    cluster.apply(manifest(namespace, "wild"))
+    left = before
+
+    def named() -> list[dict[str, Any]]:
+        found = seen.condition("Running", "wild")
+        words = found.get("message", "") if found.get("reason") == "NameTaken" else ""
+        return [each for each in left if f"{each['kind']} {each['metadata']['name']}" in words]
+
+    while left:
+        seen.until("an object to be named", named)
+        message = seen.condition("Running", "wild")["message"]
+        assert "another name" in message
+        assert not cluster.get("pods", seen.where)["items"], "no pod runs with what is not the job's"
+        gone = named()
+        for each in gone:
+            resource = f"{each['kind'].lower()}/{each['metadata']['name']}"
+            assert resource in message, "and how to remove it"
+            assert stored(cluster, [each]) == [each]
+            cluster.kubectl("delete", resource, seen.where)
+        left = [each for each in left if each not in gone]
+    seen.until("the pods", lambda: len(cluster.get("pods", seen.where)["items"]) == len(ALL))
+    assert "NameTaken" in seen.events("wild")
+
+
+def test_deleting_a_job_leaves_what_others_had_under_its_names(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    others = of_others(namespace, "default-deny")
+    cluster.apply(others)
+    before = stored(cluster, others)
+    cluster.apply(manifest(namespace, "default-deny"))
+    seen.until("NameTaken", lambda: seen.condition("Running", "default-deny").get("reason") == "NameTaken")
+    conflicts = seen.operator.metric("rlhf_operator_api_requests_total", code="409")
+    time.sleep(5)
+    tried = seen.operator.metric("rlhf_operator_api_requests_total", code="409") - conflicts
+    assert tried <= 2 * len(others), "it is tried again slowly, as somebody has to act"
+    cluster.kubectl("delete", "rlhfjob", "default-deny", seen.where)
+    # A job of another name that came and went has been cleaned up: the garbage collector has had its turn.
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where)
+    kinds = "pods,services,configmaps,secrets,networkpolicies"
+    seen.until("the other to be gone", lambda: not cluster.get(kinds, seen.where, f"--selector={LABEL}=job")["items"])
+    assert stored(cluster, others) == before
+
+
+def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    uid = seen.job()["metadata"]["uid"]
+    labels = {LABEL: "job", "rlhf.dev/job-uid": uid, "rlhf.dev/group": "generation", "rlhf.dev/index": "7"}
+    alike = [
+        secret(namespace, "alike", labels=labels),
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "alike", "namespace": namespace}},
+    ]
+    alike[1]["metadata"]["labels"] = labels
+    cluster.apply(alike)
+    before = stored(cluster, alike)
+    # Somebody makes ours his own: the labels stay, the owner does not.
+    change = [{"op": "remove", "path": "/metadata/ownerReferences"}]
+    change += [{"op": "replace", "path": "/data", "value": {"job.json": "{}"}}]
+    cluster.kubectl("patch", "configmap", "job-job", seen.where, "--type=json", f"--patch={json.dumps(change)}")
+    forged = cluster.get("configmap", "job-job", seen.where)
+    cluster.kubectl("delete", "pod", "job-generation-1", seen.where)
+    seen.until("the words", lambda: "ConfigMap job-job" in seen.condition("Running").get("message", ""))
+    assert "generation-1" not in seen.pods(), "no pod is configured by what is not ours"
+    assert stored(cluster, [forged]) == [forged]
+    cluster.kubectl("delete", "configmap", "job-job", seen.where)
+    seen.until_pods(*ALL)
+    cluster.kubectl("delete", "rlhfjob", "job", seen.where)
+    seen.until("no pods", lambda: not seen.pods())
+    assert stored(cluster, alike) == before
+
+
+def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen: Seen, namespace: str) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    # Another version of the operator made it: with a port more, and with another fingerprint.
+    service = cluster.get("service", "job", seen.where)
+    uid = service["metadata"]["uid"]
+    mark = {"metadata": {"annotations": {"rlhf.dev/applied": "of another version"}}}
+    cluster.kubectl("patch", "service", "job", seen.where, "--type=merge", f"--patch={json.dumps(mark)}")
+    seen.until(
+        "the Service to be as it should be",
+        lambda: (
+            cluster.get("service", "job", seen.where)["metadata"]["annotations"] == service["metadata"]["annotations"]
+        ),
+    )
+    after = cluster.get("service", "job", seen.where, "--show-managed-fields")
+    assert after["metadata"]["uid"] == uid
+    ours = [each for each in after["metadata"]["managedFields"] if each["manager"] == "rlhf-operator"]
+    assert [each["operation"] for each in ours] == ["Apply"], "a field that is not applied any more goes away"
