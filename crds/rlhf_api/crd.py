@@ -120,8 +120,10 @@ def _warn_of_bare_words(node: Schema) -> None:
         _warn_of_bare_words(child)
 
 
-def _validation(rule: Rule) -> dict[str, str]:
-    validation = {"rule": rule.cel, "message": rule.message}
+def _validation(rule: Rule) -> dict[str, Any]:
+    validation: dict[str, Any] = {"rule": rule.cel, "message": rule.message}
+    if "oldSelf" in rule.cel:
+        validation["optionalOldSelf"] = True
     if rule.message_cel is not None:
         validation["messageExpression"] = rule.message_cel
     relative = rule.field.removeprefix(rule.node).removeprefix(".")
@@ -130,7 +132,7 @@ def _validation(rule: Rule) -> dict[str, str]:
     return validation
 
 
-def _attach(schema: Schema, path: str, validation: dict[str, str]) -> None:
+def _attach(schema: Schema, path: str, validation: dict[str, Any]) -> None:
     node = schema
     for name in path.split(".") if path else ():
         node = node["properties"][name]

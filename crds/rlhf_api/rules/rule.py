@@ -39,7 +39,10 @@ class Values:
 
 @dataclass(frozen=True)
 class Rule:
-    """One statement. `cel` is written over `self`, the object at `node`; `field` is the field to blame."""
+    """One statement. `cel` is written over `self`, the object at `node`; `field` is the field to blame.
+
+    One that speaks of `oldSelf` as an optional is of new jobs alone, and holds of a manifest with a uid.
+    """
 
     field: str
     node: str

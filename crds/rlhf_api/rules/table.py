@@ -19,6 +19,10 @@ MAX_NAME: Final = HOST_NAME - len(f"-{worker_name(Group.GENERATION, MAX_WORKERS 
 """Longest job name; `<job>-generation-4095` is the longest host name made from it."""
 
 
+COORDINATOR_ENDING: Final = f"-{Group.COORDINATOR.value}"
+"""What the name of a coordinator's Service ends in, and hence the name of no other job."""
+
+
 def _of_algorithms() -> Iterator[Rule]:
     """What each algorithm's graph and batch sizes ask of the rest."""
     for algorithm in ALGORITHMS:
@@ -94,6 +98,17 @@ _STATEMENTS: Final = (
         cel=f"self.metadata.name.matches('{_NAME_FORM}')",
         holds=lambda values: _is_host_name(values["metadata.name"]),
         message="must be lower case letters, digits and '-', starting with a letter, not ending in '-', such as job-1",
+    ),
+    Rule(
+        field="metadata.name",
+        node="",
+        # Of new jobs alone: one that is stored under such a name has to stay writable, for its status if nothing else.
+        cel=f"oldSelf.hasValue() || !self.metadata.name.endsWith('{COORDINATOR_ENDING}')",
+        holds=lambda values: values.has("metadata.uid") or not values["metadata.name"].endswith(COORDINATOR_ENDING),
+        message=(
+            f"must not end in {COORDINATOR_ENDING}: the coordinator of another job may need the Service of this name: "
+            "use another ending, such as -job"
+        ),
     ),
     multiple("spec.rollout.batchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),
     multiple("spec.algorithm.grpo.miniBatchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),

@@ -50,7 +50,7 @@ CHANGES: dict[str, list[Any]] = {
     "spec.scheduling.gang": [{"mode": "Volcano", "queue": "q"}, {"queue": "q"}, {"timeoutSeconds": 5}, {"mode": False}],
     "spec.managedBy": ["rlhf.dev/operator", "kueue.x-k8s.io/multikueue", "x"],
     "spec.seed": [0, 2**53 - 1, 2**53, -1],
-    "metadata.name": ["a", "a" * 47, "a" * 48, "A", "-a", "a-", "7a", "a.b"],
+    "metadata.name": ["a", "a" * 47, "a" * 48, "A", "-a", "a-", "7a", "a.b", "a-coordinator"],
 }
 
 

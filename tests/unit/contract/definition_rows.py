@@ -125,14 +125,14 @@ RULES: Final[list[tuple[str, Json]]] = [
     (each.path, rule)
     for each in nodes()
     for rule in each.node.get("x-kubernetes-validations", [])
-    if "oldSelf" not in rule["rule"]
+    if "oldSelf" not in rule["rule"] or "optionalOldSelf" in rule
 ]
-"""(node, validation) of what any job must keep."""
+"""(node, validation) of what any job must keep, or any new one."""
 TRANSITIONS: Final[dict[str, str]] = {
     f"{each.path}{rule.get('fieldPath', '')}": rule["message"]
     for each in nodes()
     for rule in each.node.get("x-kubernetes-validations", [])
-    if "oldSelf" in rule["rule"]
+    if "oldSelf" in rule["rule"] and "optionalOldSelf" not in rule
 }
 """Field to blame -> message, of what a live job must keep."""
 
