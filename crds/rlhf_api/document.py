@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from rlhf_api.bounds import MAX_DEPTH, too_deep
 from rlhf_api.problems import ManifestError, Problem
 
 MAX_BYTES: Final = 1_048_576
@@ -27,7 +28,10 @@ class Document:
 
     data: Any
     lines: dict[str, int] = field(default_factory=dict)
-    """Field path -> line, from 1."""
+    """Field path -> line of the file, from 1."""
+    problems: list[Problem] = field(default_factory=list)
+    """What is wrong with the text itself; `data` is None then."""
+    first_line: int = 1
 
     def line_of(self, path: str) -> int | None:
         """Line of a field, or of the nearest thing around it."""
@@ -40,20 +44,29 @@ class Document:
 
 def read(text: str) -> Document:
     """Parse one YAML document. Raises ManifestError for what is no YAML, no single document, or has a key twice."""
+    documents = read_all(text)
+    if len(documents) > 1:
+        line = documents[1].first_line
+        raise ManifestError([Problem("", None, "another document begins here: a manifest is one", line)])
+    [document] = documents
+    if document.problems:
+        raise ManifestError(document.problems)
+    return document
+
+
+def read_all(text: str) -> list[Document]:
+    """The YAML documents of a file, but for empty ones; at least one. Raises ManifestError for what is no YAML."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
-    document = Document(None)
-    problems: list[Problem] = []
+    found = []
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            raise ManifestError(
-                [Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")]
-            )
-        _walk(node, "", document.lines, problems)
-        if not problems:
-            document.data = loader.construct_document(node)
+        while loader.check_node():
+            node = loader.get_node()
+            if node is not None and node.tag != "tag:yaml.org,2002:null":
+                found.append(_document(loader, node))
+    except ManifestError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
@@ -62,8 +75,22 @@ def read(text: str) -> Document:
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     except RecursionError as error:
         raise ManifestError([Problem("", None, "not valid YAML: nested too deeply, or into itself")]) from error
-    if problems:
-        raise ManifestError(problems)
+    except ValueError as error:  # a number that Python does not read, such as one of 5000 digits
+        raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
+    if not found:
+        raise ManifestError([Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")])
+    return found
+
+
+def _document(loader: "_Loader", node: yaml.Node) -> Document:
+    document = Document(None, first_line=node.start_mark.line + 1)
+    _walk(node, "", document.lines, document.problems)
+    if not document.problems:
+        document.data = loader.construct_document(node)
+        if deep := too_deep(document.data):
+            message = f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is"
+            document.problems.append(Problem(deep, None, message, document.line_of(deep)))
+            document.data = None
     return document
 
 

@@ -7,27 +7,30 @@ on other fields or on the manifest's folder explicit. Only `load` and `resolve` 
 
 import os
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import remedies
+from rlhf_api import object_meta, remedies
 from rlhf_api.algorithms import graph_of
 from rlhf_api.availability import UNAVAILABLE
-from rlhf_api.document import Document, read
+from rlhf_api.document import Document, read_all
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.models import Models, ModelSource
-from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
-from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueError, Values
+from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueError, Values, advice
 from rlhf_api.structure import job_schema, with_defaults, without_nulls
 
-__all__ = ["ManifestError", "Problem", "changes", "check", "dump", "load", "parse", "resolve", "stored"]
+__all__ = [
+    "Examined", "ManifestError", "Problem", "changes", "check", "dump", "examine", "load", "parse", "placed", "resolve",
+    "stored",
+]  # fmt: skip
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`owner/name` on a model hub; a folder of that name beside the manifest wins."""
-_ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def load(path: Path) -> RLHFJob:
@@ -42,26 +45,98 @@ def load(path: Path) -> RLHFJob:
 
 
 def parse(text: str, source: str = "manifest") -> RLHFJob:
-    """The checked job of a manifest's text. Raises ManifestError with every problem, in the order of the file."""
+    """The checked job of a manifest's text, which may hold other objects beside the one RLHFJob. Raises ManifestError
+    with every problem, in the order of the file.
+    """
     try:
-        document = read(text)
+        return checked(job_document(text), source)
     except ManifestError as error:
         raise ManifestError(error.problems, source) from error
-    return _checked(document, source)
+
+
+def job_document(text: str) -> Document:
+    """The one RLHFJob among the documents of a text, not checked. Raises ManifestError."""
+    documents = read_all(text)
+    jobs = documents if len(documents) == 1 else [each for each in documents if not is_other(each)]
+    if len(jobs) != 1:
+        line = jobs[1].first_line if jobs else None
+        found = f"the file holds {len(jobs) or 'no'} RLHFJobs: give one with a single RLHFJob"
+        raise ManifestError([Problem("", None, found, line)])
+    return jobs[0]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One document of a file, as `examine` finds it."""
+
+    index: int
+    """From 1, empty documents left out."""
+    document: Document
+    job: RLHFJob | None
+    problems: list[Problem]
+    """What is wrong, and warnings."""
+
+    @property
+    def named(self) -> str:
+        """Kind and name, as far as it has them."""
+        return " ".join(_named(self.document)) or "no object"
+
+    @property
+    def other(self) -> bool:
+        """An object of another kind, of which nothing is known here."""
+        return self.job is None and not self.problems
+
+
+def examine(text: str) -> list[Examined]:
+    """Every document of a manifest's text with what the models and rules say of it. Raises ManifestError for what is no
+    YAML.
+    """
+    documents = read_all(text)
+    found = []
+    for index, document in enumerate(documents, 1):
+        job, problems = None, list[Problem]()
+        if len(documents) == 1 or not is_other(document):
+            try:
+                job = checked(document, "")
+                problems = [placed(each, document) for each in advice(job)]
+            except ManifestError as error:
+                problems = error.problems
+        found.append(Examined(index, document, job, problems))
+    return found
+
+
+def placed(problem: Problem, document: Document) -> Problem:
+    """A problem that was found in a job, with its line in the document."""
+    return replace(problem, line=document.line_of(problem.field))
+
+
+def is_other(document: Document) -> bool:
+    """A whole object that is no RLHFJob and is not meant to be one."""
+    data = document.data
+    if not isinstance(data, dict):
+        return False
+    version, kind = data.get("apiVersion"), data.get("kind")
+    if not (isinstance(version, str) and version and isinstance(kind, str) and kind):
+        return False
+    return kind.lower() != KIND.lower() and version.partition("/")[0] != GROUP
 
 
 def stored(data: dict[str, Any]) -> RLHFJob:
     """The checked job of an object as the API server stores it: `parse` of what is read already, at a tenth of its
     cost. Raises ManifestError.
     """
-    return _checked(Document(data), "")
+    return checked(Document(data), "")
 
 
-def _checked(document: Document, source: str) -> RLHFJob:
+def checked(document: Document, source: str) -> RLHFJob:
+    """The job of a document that was read. Raises ManifestError."""
+    if document.problems:
+        raise ManifestError(document.problems, source)
     document.data = without_nulls(document.data)
     problems = _strangers(document)
     if problems:
         raise ManifestError(problems, source)
+    object_meta.name_generated(document)
     document.data.pop("status", None)  # written by the operator; the API server ignores it here too
     job, problems = _shape(document)
     problems += _crossing(document, problems)
@@ -151,8 +226,6 @@ def _source(source: ModelSource, base: Path) -> ModelSource:
 
 
 def _file(path: str, base: Path) -> str:
-    if _ADDRESS.match(path):
-        return path
     # Lexically, as a link may mean something else inside a pod.
     return os.path.normpath(base.absolute() / path)
 
@@ -173,24 +246,13 @@ def _strangers(document: Document) -> list[Problem]:
 
 def _shape(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
     """Every field by itself; the job when nothing is wrong."""
-    problems = _name(document)
+    problems = object_meta.problems_of(document)
     try:
         return RLHFJob.model_validate(document.data, by_alias=True, by_name=False), problems
     except ValidationError as error:
         # Unions are rules too, checked with the others so that they are reported even beside another problem.
         details = [each for each in error.errors(include_url=False) if each["type"] != "exactly_one"]
         return None, problems + [remedies.problem_of(each, document) for each in details]
-
-
-def _name(document: Document) -> list[Problem]:
-    metadata = document.data.get("metadata")
-    if not isinstance(metadata, dict):
-        return []
-    name = metadata.get("name")
-    if isinstance(name, str) and name:
-        return []
-    message = "is required: a short name such as my-job-1" if name in (None, "") else "must be text: write it in quotes"
-    return [Problem("metadata.name", name, message, document.line_of("metadata.name"))]
 
 
 def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:
@@ -203,6 +265,13 @@ def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:
         for field, message in said
         if message is not None
     ]
+
+
+def _named(document: Document) -> list[str]:
+    data = document.data if isinstance(document.data, dict) else {}
+    metadata = data.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    return [str(each) for each in (data.get("kind"), names.get("name") or names.get("generateName")) if each]
 
 
 def _value(values: Values, path: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel, PositiveOrOff
+from rlhf_api.job.base import LARGEST, ApiModel, PositiveOrOff
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -23,7 +23,7 @@ class PolicyFields(ApiModel):
     """The ratio of new to old probability is clipped to [1 - clipRange, 1 + clipRangeHigh]."""
     clip_range_high: Positive | None = None
     """Upper clip range; clipRange when unset."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None = None
     """Where the advantage is negative, the loss grows no further from this ratio on; 3 is usual, unset is off."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus in the policy loss."""

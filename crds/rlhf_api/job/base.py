@@ -3,7 +3,7 @@
 Types are strict, as the API server's are: "5" is no number, 1.0 is no whole number, NaN and infinity are no numbers.
 """
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,10 @@ from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
 """A file or folder; 4096 bytes is what Linux takes (PATH_MAX)."""
+
+
+LARGEST: Final = 1_000_000
+"""Of numbers without a natural bound, far above what trains; far beyond it float32 arithmetic overflows."""
 
 
 class _ZeroIsOff:
@@ -73,7 +77,7 @@ def _zero_is_none(value: object) -> object:
 
 
 PositiveOrOff = Annotated[
-    Annotated[float, Field(ge=0)] | None,
+    Annotated[float, Field(ge=0, le=LARGEST)] | None,
     BeforeValidator(_zero_is_none),
     _ZeroIsOff(),
 ]

@@ -84,6 +84,10 @@ class TrainingParallelism(ApiModel):
     """Data parallel copies."""
 
 
+Rate = Annotated[float, Field(ge=1e-12, le=1)]
+"""A learning rate; what is smaller changes no float32 weight, and AdamW's steps are as large as the rate."""
+
+
 class Schedule(ApiModel):
     """The pipeline schedule of one model's training."""
 
@@ -94,9 +98,9 @@ class Schedule(ApiModel):
 class Optimizer(ApiModel):
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
-    critic_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    critic_learning_rate: Rate | None = None
     """Peak learning rate of the critic; learningRate when unset."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
     """Shape after warm-up, over all optimizer steps of the job."""
@@ -106,9 +110,9 @@ class Optimizer(ApiModel):
     """First moment decay."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Second moment decay."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    epsilon: Annotated[float, Field(ge=1e-16, le=1)] = 1e-8
     """Term added to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay of matrices (not of norms and biases)."""
     max_gradient_norm: PositiveOrOff = 1.0
     """Global gradient norm is clipped to this, over all stages; 0 turns clipping off."""

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rlhf_api.job.base import ApiModel, Location
+from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 
 class ModelSource(ApiModel):
@@ -36,7 +37,7 @@ class RewardFunction(ApiModel):
     config_map: (
         Annotated[
             str,
-            Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253, examples=["my-reward"]),
+            Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX, examples=["my-reward"]),
         ]
         | None
     ) = None

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from rlhf_api.job.base import ApiModel
+from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 ManagedBy = Literal["rlhf.dev/operator", "kueue.x-k8s.io/multikueue"]
 OURS: Final = "rlhf.dev/operator"
@@ -16,7 +17,7 @@ OURS: Final = "rlhf.dev/operator"
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Label of a job that names the LocalQueue it waits in, as for every job that Kueue admits."""
 
-Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Name = Annotated[str, Field(max_length=SUBDOMAIN_MAX, pattern=SUBDOMAIN_FORM)]
 
 
 class Gang(ApiModel):

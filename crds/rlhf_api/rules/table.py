@@ -8,6 +8,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
+from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
 from rlhf_api.rules.rule import Rule, Values
 
@@ -73,6 +74,8 @@ def _only_with(name: str, mode: str) -> Rule:
     )
 
 
+MIN_TEMPERATURE: Final = 0.001
+"""Logits are divided by it; of the largest ones the quotient has to stay a float32."""
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -118,6 +121,15 @@ _STATEMENTS: Final = (
         cel="!has(self.algorithm.grpo) || self.rollout.temperature > 0.0",
         holds=lambda values: not values.has("spec.algorithm.grpo") or values["spec.rollout.temperature"] > 0,
         message="must be above 0 with algorithm grpo, or all responses of a group are the same: use 1.0",
+    ),
+    Rule(
+        field="spec.rollout.temperature",
+        node="spec",
+        cel=f"self.rollout.temperature == 0.0 || self.rollout.temperature >= {MIN_TEMPERATURE}",
+        holds=lambda values: (
+            values["spec.rollout.temperature"] == 0 or values["spec.rollout.temperature"] >= MIN_TEMPERATURE
+        ),
+        message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
     ),
     Rule(
         field="spec.algorithm.ppo.klTarget",
@@ -216,6 +228,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *_STATEMENTS,
     _only_with("queue", "Volcano"),
     _only_with("timeoutSeconds", "Coscheduling"),
+    *of_paths(),
     *of_placement(),
     *of_failure_policy(),
 )

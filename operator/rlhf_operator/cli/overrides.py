@@ -13,7 +13,6 @@ from typing import Any, Final
 import yaml
 
 from rlhf_api import manifest
-from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_operator.local.errors import RunError
@@ -27,7 +26,7 @@ def load(path: Path, overrides: Sequence[str]) -> RLHFJob:
     if not overrides:
         return manifest.load(path)
     try:
-        data = read(path.read_text(encoding="utf-8")).data
+        data = manifest.job_document(path.read_text(encoding="utf-8")).data
     except (OSError, UnicodeDecodeError, ManifestError):
         return manifest.load(path)  # says what is wrong with the file itself
     for override in overrides:

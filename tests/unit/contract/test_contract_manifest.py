@@ -64,13 +64,13 @@ def test_zero_turns_off_and_null_is_unset(path: str, value: float | None, attrib
 
 
 def test_yaml_is_read_as_kubectl_reads_it() -> None:
-    text = changed("ppo", {"metadata.annotations": "HERE", "spec.training.optimizer.learningRate": "RATE"}, [])
+    text = changed("ppo", {"spec.generation.engineArgs": "HERE", "spec.training.optimizer.learningRate": "RATE"}, [])
     text = text.replace("HERE", "{date: 2026-01-01, time: 1:30, base: &b {x: 1}, more: {<<: *b, z: 2}}").replace(
         "RATE", "1e-6"
     )
     job = parse(text)
     assert job.spec.training.optimizer.learning_rate == 1e-6
-    assert job.metadata["annotations"] == {
+    assert job.spec.generation.engine_args == {
         "date": "2026-01-01",
         "time": "1:30",
         "base": {"x": 1},
@@ -146,16 +146,13 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
     assert check(job) == []
 
 
-def test_resolve_leaves_hub_ids_and_addresses_alone(tmp_path: Path) -> None:
-    text = changed(
-        "grpo", {"spec.models.actor.path": "owner/policy-7b", "spec.prompts.path": "s3://bucket/p.jsonl"}, []
-    )
+def test_resolve_leaves_hub_ids_alone(tmp_path: Path) -> None:
+    text = changed("grpo", {"spec.models.actor.path": "owner/policy-7b"}, [])
     job = resolve(parse(text), tmp_path)
     assert job.spec.models.actor.path == "owner/policy-7b"
     assert job.spec.models.reference is not None
     assert job.spec.models.reference.path == "owner/policy-7b"
     assert job.spec.models.critic is None
-    assert job.spec.prompts.path == "s3://bucket/p.jsonl"
 
 
 def test_reference_is_not_made_up_without_a_kl_term(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What is allowed and yet does nothing, or not what it seems to do: warnings, each with its field and a remedy.
+
+Rule: a job with warnings is started like one without. CEL cannot warn, so the API server says none of these: `rlhf
+validate` does, and the operator in the message of the condition Planned.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.failure import FailureRule
+from rlhf_api.names import ExitCode, Group
+from rlhf_api.problems import Problem, Severity
+
+_RULES: Final = "spec.runPolicy.failurePolicy.rules"
+_CODES: Final = frozenset(range(1, 256)) - {int(ExitCode.RESTART)}
+"""Exit codes that a failure can have."""
+
+Match = tuple[str, object]
+"""A group, and an exit code or a pod's condition in it."""
+
+
+def advice(job: RLHFJob) -> list[Problem]:
+    """The warnings of a valid job."""
+    return [
+        Problem(field, value, message, severity=Severity.WARNING)
+        for field, value, message in (*_warm_up(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
+    ]
+
+
+def optimizer_steps(job: RLHFJob) -> int:
+    """Of the whole job, for each model."""
+    spec = job.spec
+    fields = spec.algorithm.fields
+    return spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
+
+
+def _warm_up(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    warm_up, steps = job.spec.training.optimizer.warmup_steps, optimizer_steps(job)
+    if warm_up >= steps:
+        message = f"the job has {steps} optimizer steps, so the learning rate never leaves its warm-up: use fewer"
+        yield "spec.training.optimizer.warmupSteps", warm_up, message
+
+
+def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, str]]:
+    taken: set[Match] = set()
+    for index, rule in enumerate(rules):
+        if rule.on_exit_codes is None and rule.on_pod_conditions is None:
+            continue
+        matches = set(_matches(rule))
+        if matches and matches <= taken:
+            message = "never decides, as the rules before it match all that it matches: move it up, or remove it"
+            yield f"{_RULES}[{index}]", rule.name, message
+        elif not matches:
+            yield f"{_RULES}[{index}]", rule.name, "matches no exit code at all: name other values, or remove it"
+        taken |= matches
+
+
+def _matches(rule: FailureRule) -> Iterator[Match]:
+    found: set[object] = {(each.type, each.status) for each in rule.on_pod_conditions or ()}
+    if rule.on_exit_codes is not None:
+        named = set(rule.on_exit_codes.values)
+        found |= _CODES & named if rule.on_exit_codes.operator == "In" else _CODES - named
+    for group in rule.groups or list(Group):
+        yield from ((str(group), each) for each in found)

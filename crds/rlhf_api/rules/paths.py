@@ -1,0 +1,35 @@
+"""Rules of paths: what a job reads and writes is a file or folder of a file system, never an address."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from rlhf_api.rules.rule import Rule, Values
+
+_PATHS: Final = (
+    "spec.models.actor.path",
+    "spec.models.critic.path",
+    "spec.models.reference.path",
+    "spec.models.reward.model.path",
+    "spec.models.reward.function.file",
+    "spec.prompts.path",
+    "spec.checkpoints.path",
+)
+_MARK: Final = "://"
+
+
+def of_paths() -> Iterator[Rule]:
+    """A rule for each path."""
+    for field in _PATHS:
+        node, _, name = field.rpartition(".")
+        yield Rule(
+            field=field,
+            node=node,
+            cel=f"!has(self.{name}) || !self.{name}.contains('{_MARK}')",
+            holds=partial(_is_path, field),
+            message="must be a path, as addresses such as s3:// are not opened: mount a volume that holds it",
+        )
+
+
+def _is_path(field: str, values: Values) -> bool:
+    return not values.has(field) or _MARK not in values[field]
