@@ -106,6 +106,6 @@ class ExitCode(IntEnum):
     """Stopped by Ctrl-C after a checkpoint."""
 
 
-def worker_name(group: str, index: int) -> str:
+def worker_name(group: str, index: int | str) -> str:
     """`generation-0`: the name of a worker in logs, metrics, pictures and messages; equals its pod's suffix."""
     return f"{group}-{index}"

@@ -22,11 +22,13 @@ from rlhf_operator.gang.apis import Served
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
 from rlhf_operator.job_objects import SETTLE_SECONDS, JobObjects
+from rlhf_operator.job_revisions import NOTHING, JobRevisions
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import Observed, Plan, Pod, reconcile
 from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.pinning import read
 from rlhf_operator.reconcile.placement import foreign
 from rlhf_operator.trial import Trials
 
@@ -55,6 +57,7 @@ class Controller:
         self._cluster, self._index, self._images = cluster, index, images
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
         self._certificates = JobCertificates(cluster, certificate_lifetime)
+        self._revisions = JobRevisions(cluster)
         self._queueing = Queueing(cluster)
         self._trials = Trials(cluster, images)
         self._clock = clock
@@ -102,16 +105,19 @@ class Controller:
         self._certificates.forget(key)
         self._trials.forget(key)
         self._objects.forget(key)
+        self._revisions.forget(key)
         self._written.pop(key, None)
         self._metrics.forget(key)
 
     async def _observe(self, key: str, job: Json) -> Observed:
         uid, now = str(job["metadata"]["uid"]), self._clock()
         pods, taken = self._index.pods(key, uid)
+        applied, kept = self._index.applied(key, uid), NOTHING
         expire, verdict = None, ""
         if _at_work(job, pods):
             if not job["metadata"].get("deletionTimestamp"):
                 verdict = await self._trials.verdict(key, job, pods)
+            kept = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
             starting = not pods or any(each.phase == "Pending" for each in pods.values())
             # The status is written before certificates are issued, so a job without one has none to read.
             held = await self._certificates.current(key, uid, now, starting=starting) if job.get("status") else None
@@ -122,6 +128,7 @@ class Controller:
                 self._coordinators.refresh(key, coordinator.address, held.certificates, sign)
         else:
             self._coordinators.forget(key)
+            self._revisions.forget(key)
         reading, unreachable = self._coordinators.latest(key)
         workload = self._index.workload(key, uid)
         return Observed(
@@ -133,7 +140,8 @@ class Controller:
             ended=self._index.ended(key, uid),
             taken=taken,
             unreadable=self._index.unreadable(key, uid),
-            applied=self._index.applied(key, uid),
+            applied=applied,
+            kept=kept,
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
@@ -162,7 +170,7 @@ class Controller:
         if plan.resize is not None:
             self._coordinators.resize(key, plan.resize)
         await self._objects.label(key, plan.labels)
-        parsed = admit(job).job if plan.issue_certificates else None
+        parsed = (admit(job).job or read(job)) if plan.issue_certificates else None
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
         again = await self._objects.apply(key, plan.apply, issue)
         wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None

@@ -194,6 +194,19 @@ class Restarts(StatusModel):
     """Places whose pod ended lately, and when the next one is made."""
 
 
+class RevisionStatus(StatusModel):
+    """What the job runs by from its start on, whatever the version of the operator; docs/upgrading.md."""
+
+    operator_image: Annotated[str, Field(max_length=1024)] | None = None
+    """Image of the coordinator where its pod template names none."""
+    worker_image: Annotated[str, Field(max_length=1024)] | None = None
+    """Image of workers whose pod template names none."""
+    digest: Annotated[str, Field(max_length=64)] | None = None
+    """Of what the job's ConfigMap holds; the operator makes pods from no other."""
+    previous_digest: Annotated[str, Field(max_length=64)] | None = None
+    """The same of what it holds until it is written anew."""
+
+
 class RLHFJobStatus(StatusModel):
     """What the operator observed."""
 
@@ -213,6 +226,8 @@ class RLHFJobStatus(StatusModel):
     """When the first pod was created."""
     completion_time: Time | None = None
     """When the job completed or failed."""
+    revision: RevisionStatus | None = None
+    """What the job runs by, while it has started and is not suspended."""
     groups: Annotated[
         list[GroupStatus],
         Field(

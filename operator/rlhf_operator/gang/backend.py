@@ -3,11 +3,13 @@
 Rule: pure. A pod that is made later, for another size or in place of one that was lost, joins the gang that is there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 
 Json = dict[str, Any]
 
@@ -23,8 +25,8 @@ class Backend(Protocol):
     def fixed(self) -> bool:
         """Its objects can not be changed: another one takes their place when no pod is left."""
 
-    def objects(self, job: RLHFJob) -> list[Json]:
-        """What is applied before the pods."""
+    def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
+        """What is applied before the pods; `pods`: one of each group, as the job's are made."""
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
         """The pod as one of the gang; the argument is not changed."""

@@ -4,10 +4,12 @@ Rule: pure. The plugin lives in a scheduler that whoever runs the cluster names;
 over the name that the project's own manifests use. Source: its API types, scheduling/v1alpha1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 from rlhf_operator.gang.apis import COSCHEDULING
 from rlhf_operator.gang.backend import labelled, with_scheduler
 from rlhf_operator.gang.members import min_count, min_resources, scheduler
@@ -28,9 +30,9 @@ class Coscheduling:
     mode: str = COSCHEDULING
     fixed: bool = False
 
-    def objects(self, job: RLHFJob) -> list[Json]:
+    def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The PodGroup."""
-        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job)}
+        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job, pods)}
         if job.spec.scheduling.gang.timeout_seconds is not None:
             spec["scheduleTimeoutSeconds"] = job.spec.scheduling.gang.timeout_seconds
         meta = identity.metadata(job, job.name, identity.labels(job))

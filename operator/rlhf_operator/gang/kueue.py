@@ -19,7 +19,6 @@ from rlhf_operator.gang.backend import labelled, with_scheduler
 from rlhf_operator.gang.kueue_workload import Decision, Priority
 from rlhf_operator.gang.members import counts, scheduler
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.render import Images, pod
 
 Json = dict[str, Any]
 
@@ -43,12 +42,14 @@ class Kueue:
     decision: Decision | None = None
     """Where admitted pods go; None before there is an admission."""
     priority: Priority | None = None
+    claims: str = ""
+    """Fingerprint of what one pod of each group asks for, where that is another one than `claims` computes."""
 
-    def objects(self, job: RLHFJob) -> list[Json]:
+    def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The Workload."""
         meta = identity.metadata(job, workload_name(job), identity.labels(job))
-        meta["annotations"] = {CLAIMS: claims(job)}
-        spec = {"queueName": queue_of(job), "podSets": pod_sets(job), **self._priority()}
+        meta["annotations"] = {CLAIMS: self.claims or claims(job, pods)}
+        spec = {"queueName": queue_of(job), "podSets": pod_sets(job, pods), **self._priority()}
         return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
@@ -108,22 +109,23 @@ def workload_named(name: str) -> str:
     return f"rlhfjob-{name}"
 
 
-def pod_sets(job: RLHFJob) -> list[Json]:
+def pod_sets(job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
     """One for each group: its size, and what one of its pods asks for."""
     return [
-        {"name": group.value, "count": count, "template": _template(job, group)} for group, count in counts(job).items()
+        {"name": group.value, "count": count, "template": _template(job, group, pods[group])}
+        for group, count in counts(job).items()
     ]
 
 
-def claims(job: RLHFJob) -> str:
-    """Fingerprint of what the pods ask for, the number of pods aside."""
-    asked: Mapping[str, Json] = {group.value: _template(job, group) for group in Group if group in counts(job)}
+def claims(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
+    """Fingerprint of what the pods ask for, the number of pods aside; `pods`: one of each group."""
+    listed = (group for group in Group if group in counts(job))
+    asked: Mapping[str, Json] = {group.value: _template(job, group, pods[group]) for group in listed}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _template(job: RLHFJob, group: Group) -> Json:
+def _template(job: RLHFJob, group: Group, made: Json) -> Json:
     """A pod as far as quota and placement are concerned."""
-    made = pod(job, group, 0, Images())
     spec = made["spec"]
     kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
     for kind in ("initContainers", "containers"):

@@ -35,11 +35,16 @@ def min_count(job: RLHFJob) -> int:
     return sum(minimum(job).values())
 
 
-def min_resources(job: RLHFJob) -> dict[str, str]:
-    """What the minimum asks for in sum, by resource."""
+def examples(job: RLHFJob) -> dict[Group, Json]:
+    """One pod of each group that has any, as it would be made now. Raises TemplateError."""
+    return {group: pod(job, group, 0, Images()) for group in counts(job)}
+
+
+def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
+    """What the minimum asks for in sum, by resource; `pods`: one of each group."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
-        for name, asked in requests(pod(job, group, 0, Images())).items():
+        for name, asked in requests(pods[group]).items():
             total[name] = total.get(name, Decimal(0)) + count * asked
     return {name: written(amount) for name, amount in sorted(total.items())}
 

@@ -5,11 +5,13 @@ the PodGroup is an object of its own; 1.37 (v1beta1) names the template otherwis
 Sources: KEP-4671, KEP-5832 and the API types of these releases.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 from rlhf_operator.gang.apis import NATIVE
 from rlhf_operator.gang.backend import with_scheduler
 from rlhf_operator.gang.members import min_count, scheduler
@@ -34,7 +36,7 @@ class Native:
         """Both alpha versions refuse any change of the minimum."""
         return not self.version.endswith("/v1beta1")
 
-    def objects(self, job: RLHFJob) -> list[Json]:
+    def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The Workload, and from 1.36 on the PodGroup."""
         policy = {"gang": {"minCount": min_count(job)}}
         owner = {"apiGroup": names.GROUP, "kind": names.KIND, "name": job.name}

@@ -4,10 +4,12 @@ Rule: pure. minResources is what Volcano looks at before it lets the group into 
 and no more. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
 from rlhf_operator.gang.apis import VOLCANO
 from rlhf_operator.gang.backend import labelled, with_scheduler
 from rlhf_operator.gang.members import min_count, min_resources, scheduler
@@ -29,10 +31,10 @@ class Volcano:
     mode: str = VOLCANO
     fixed: bool = False
 
-    def objects(self, job: RLHFJob) -> list[Json]:
+    def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The PodGroup."""
         scheduling = job.spec.scheduling
-        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job)}
+        spec: Json = {"minMember": min_count(job), "minResources": min_resources(job, pods)}
         if scheduling.gang.queue:
             spec["queue"] = scheduling.gang.queue
         if scheduling.priority_class_name:

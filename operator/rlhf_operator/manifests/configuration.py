@@ -13,24 +13,34 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.paths import JOB_KEY, REWARD_KEY, REWARD_PATH
 
 
-def configuration(job: RLHFJob) -> dict[str, Any]:
+def document(job: RLHFJob) -> dict[str, Any]:
     """The resolved job as JSON, nulls included: a null that turns something off must not come back as its default.
 
     A reward function in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status
     is left out: it changes, the configuration of a running job does not.
     """
-    document = job.model_dump(mode="json", by_alias=True, exclude={"status"})
+    written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     kept = ("name", "namespace", "uid", "labels", "annotations")
-    function = document["spec"]["models"]["reward"].get("function")
+    function = written["spec"]["models"]["reward"].get("function")
     if function and function.get("configMap"):
         function.update(configMap=None, file=f"{REWARD_PATH}/{REWARD_KEY}")
-    document["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
+    written["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
+    return written
+
+
+def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The ConfigMap: `data`, or the job as it is now."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": identity.metadata(job, identity.configuration_name(job), identity.labels(job)),
-        "data": {JOB_KEY: json.dumps(document, indent=2)},
+        "data": dict(data) if data else {JOB_KEY: text_of(document(job))},
     }
+
+
+def text_of(written: Mapping[str, Any]) -> str:
+    """A document as the ConfigMap holds it."""
+    return json.dumps(written, indent=2)
 
 
 def secret(job: RLHFJob, certificates: Mapping[str, bytes]) -> dict[str, Any]:

@@ -19,6 +19,12 @@ from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 
+Number = int | str
+"""Of a pod in its group, or of a restart; in a template of pods what stands for it: INDEX, SPARE, EPOCH."""
+INDEX: Final = f"$({names.LABEL_INDEX})"
+SPARE: Final = f"$({names.LABEL_INDEX}-spare)"
+"""INDEX of a worker beyond those that hold the training ranks, in a group where others hold them."""
+EPOCH: Final = f"$({names.LABEL_EPOCH})"
 APPLICATION: Final = "rlhf-operator"
 """app.kubernetes.io/name and managed-by of everything we make."""
 
@@ -28,14 +34,14 @@ def namespace(job: RLHFJob) -> str:
     return str(job.metadata.get("namespace") or "default")
 
 
-def pod_name(job: RLHFJob, group: Group, index: int) -> str:
+def pod_name(job: RLHFJob, group: Group, index: Number) -> str:
     """`<job>-coordinator`, or `<job>-<group>-<index>`."""
     if group is Group.COORDINATOR:
         return f"{job.name}-{group}"
     return f"{job.name}-{names.worker_name(group, index)}"
 
 
-def pod_host(job: RLHFJob, group: Group, index: int = 0) -> str:
+def pod_host(job: RLHFJob, group: Group, index: Number = 0) -> str:
     """Host name under which the other pods of the job reach this one (headless Service, hence one record a pod)."""
     return f"{pod_name(job, group, index)}.{service_name(job)}.{namespace(job)}.svc"
 
@@ -62,7 +68,12 @@ def authority_name(job: RLHFJob) -> str:
 
 def configuration_name(job: RLHFJob) -> str:
     """The ConfigMap with the resolved job."""
-    return f"{job.name}-job"
+    return configuration_of(job.name)
+
+
+def configuration_of(job: str) -> str:
+    """The same, by the job's name."""
+    return f"{job}-job"
 
 
 def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
@@ -74,7 +85,7 @@ def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
 
 
 def labels(
-    job: RLHFJob, group: Group | None = None, index: int | None = None, epoch: int | None = None
+    job: RLHFJob, group: Group | None = None, index: Number | None = None, epoch: Number | None = None
 ) -> dict[str, str]:
     """Labels of an object of the job; pods also carry their group, index and epoch."""
     found = {

@@ -4,6 +4,8 @@ from typing import Final
 
 JOB_KEY: Final = "job.json"
 """Key of the ConfigMap, hence file name, of the resolved job."""
+REVISION_KEY: Final = "revision.json"
+"""Key of the same ConfigMap: what the operator pinned the job to. Pods do not read it."""
 REWARD_KEY: Final = "reward.py"
 """Key of the user's ConfigMap that holds the reward function."""
 CERTIFICATES_PATH: Final = "/etc/rlhf/certificates"

@@ -13,6 +13,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
 from rlhf_operator.manifests import identity, reward
+from rlhf_operator.manifests.identity import SPARE, Number
 from rlhf_operator.manifests.paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
 
 CONTAINER: Final = "worker"
@@ -86,7 +87,7 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
     return _staying(_pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS))
 
 
-def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, image: str) -> dict[str, Any]:
+def worker_pod(job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str) -> dict[str, Any]:
     """One worker of a group; a training rank is a worker."""
     env = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
@@ -122,7 +123,8 @@ def worker_pod(job: RLHFJob, group: Group, index: int, fields: GroupFields, imag
     if group is not job.spec.rank_group:
         return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
     made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS)
-    return _staying(made) if index < job.spec.training.ranks else made
+    holds_rank = index != SPARE if isinstance(index, str) else index < job.spec.training.ranks
+    return _staying(made) if holds_rank else made
 
 
 def _staying(pod: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _container(
 
 
 def _pod(
-    job: RLHFJob, group: Group, index: int, container: dict[str, Any], volumes: list[dict[str, Any]], grace: int
+    job: RLHFJob, group: Group, index: Number, container: dict[str, Any], volumes: list[dict[str, Any]], grace: int
 ) -> dict[str, Any]:
     name = identity.pod_name(job, group, index)
     return {

@@ -17,6 +17,7 @@ from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_api.problems import Problem
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
+from rlhf_operator.manifests.identity import Number
 from rlhf_operator.manifests.network import network_policy, services
 from rlhf_operator.manifests.pods import CONTAINER, coordinator_pod, tell_grace, worker_pod
 from rlhf_operator.manifests.template import TemplateError, check, merge_pod
@@ -92,12 +93,13 @@ def render(
     return Objects([first, secret(job, certificates), *others], pods)
 
 
-def plain(job: RLHFJob) -> list[Json]:
-    """What pods need beside the Secret: ConfigMap, Services, NetworkPolicy."""
-    return [configuration(job), *services(job), network_policy(job)]
+def plain(job: RLHFJob, data: Mapping[str, str] | None = None) -> list[Json]:
+    """What pods need beside the Secret: ConfigMap (with `data` where that is not of this moment), Services,
+    NetworkPolicy."""
+    return [configuration(job, data), *services(job), network_policy(job)]
 
 
-def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, mark: str = "") -> Json:
+def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number = 0, mark: str = "") -> Json:
     """One pod of a resolved job; `mark` is its `template_mark` when that is known. Raises TemplateError."""
     mark = mark or template_mark(job, group)
     if group is Group.COORDINATOR:
@@ -110,7 +112,7 @@ def pod(job: RLHFJob, group: Group, index: int, images: Images, epoch: int = 0, 
     return _finished(job, merged, mark)
 
 
-def worker(job: RLHFJob, group: Group, index: int, image: str) -> Json:
+def worker(job: RLHFJob, group: Group, index: Number, image: str) -> Json:
     """A worker's pod before its template is merged in."""
     fields: GroupFields = getattr(job.spec, group)
     return worker_pod(job, group, index, fields, image)
@@ -152,7 +154,7 @@ def unused_template(job: RLHFJob) -> list[Problem]:
     return [Problem("spec.training.template", template, remedy)]
 
 
-def _coordinator(job: RLHFJob, image: str, epoch: int, mark: str) -> Json:
+def _coordinator(job: RLHFJob, image: str, epoch: Number, mark: str) -> Json:
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
     merged = merge_pod(mounting(job, image, labels), job.spec.coordinator.template, labels, "spec.coordinator.template")
     return _finished(job, merged, mark)

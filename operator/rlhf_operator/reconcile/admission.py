@@ -21,10 +21,8 @@ from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError, Problem, Severity
-from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
-from rlhf_operator.manifests.render import plain, template_mark
-from rlhf_operator.reconcile.applied import fingerprint
+from rlhf_operator.manifests.render import template_mark
 from rlhf_operator.reconcile.scale import desired
 from rlhf_operator.stored_job import UNREADABLE
 
@@ -52,12 +50,6 @@ class Admission:
     def marks(self) -> Mapping[Group, str]:
         """`template_mark` of every group."""
         return {} if self.job is None else {group: template_mark(self.job, group) for group in desired(self.job)}
-
-    @cached_property
-    def fingerprints(self) -> Mapping[tuple[str, str], str]:
-        """(kind, name) -> fingerprint of what pods need beside the Secret; the objects themselves would fill memory."""
-        made = [] if self.job is None else plain(self.job)
-        return {(kind_of(each), str(each["metadata"]["name"])): fingerprint(each) for each in made}
 
 
 def admit(body: Mapping[str, Any]) -> Admission:

@@ -11,6 +11,7 @@ from rlhf_operator.gang.apis import Served
 from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.revision import Kept
 from rlhf_operator.untrusted import Unreadable
 
 
@@ -61,6 +62,8 @@ class Observed:
     """(kind, what) of objects of the job that cannot be read."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(kind, name) -> fingerprint of what was applied, of the objects beside pods that exist."""
+    kept: Kept = field(default_factory=Kept)
+    """What the job's ConfigMap holds of what it runs by."""
     certificates_expire: datetime | None = None
     """When the certificate in the job's Secret should be replaced; None when there is no usable Secret."""
     reading: Reading | None = None

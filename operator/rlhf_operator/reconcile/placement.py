@@ -6,7 +6,7 @@ changed are replaced while no pod names them, and left as they are otherwise.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlhf_api.conditions import AdmittedReason, ConditionType, RunningReason, SuspendedReason
@@ -18,10 +18,10 @@ from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.gang.backend import Backend
 from rlhf_operator.gang.kueue import Kueue
 from rlhf_operator.gang.kueue_workload import Decision, Gate, Report
-from rlhf_operator.reconcile.admission import Admission
 from rlhf_operator.reconcile.applied import fingerprint
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.pinning import Pinned
 from rlhf_operator.reconcile.pod import Pod
 from rlhf_operator.reconcile.troubles import occupied
 
@@ -49,6 +49,8 @@ class Placement:
     note: str = ""
     blocked: str = ""
     """Why no pod is made for now, though pods may exist."""
+    pods: Mapping[Group, Json] = field(default_factory=dict)
+    """One of each group, as they are made."""
 
     @property
     def closed(self) -> bool:
@@ -63,7 +65,7 @@ class Placement:
         return self.backend.join(job, made) if self.backend else made
 
 
-def placed(admission: Admission, observed: Observed) -> tuple[Admission, Placement]:
+def placed(admission: Pinned, observed: Observed) -> tuple[Pinned, Placement]:
     """The placement of a job, and its admission with what is wrong with that."""
     job = admission.job
     if job is None or not admission.planned:
@@ -71,22 +73,26 @@ def placed(admission: Admission, observed: Observed) -> tuple[Admission, Placeme
     choice = choose(job, observed.served)
     if choice.problem:
         return replace(admission, problem=choice.problem, reason=choice.reason), Placement(note=choice.note)
-    backend = choice.backend
+    backend, revision = choice.backend, admission.revision if choice.backend else None
+    if backend is None or revision is None:
+        return admission, Placement(note=choice.note)
+    pods = revision.pods
     if not isinstance(backend, Kueue):
-        return admission, Placement(backend, note=choice.note, blocked=_going(job, backend, observed))
+        going = _going(job, backend, pods, observed)
+        return admission, Placement(backend, note=choice.note, blocked=going, pods=pods)
     counts = {group.value: count for group, count in members.counts(job).items()}
-    found = kueue_workload.gate(kueue.queue_of(job) or "", observed.workload, counts, kueue.claims(job))
-    backend = replace(backend, priority=observed.priority)
+    found = kueue_workload.gate(kueue.queue_of(job) or "", observed.workload, counts, revision.claims)
+    backend = replace(backend, priority=observed.priority, claims=revision.claims)
     if observed.priority is not None and observed.priority.value is None and not found.open:
         unread = f"{observed.priority.kind} {observed.priority.name} cannot be read"
-        return admission, Placement(backend, found, blocked=unread)
+        return admission, Placement(backend, found, blocked=unread, pods=pods)
     if observed.workload is None or not found.open:
-        return admission, Placement(backend, found)
+        return admission, Placement(backend, found, pods=pods)
     decision = Decision(observed.workload, observed.flavors)
     blocked = ""
     if decision.unknown:
         blocked = f"ResourceFlavor {', '.join(decision.unknown)}, which Kueue assigned, cannot be read"
-    return admission, Placement(replace(backend, decision=decision), found, blocked=blocked)
+    return admission, Placement(replace(backend, decision=decision), found, blocked=blocked, pods=pods)
 
 
 def wanted(job: RLHFJob, placement: Placement, observed: Observed) -> list[Json]:
@@ -94,7 +100,7 @@ def wanted(job: RLHFJob, placement: Placement, observed: Observed) -> list[Json]
     if placement.backend is None or (placement.closed and placement.blocked):
         return []
     found = []
-    for body, mark, fresh in _compared(job, placement.backend, observed):
+    for body, mark, fresh in _compared(job, placement.backend, placement.pods, observed):
         reserved = observed.workload is not None and (observed.workload.cluster_queue or observed.workload.going)
         kept = mark is not None and (mark == "" or placement.backend.fixed or (placement.gate and reserved))
         if mark != fresh and not kept:
@@ -113,7 +119,7 @@ def withdrawn(job: RLHFJob, placement: Placement, observed: Observed) -> tuple[P
     if placement.backend is None:
         return tuple(sorted(ours))
     keep = set()
-    for body, mark, fresh in _compared(job, placement.backend, observed):
+    for body, mark, fresh in _compared(job, placement.backend, placement.pods, observed):
         if (
             not job.spec.suspend
             and not (placement.gate and placement.gate.renew)
@@ -172,17 +178,19 @@ def waiting(conditions: Conditions, job: RLHFJob, gate: Gate, pods: Iterable[Pod
     return [pod for pod in stopping or listed if pod.deletion is None]
 
 
-def _compared(job: RLHFJob, backend: Backend, observed: Observed) -> list[tuple[Json, str | None, str]]:
+def _compared(
+    job: RLHFJob, backend: Backend, pods: Mapping[Group, Json], observed: Observed
+) -> list[tuple[Json, str | None, str]]:
     """(object, fingerprint of the one that exists, fingerprint of this one); "" is one that is being deleted."""
     return [
         (body, observed.applied.get((kind_of(body), body["metadata"]["name"])), fingerprint(body))
-        for body in backend.objects(job)
+        for body in backend.objects(job, pods)
     ]
 
 
-def _going(job: RLHFJob, backend: Backend | None, observed: Observed) -> str:
+def _going(job: RLHFJob, backend: Backend, pods: Mapping[Group, Json], observed: Observed) -> str:
     """A pod that named a group on its way out would keep it there."""
-    if backend is None or not backend.fixed or observed.pods:
+    if not backend.fixed or observed.pods:
         return ""
-    gone = [body for body, mark, fresh in _compared(job, backend, observed) if mark is not None and mark != fresh]
+    gone = [body for body, mark, fresh in _compared(job, backend, pods, observed) if mark is not None and mark != fresh]
     return f"the {gone[0]['kind']} of another size has to be gone first" if gone else ""

@@ -17,7 +17,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.render import plain, pod
+from rlhf_operator.manifests.render import plain
 from rlhf_operator.reconcile import back_off, deletion, life, lost, placement, pool, resize, restart, scale, status
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
@@ -25,6 +25,7 @@ from rlhf_operator.reconcile.back_off import Place
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
 from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.pinning import Pinned, pinned
 from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
 from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
 from rlhf_operator.reconcile.troubles import look_again, unread
@@ -49,8 +50,8 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
         return Plan()
     if job["metadata"].get("deletionTimestamp"):
         return deletion.deleting(job, conditions, observed, now)
-    admission, placed = placement.placed(admit(job), observed)
-    if admission.planned and observed.verdict:
+    admission, placed = placement.placed(pinned(admit(job), job, observed), observed)
+    if admission.planned and observed.verdict and not admission.settled:
         admission = replace(admission, problem=observed.verdict, reason=PlannedReason.REFUSED)
     if admission.job is None:
         return _refused(job, conditions, admission, before)
@@ -95,7 +96,7 @@ class _Visit:
     def __init__(
         self,
         stored: Mapping[str, Any],
-        admission: Admission,
+        admission: Pinned,
         placed: placement.Placement,
         conditions: Conditions,
         before: Mapping[str, Any],
@@ -147,11 +148,11 @@ class _Visit:
         return bool(self.observed.refusals or self.observed.occupied)
 
     def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
-        marks = self.admission.marks if self.admission.planned else {}
+        marks = self.admission.hashes if self.admission.planned else {}
         return restart.wanted(self.job, self.sizes, self.before, scopes, marks)
 
     def _planned(self) -> None:
-        told = self.admission.problem or "the manifest is valid"
+        told = self.admission.problem or self.admission.note or "the manifest is valid"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
         if self.admission.planned:
             placement.admitted(self.conditions, self.placed, self.job, self.observed)
@@ -248,22 +249,21 @@ class _Visit:
         issue = expire is None or expire <= self.now
         made = [*self._outdated(), *placement.wanted(self.job, self.placed, self.observed)]
         found = [_marked(each) for each in made]
-        if expire is not None and not self.placed.blocked:
-            images = self.observed.images
-            epochs, marks = self.wanted.epochs, self.wanted.marks
-            found += [
-                self.placed.pod(
-                    self.job, pod(self.job, group, index, images, epochs.get(group, 0), marks.get(group, ""))
-                )
-                for group, index in self._missing()[:PODS_A_TURN]
-            ]
+        missing = self._missing()[:PODS_A_TURN] if expire is not None and not self.placed.blocked else []
+        revision, epochs = self.admission.revision if missing else None, self.wanted.epochs
+        if revision is not None:
+            made_pods = (revision.pod(group, index, epochs.get(group, 0)) for group, index in missing)
+            found += [self.placed.pod(self.job, each) for each in made_pods]
         return tuple(found), issue
 
     def _outdated(self) -> list[Json]:
         """What pods need and is not there as it should be."""
         known = self.observed.applied
         due = {place for place, mark in self.admission.fingerprints.items() if known.get(place) != mark}
-        return [each for each in plain(self.job) if (kind_of(each), each["metadata"]["name"]) in due] if due else []
+        if self.observed.kept.packed and self.observed.kept.packed != self.admission.kept.packed:
+            due.add(("ConfigMap", identity.configuration_name(self.job)))
+        made = plain(self.job, self.admission.kept.data) if due else []
+        return [each for each in made if (kind_of(each), each["metadata"]["name"]) in due]
 
     def _missing(self) -> list[tuple[Group, int]]:
         taken = self.pods.keys() | self.observed.taken | back_off.waiting(self.places, self.now).keys()
@@ -329,6 +329,9 @@ class _Visit:
             written["observedGeneration"] = generation
         if self.started is not None:
             written["startTime"] = rfc3339(self.started)
+            revision = self.admission.status if self.admission.planned else before.get("revision")
+            if revision:
+                written["revision"] = dict(revision)
         if completion is not None:
             written["completionTime"] = rfc3339(completion)
         for name in ("progress", "plan", "migrationPool", "lastCheckpoint"):

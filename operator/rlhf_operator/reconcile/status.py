@@ -29,6 +29,7 @@ _SLOW_FIELDS: Final = (
     "observedGeneration",
     "restarts",
     "startTime",
+    "revision",
     "completionTime",
     "algorithm",
     "scale",

@@ -15,6 +15,7 @@ from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, 
 from rlhf_operator.gang.backend import Backend
 from rlhf_operator.gang.coscheduling import Coscheduling
 from rlhf_operator.gang.kueue import Kueue
+from rlhf_operator.gang.members import examples
 from rlhf_operator.gang.native import Native
 from rlhf_operator.gang.volcano import Volcano
 from rlhf_operator.manifests import identity, render
@@ -45,7 +46,7 @@ def derived(name: str) -> frozenset[tuple[str, str]] | None:
 
 
 def objects(job: RLHFJob) -> frozenset[tuple[str, str]]:
-    bodies = [*render(job, {}).all, *(each for backend in BACKENDS for each in backend.objects(job))]
+    bodies = [*render(job, {}).all, *(each for backend in BACKENDS for each in backend.objects(job, examples(job)))]
     made = [(kind_of(each), str(each["metadata"]["name"])) for each in bodies]
     made.append(("Secret", identity.authority_name(job)))
     made += [

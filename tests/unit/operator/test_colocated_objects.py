@@ -9,7 +9,7 @@ from tests.unit.operator.world import World, stored_job
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, Group
-from rlhf_operator.gang.members import min_resources, minimum
+from rlhf_operator.gang.members import examples, min_resources, minimum
 from rlhf_operator.manifests.render import Images, pod, render
 from rlhf_operator.reconcile.admission import admit
 
@@ -45,7 +45,7 @@ def test_ranks_have_no_pods_and_generation_pods_are_what_ranks_need() -> None:
 
 def test_every_rank_is_of_the_gang_and_the_rest_of_generation_is_elastic() -> None:
     assert minimum(job()) == {Group.COORDINATOR: 1, Group.GENERATION: 2}
-    assert min_resources(job())["nvidia.com/gpu"] == "2"
+    assert min_resources(job(), examples(job()))["nvidia.com/gpu"] == "2"
 
 
 def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_refused() -> None:
@@ -85,3 +85,15 @@ def test_a_new_template_replaces_pods_with_ranks_all_at_once(checkpoints: dict[s
         world.settle()
     assert {image(world, f"generation-{index}") for index in range(2)} == {"new:1"}
     assert world.condition("Restarting")["status"] == "False"
+
+
+def test_workers_beyond_the_ranks_are_made_as_what_they_are() -> None:
+    world = World(placement="Colocated", generation=GPUS | {"replicas": 3})
+    world.settle()
+    stored = admit(world.job).job
+    assert stored is not None
+    for index in range(3):
+        made = world.pods[f"job-generation-{index}"]
+        expected = pod(stored, Group.GENERATION, index, Images())
+        assert made["spec"] == expected["spec"]
+        assert made["metadata"]["annotations"] == expected["metadata"]["annotations"]

@@ -13,7 +13,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import Served, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
-from rlhf_operator.gang.members import amount, min_count, minimum, written
+from rlhf_operator.gang.members import amount, examples, min_count, minimum, written
 from rlhf_operator.manifests.render import Images, pod, workers
 from rlhf_operator.reconcile.admission import admit
 
@@ -45,7 +45,7 @@ def made(each: RLHFJob, cluster: Served) -> tuple[dict[str, Json], Json]:
     """Specs of the gang's objects by kind, and its first generation pod."""
     choice = choose(each, cluster)
     assert choice.backend is not None, choice
-    objects = choice.backend.objects(each)
+    objects = choice.backend.objects(each, examples(each))
     for body in objects:
         assert kind_of(body) in RESOURCES
         assert body["metadata"]["ownerReferences"][0]["name"] == "job"

@@ -16,11 +16,12 @@ import yaml
 from rlhf_api import names
 from rlhf_operator.gang.apis import Served, kind_of
 from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
-from rlhf_operator.manifests import identity
+from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import Observed, Plan, Pod, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.reconcile import FINGERPRINT
+from rlhf_operator.reconcile.revision import Kept, running
 from rlhf_operator.untrusted import Unreadable
 
 Json = dict[str, Any]
@@ -67,6 +68,7 @@ class World:
         self.taken: frozenset[str] = frozenset()
         """Names of pods of others."""
         self.bodies: dict[tuple[str, str], Json] = {}
+        self.images = Images()
         self._numbers = itertools.count()
 
     # -- what the operator sees and does
@@ -76,6 +78,8 @@ class World:
         read = [pod_of(body) for body in self.pods.values()]
         found = [pod for pod in read if isinstance(pod, Pod)]
         observed = Observed(
+            kept=self.kept(),
+            images=self.images,
             pods={pod.name: pod for pod in found},
             taken=self.taken | {pod.name for pod in read if isinstance(pod, Unreadable)},
             unreadable=tuple(("Pod", pod) for pod in read if isinstance(pod, Unreadable)),
@@ -93,6 +97,13 @@ class World:
             priority=self.priority,
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
+
+    def kept(self) -> Kept:
+        """What the ConfigMap and the pods say of what the job runs by."""
+        body = self.bodies.get(("ConfigMap", "job-job"), {})
+        pods = (pod for each in self.pods.values() if isinstance(pod := pod_of(each), Pod))
+        found = {pod.group: container for pod in pods if (container := running(self.pods[pod.name])) is not None}
+        return Kept.of(body.get("data", {}), found)
 
     def carry_out(self, plan: Plan, *, only_status: bool = False) -> None:
         """As the controller does, in its order; `only_status`: it died in between."""

@@ -1,0 +1,77 @@
+"""What jobs run by, as the cluster holds it: read when it is news, and remembered.
+
+A job's ConfigMap is read once, and again when the fingerprint that a watch delivers is another; so a job that nothing
+happens to costs no request. Where there is a job with pods and no revision, one pod of each group is read beside it.
+Owns a memory of what was read. Rule: judges nothing (`reconcile.revision` does) but whether it was there: what this
+process has read is still known when the ConfigMap is gone. Lost with the process.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api.names import Group
+from rlhf_operator.cluster import Cluster
+from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.revision import Kept, Running, digest, digests, running
+
+NOTHING: Final = Kept()
+
+
+@dataclass(frozen=True)
+class _Read:
+    uid: str
+    mark: str
+    """Fingerprint of the ConfigMap that was read."""
+    kept: Kept
+
+
+class JobRevisions:
+    """Revisions by job key."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._read: dict[str, _Read] = {}
+
+    def forget(self, key: str) -> None:
+        """The job is gone, or needs none for now."""
+        self._read.pop(key, None)
+
+    async def current(
+        self,
+        key: str,
+        uid: str,
+        applied: Mapping[tuple[str, str], str],
+        status: Mapping[str, object],
+        pods: Mapping[str, Pod],
+    ) -> Kept:
+        """What is known of the revision of the job of that uid; `applied`: fingerprints of the objects that exist.
+        Raises ClusterError."""
+        namespace, _, job = key.partition("/")
+        name = identity.configuration_of(job)
+        known, mark = self._read.get(key), applied.get(("ConfigMap", name))
+        if known is not None and known.uid == uid and mark in (None, known.mark):
+            return known.kept
+        if mark is None and not pods:
+            return NOTHING
+        body = await self._cluster.get("ConfigMap", namespace, name)
+        data = (body or {}).get("data") or {}
+        kept = Kept.of({str(key): str(text) for key, text in data.items()})
+        if digest(kept.data) in digests(status):
+            self._read[key] = _Read(uid, mark or "", kept)
+            return kept
+        # Written for another job of its name, by an operator that made none, or by somebody else: looked at each time.
+        self._read.pop(key, None)
+        return Kept(kept.packed, await self._running(namespace, pods))
+
+    async def _running(self, namespace: str, pods: Mapping[str, Pod]) -> dict[Group, Running]:
+        """Of one pod of each group."""
+        found: dict[Group, Running] = {}
+        for pod in pods.values():
+            if pod.group not in found and pod.active:
+                body = await self._cluster.get("Pod", namespace, pod.name)
+                container = running(body) if body is not None else None
+                if container is not None:
+                    found[pod.group] = container
+        return found

@@ -1,0 +1,130 @@
+"""A job that runs without a revision gets one from what runs: nothing of it is made anew by that.
+
+It was started by an operator that made no revisions, or somebody changed or deleted what held it. Taken over are the
+images of the pods, the fingerprints by which they are up to date, what our container of each group was made with, the
+resolved job that processes read, and what a queue admitted. What the user has changed since that was written is found
+where the stored object says something else, and is changed.
+
+Rule: pure. What runs belongs to a tenant, so nothing but our own container's part of a pod is taken from it, and every
+pod that is made from it passes the same checks and guarantees as any other.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import protocol
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ANNOTATION_TEMPLATE, Group
+from rlhf_operator.gang import kueue, members
+from rlhf_operator.manifests import Images
+from rlhf_operator.manifests.configuration import document, text_of
+from rlhf_operator.manifests.identity import INDEX
+from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.manifests.render import template_mark
+from rlhf_operator.reconcile.merge import adopted
+from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.revision import Revision, Running, document_of, shapes, spares, spec_schema
+from rlhf_operator.reconcile.scale import desired
+
+Json = dict[str, Any]
+
+_OF_IMAGE: Final = ("command", "args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe")
+"""Of a container that is adopted: what an image understands, and what a queue was asked for."""
+
+
+def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Observed) -> Revision:
+    """The revision of a job that runs; `stored` is what a revision keeps of the stored object."""
+    found, base = document(job), document_of(observed.kept)
+    before = _of_document(base, found)
+    if before is not None:
+        spec = adopted(base["spec"], found["spec"], stored.get("spec") or {}, spec_schema())
+        found = {**base, "metadata": found["metadata"], "spec": spec}
+    images = _images(job, status, observed)
+    active = [each for each in observed.pods.values() if each.active]
+    hashes = {group: _hash(group, job, before, active) for group in desired(job)}
+    running = observed.kept.running
+    pods, others = (
+        {group: _as_running(_marked(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
+        for made in (shapes(job, images), spares(job, images))
+    )
+    claims = kueue.claims(job, pods) if members.counts(job).keys() <= pods.keys() else ""
+    same = before is None or all(template_mark(before, group) == template_mark(job, group) for group in hashes)
+    if observed.workload is not None and same:
+        claims = observed.workload.claims or claims
+    return Revision(images, stored, text_of(found), pods, others, job.spec.training.ranks, hashes, claims)
+
+
+def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Pod]) -> str:
+    """That of the pods that run, unless their user has changed what they are made from since."""
+    now = template_mark(job, group)
+    if before is not None and template_mark(before, group) != now:
+        return now
+    ours = [each for each in pods if each.group is group and each.template]
+    if not ours or any(each.template == now for each in ours):
+        return now
+    # While they are rolled the newest has the one that all shall have.
+    return max(ours, key=lambda each: (each.created is not None, each.created, each.name)).template
+
+
+def _images(job: RLHFJob, status: Mapping[str, Any], observed: Observed) -> Images:
+    """By which the job was started: its status says so, or its pods where their templates name no image."""
+    said = status.get("revision") or {}
+    if said.get("operatorImage") and said.get("workerImage"):
+        return Images(str(said["operatorImage"]), str(said["workerImage"]))
+    default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
+    ours = {group: each.image for group, each in observed.kept.running.items() if default.get(group) == INDEX}
+    workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
+    operator = ours.get(Group.COORDINATOR, observed.images.operator)
+    return Images(operator, workers[0] if workers else observed.images.worker)
+
+
+def _image(made: Json) -> str:
+    return next(str(each["image"]) for each in _containers(made) if each["name"] == CONTAINER)
+
+
+def _marked(made: Json, template_hash: str) -> Json:
+    meta = made["metadata"]
+    annotations = {**meta["annotations"], ANNOTATION_TEMPLATE: template_hash}
+    return {**made, "metadata": {**meta, "annotations": annotations}}
+
+
+def _as_running(made: Json, found: Running | None) -> Json:
+    """A pod with what belongs to the image of one that runs, and with what that one asks for."""
+    if found is None or found.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]:
+        return made
+    containers = [_merged(each, found.container) if each["name"] == CONTAINER else each for each in _containers(made)]
+    return {**made, "spec": {**made["spec"], "containers": containers}}
+
+
+def _merged(made: Json, found: Json) -> Json:
+    merged = {key: value for key, value in made.items() if key not in _OF_IMAGE}
+    merged |= {key: found[key] for key in _OF_IMAGE if found.get(key)}
+    known = {each["name"]: each.get("value") for each in found.get("env") or []}
+    # A variable of the pod's own place differs from pod to pod, and one from elsewhere has no value here.
+    merged["env"] = [
+        {"name": each["name"], "value": known[each["name"]]}
+        if known.get(each["name"]) is not None and "$(" not in each.get("value", "$(")
+        else each
+        for each in made.get("env") or []
+    ]
+    return merged
+
+
+def _containers(made: Json) -> list[Json]:
+    found: list[Json] = made["spec"]["containers"]
+    return found
+
+
+def _of_document(base: Json, now: Json) -> RLHFJob | None:
+    """The job that an earlier version wrote for its processes; None when it cannot be read.
+
+    A reward function is named there by the file it is mounted as, which no template depends on.
+    """
+    try:
+        spec = {**base["spec"], "models": {**base["spec"]["models"], "reward": now["spec"]["models"]["reward"]}}
+        return protocol.read_job({**base, "spec": spec})
+    except (KeyError, TypeError, ValidationError, RecursionError):
+        return None

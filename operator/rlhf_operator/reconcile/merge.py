@@ -1,0 +1,92 @@
+"""Three-way merges of plain data: what a user changed, applied to what a job was pinned to.
+
+Rule: pure, and only what differs between the two versions that are compared is changed in the third; that one comes
+from another version of the operator, so it may lack what they have and have what they lack. Arguments are not changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+_ABSENT: Final = object()
+_KEYS: Final = ("mountPath", "name", "containerPort")
+"""What tells the items of a list apart, the first that does: a volume may be mounted twice, at two paths."""
+OPEN: Final = "x-kubernetes-preserve-unknown-fields"
+"""In a schema: keys below are the user's, not fields."""
+
+
+def carried(base: Any, then: Any, now: Any) -> Any:
+    """Return `base` with what changed from `then` to `now`. Lists whose items have keys are merged by these."""
+    if then == now:
+        return base
+    if all(isinstance(each, dict) for each in (base, then, now)):
+        return _carried(base, then, now)
+    key = _key_of(base, then, now)
+    if key is None:
+        return now
+    lists = ({item[key]: item for item in each} for each in (base, then, now))
+    merged = _carried(*lists)
+    # The order of a list may mean something, and is then the user's.
+    ordered = [item[key] for item in now if item[key] in merged]
+    return [merged[each] for each in (*ordered, *(each for each in merged if each not in set(ordered)))]
+
+
+def _carried(base: Mapping[Any, Any], then: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
+    found = {}
+    for key in (*base, *(each for each in now if each not in base)):
+        had, was, value = base.get(key, _ABSENT), then.get(key, _ABSENT), now.get(key, _ABSENT)
+        if was is value or was == value:
+            value = had
+        elif value is not _ABSENT and had is not _ABSENT and was is not _ABSENT:
+            value = carried(had, was, value)
+        if value is not _ABSENT:
+            found[key] = value
+    return found
+
+
+def _key_of(*lists: Any) -> str | None:
+    """The key that tells the items of each list apart; None: they have none, or are no lists."""
+    if not all(isinstance(each, list) for each in lists):
+        return None
+    for key in _KEYS:
+        if all(_tells_apart(key, each) for each in lists):
+            return key
+    return None
+
+
+def _tells_apart(key: str, items: Sequence[Any]) -> bool:
+    values = [item.get(key) for item in items if isinstance(item, dict)]
+    plain = all(isinstance(value, str | int) for value in values)
+    return plain and len(set(values)) == len(values) == len(items)
+
+
+def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -> tuple[Any, list[str]]:
+    """Return `document` without the fields that whoever wrote `base` did not know, and the paths of these.
+
+    `base` has all fields that its writer knew, by their schema; where it has no object at all nothing can be said.
+    """
+    fields = schema.get("properties")
+    if not isinstance(document, dict) or not isinstance(base, dict) or fields is None or schema.get(OPEN):
+        return document, []
+    found, left_out = {}, []
+    for name, value in document.items():
+        below = f"{path}.{name}" if path else name
+        if name not in base:
+            left_out.append(below)
+            continue
+        found[name], more = known(value, base[name], fields.get(name, {}), below)
+        left_out += more
+    return found, left_out
+
+
+def adopted(base: Any, now: Any, said: Any, schema: Mapping[str, Any]) -> Any:
+    """Return `base` with the values of `now` that the user's object `said` holds itself, and that `base` has a place
+    for: what a job of an earlier version runs by, when it is not known what its user said at its start."""
+    if base == now or said is _ABSENT:
+        return base
+    fields = schema.get("properties")
+    if not all(isinstance(each, dict) for each in (base, now, said)) or fields is None or schema.get(OPEN):
+        return now
+    return {
+        name: adopted(value, now[name], said.get(name, _ABSENT), fields.get(name, {})) if name in now else value
+        for name, value in base.items()
+    }

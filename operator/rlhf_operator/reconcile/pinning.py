@@ -1,0 +1,240 @@
+"""When a job gets another revision (`revision`): at a start, and by its user's edits; never by the operator's version.
+
+- A job that has no pod and no status.startTime is not started: it has never been, or was suspended or evicted to the
+  end. It runs by whatever this operator makes of it, with this operator's images.
+- From then on its revision is kept. An edit is what differs between the job as it was stored with the revision and as
+  it is stored now, both read by this version: so a default that is new is none. What the edit changes in what this
+  version makes is changed in what the revision holds; the rest stays as it is. A field that the revision's version did
+  not know waits for the next start.
+- A job that runs without a revision gets one from what runs (`adoption`): no pod is replaced by that.
+
+Rule: pure. A rule that a newer version adds does not stop a job whose user changed nothing. When the operator dies
+after the status of a start was written and before its ConfigMap, a job may start by the revision of its last start.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import manifest, protocol
+from rlhf_api.bounds import too_deep
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.structure import schema_at, with_defaults, without_nulls
+from rlhf_operator.gang import kueue, members
+from rlhf_operator.gang.apis import kind_of
+from rlhf_operator.manifests import Images
+from rlhf_operator.manifests.configuration import document, text_of
+from rlhf_operator.manifests.render import plain, template_mark
+from rlhf_operator.reconcile.admission import REMEMBERED, Admission, admit
+from rlhf_operator.reconcile.adoption import adopt
+from rlhf_operator.reconcile.applied import fingerprint
+from rlhf_operator.reconcile.merge import carried, known
+from rlhf_operator.reconcile.observed import Observed
+from rlhf_operator.reconcile.revision import (
+    Kept,
+    Revision,
+    digest,
+    digests,
+    document_of,
+    shapes,
+    spares,
+    spec_schema,
+    trusted,
+)
+from rlhf_operator.reconcile.scale import desired
+from rlhf_operator.stored_job import UNREADABLE
+
+Json = dict[str, Any]
+
+_STORED: Final = ("name", "namespace", "uid", "labels")
+"""Metadata of a job that its objects are made from."""
+_PODS_ROOT: Final = Path("/")
+
+
+@dataclass(frozen=True)
+class Pinned(Admission):
+    """An admission, with what the job runs by."""
+
+    kept: Kept = field(default_factory=Kept)
+    """The revision that the job is to have; empty: no pod is made."""
+    status: Mapping[str, str] = field(default_factory=dict)
+    """`status.revision`."""
+    hashes: Mapping[Group, str] = field(default_factory=dict)
+    """By which pods are outdated."""
+    fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(kind, name) -> fingerprint of what pods need beside the Secret; the objects themselves would fill memory."""
+    note: str = ""
+    """What the user should know of the revision."""
+    settled: bool = False
+    """The job has it already: nothing about it is to be judged again."""
+
+    @property
+    def revision(self) -> Revision | None:
+        """Unpacked: when pods or objects are made from it."""
+        return trusted(self.kept, (self.status.get("digest", ""),))
+
+
+def pinned(admission: Admission, stored: Mapping[str, Any], observed: Observed) -> Pinned:
+    """The admission of a stored job, with the revision that it is to have."""
+    if admission.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
+        return _without(admission)
+    status = stored.get("status") or {}
+    if observed.pods or status.get("startTime"):
+        held = _held(_text(stored), observed.kept, digests(status))
+        if held is not None:
+            return held
+        if observed.pods or document_of(observed.kept):
+            return _adopted(admission, stored, observed)
+    if not admission.planned:
+        return _without(admission)
+    return _started(_text(stored), observed.images)
+
+
+def _without(admission: Admission) -> Pinned:
+    return Pinned(admission.job, admission.problem, admission.reason)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _started(text: str, images: Images) -> Pinned:
+    """By this version."""
+    stored = json.loads(text)
+    job = admit(stored).job
+    assert job is not None
+    pods, hashes = shapes(job, images), {group: template_mark(job, group) for group in desired(job)}
+    ranks = job.spec.training.ranks
+    claims = kueue.claims(job, pods)
+    return _of(job, Revision(images, stored, text_of(document(job)), pods, spares(job, images), ranks, hashes, claims))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _held(text: str, kept: Kept, vouched: tuple[str, ...]) -> Pinned | None:
+    """By the revision that it has, with its user's edits; None when it has none."""
+    revision = trusted(kept, vouched)
+    if revision is None:
+        return None
+    stored, admission = json.loads(text), admit(json.loads(text))
+    now, then = admission.job if admission.planned else read(stored), read(revision.job)
+    if now is None:
+        return _without(admission)
+    if then is None or then.spec == now.spec:
+        changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
+    elif admission.planned:
+        changed = _edited(then, now, stored, revision)
+    else:
+        return replace(_of(now, revision), job=admission.job, problem=admission.problem, reason=admission.reason)
+    found = _of(now, changed)
+    if admission.problem:
+        told = f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
+        found = replace(found, note=told)
+    before = digest(kept.data)
+    if before == found.status["digest"]:
+        return replace(found, settled=True)
+    return replace(found, status={**found.status, "previousDigest": before})
+
+
+def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision:
+    """`revision` with what its user changed."""
+    images = revision.images
+    marks = {group: (template_mark(then, group), template_mark(now, group)) for group in desired(now)}
+    hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in marks.items()}
+    changed = {group for group, (old, new) in marks.items() if old != new}
+    pods = _carried(revision.pods, shapes(then, images), shapes(now, images), changed)
+    others = _carried(revision.spares, spares(then, images), spares(now, images), changed)
+    base = json.loads(revision.document)
+    written = carried(base, document(then), document(now))
+    written = {**written, "spec": known(written["spec"], base["spec"], spec_schema())[0]}
+    claims = revision.claims
+    if not members.counts(then).keys() <= revision.pods.keys() or (
+        kueue.claims(then, revision.pods) != kueue.claims(now, pods)
+    ):
+        claims = kueue.claims(now, pods)
+    text = _with_metadata(text_of(written), now)
+    return Revision(images, stored, text, pods, others, now.spec.training.ranks, hashes, claims)
+
+
+def _carried(
+    held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
+) -> dict[Group, Json]:
+    """One pod of each group with its user's edits; `changed`: groups whose template is another one now."""
+    pods = {}
+    for group, made in now.items():
+        base = held.get(group, made)
+        if group in then:
+            pods[group] = carried(base, then[group], made)
+        else:
+            pods[group] = made if group in changed else base
+    return pods
+
+
+def _adopted(admission: Admission, stored: Mapping[str, Any], observed: Observed) -> Pinned:
+    """By what runs."""
+    job = admission.job or read(stored)
+    if job is None:
+        return _without(admission)
+    revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
+    return replace(_of(job, revision), job=admission.job or job, problem=admission.problem, reason=admission.reason)
+
+
+def _of(job: RLHFJob, revision: Revision) -> Pinned:
+    data = revision.data
+    made = plain(job, data)
+    prints = {(kind_of(each), str(each["metadata"]["name"])): fingerprint(each) for each in made}
+    images = {"operatorImage": revision.images.operator, "workerImage": revision.images.worker}
+    return Pinned(
+        job,
+        kept=Kept.of(data),
+        status={**images, "digest": digest(data)},
+        hashes=revision.hashes,
+        fingerprints=prints,
+        note=_waiting(job, json.loads(revision.document)),
+    )
+
+
+def _waiting(job: RLHFJob, base: Json) -> str:
+    """Which fields that the user set wait for the next start."""
+    now = document(job)
+    _, unknown = known(now["spec"], base.get("spec"), spec_schema(), "spec")
+    said = [path for path in unknown if _value(now, path) != _default(path)]
+    if not said:
+        return ""
+    listed = ", ".join(said)
+    return f"{listed}: not known to the version that the job runs by; takes effect when it is suspended and resumed"
+
+
+def _value(data: Json, path: str) -> Any:
+    value: Any = data
+    for name in path.split("."):
+        value = value[name]
+    return without_nulls(value)
+
+
+def _default(path: str) -> Any:
+    schema = schema_at(path) or {}
+    return with_defaults(schema.get("default"), schema)
+
+
+def _with_metadata(text: str, job: RLHFJob) -> str:
+    """A job.json with the job's labels as they are now."""
+    written, meta = json.loads(text), document(job)["metadata"]
+    return text if written.get("metadata") == meta else text_of({**written, "metadata": meta})
+
+
+def read(stored: Mapping[str, Any]) -> RLHFJob | None:
+    """The job of a stored object, whatever else this version asks of it; None when it cannot be read."""
+    try:
+        return manifest.resolve(protocol.read_job(without_nulls(dict(stored))), _PODS_ROOT)
+    except ValidationError:
+        return None
+
+
+def _text(stored: Mapping[str, Any]) -> str:
+    meta = {key: value for key, value in stored["metadata"].items() if key in _STORED}
+    return json.dumps(
+        {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "metadata": meta, "spec": stored.get("spec")}
+    )

@@ -1,0 +1,82 @@
+"""The operator of a next version, inside a test: one more field, other defaults, other pods, other fingerprints.
+
+What it changes is what a release of this project may change; that jobs which run feel nothing of it is tested with it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlhf_api import structure
+from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job.groups import Generation
+from rlhf_api.job.rollout import Rollout
+from rlhf_operator.manifests import Images
+from rlhf_operator.reconcile import admission, pinning
+
+IMAGES = Images("example.org/operator:next", "example.org/worker:next")
+FIELD = "newField"
+render = import_module("rlhf_operator.manifests.render")
+"""The module; the package has a function of its name."""
+
+
+def forget() -> None:
+    """What was computed by the other version."""
+    structure.job_schema.cache_clear()
+    admission._admit.cache_clear()
+    pinning._started.cache_clear()
+    pinning._held.cache_clear()
+
+
+def rebuild(model: type[BaseModel]) -> None:
+    for each in (model, RLHFJobSpec, RLHFJob):
+        each.model_rebuild(force=True)
+
+
+@contextmanager
+def next_version() -> Iterator[Images]:
+    """From here on everything is of the next version; its images."""
+    fields = Rollout.__pydantic_fields__
+    batch = Generation.__pydantic_fields__["max_batch_size"]
+    before = batch.default
+    with pytest.MonkeyPatch.context() as patch:
+        new = FieldInfo.from_annotated_attribute(str, "Auto")
+        new.alias = new.validation_alias = new.serialization_alias = FIELD
+        fields["new_field"] = new
+        batch.default = before * 2
+        rebuild(Rollout)
+        rebuild(Generation)
+        of_before = render.template_mark
+        marks = lambda job, group: of_before(job, group)[::-1]  # noqa: E731
+        patch.setattr(render, "template_mark", marks)
+        patch.setattr(pinning, "template_mark", marks)
+        for name in ("worker_pod", "coordinator_pod"):
+            patch.setattr(render, name, _changed(getattr(render, name)))
+        forget()
+        try:
+            yield IMAGES
+        finally:
+            del fields["new_field"]
+            batch.default = before
+            rebuild(Rollout)
+            rebuild(Generation)
+            forget()
+
+
+def _changed(make: Any) -> Any:
+    """Pods that ask for more, run another command and have one more variable."""
+
+    def made(*arguments: Any) -> dict[str, Any]:
+        pod: dict[str, Any] = make(*arguments)
+        [container] = pod["spec"]["containers"]
+        container["command"] = ["next"]
+        container["env"].append({"name": "RLHF_NEXT", "value": "1"})
+        container["resources"]["requests"]["memory"] = "2Gi"
+        return pod
+
+    return made

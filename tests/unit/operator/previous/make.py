@@ -1,0 +1,61 @@
+"""Writes the objects that the operator of a checkout makes for a running job, as the cluster then holds them.
+
+`objects.yaml` beside this file was made with commit a1b51f4, the last before jobs were pinned to what they run by:
+
+    git worktree add /tmp/before a1b51f4
+    PYTHONPATH=/tmp/before:/tmp/before/crds:/tmp/before/planner:/tmp/before/operator \
+        python tests/unit/operator/previous/make.py > tests/unit/operator/previous/objects.yaml
+"""
+
+import json
+import sys
+from typing import Any
+
+import yaml
+from tests.unit.operator.test_gang_queue import Queued
+
+from rlhf_api.structure import job_schema, with_defaults
+
+IMAGES = {name: f"ghcr.io/rlhf-operator/{name}:latest" for name in ("operator", "worker")}
+TEMPLATE = {
+    "metadata": {"labels": {"team": "rl"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "worker",
+                "image": "registry.example.com/ours:7",
+                "env": [{"name": "OURS", "value": "1"}],
+                "resources": {"limits": {"memory": "3Gi"}},
+            }
+        ]
+    },
+}
+
+
+def objects() -> dict[str, Any]:
+    """A job with a queue, a template, settings of its own and an edit in its life, while it trains."""
+    world = Queued(generation={"replicas": 2, "template": TEMPLATE}, iterations=50)
+    world.job = with_defaults(world.job, job_schema())
+    world.settle()
+    world.admit()
+    world.begin()
+    world.job["spec"]["fusion"]["interStage"]["mode"] = "Off"
+    world.job["metadata"]["generation"] = 2
+    for _ in range(4):
+        world.settle()
+        world.finish_deletions()
+    world.run()
+    world.later(11)
+    world.read()
+    world.settle()
+    assert len(world.pods) == 6, world.workers
+    bodies = {"/".join(place): body for place, body in world.bodies.items()}
+    workload = {"status": world.status, "flavors": {"h200": {"nodeSelector": {"gpu": "h200"}}}}
+    return {"job": world.job, "objects": bodies, "pods": world.pods, "workload": workload}
+
+
+if __name__ == "__main__":
+    text = json.dumps(objects())
+    for name, image in IMAGES.items():
+        text = text.replace(image, f"example.org/{name}:1")
+    yaml.safe_dump(json.loads(text), sys.stdout, sort_keys=True, width=120)

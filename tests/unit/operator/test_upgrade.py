@@ -1,0 +1,297 @@
+"""An operator is upgraded while a job runs: not one pod is replaced, and the user's edits change what they name."""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import yaml
+from tests.unit.operator.next_version import FIELD, forget, next_version
+from tests.unit.operator.test_gang_queue import PLACE, Queued
+from tests.unit.operator.world import World
+
+from rlhf_api import manifest
+from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.structure import job_schema, with_defaults
+from rlhf_operator.gang.kueue_workload import Placement
+from rlhf_operator.manifests import Images
+from rlhf_operator.reconcile.reconcile import FINGERPRINT
+
+Json = dict[str, Any]
+
+CONFIG = ("ConfigMap", "job-job")
+PREVIOUS = Path(__file__).parent / "previous/objects.yaml"
+IMAGES = Images("example.org/operator:1", "example.org/worker:1")
+OURS = "registry.example.com/ours:7"
+"""The template of generation names it."""
+
+
+class Previous(Queued):
+    """A job that trains, as the operator before revisions left it; see previous/make.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        found = yaml.safe_load(PREVIOUS.read_text())
+        self.job, self.pods = found["job"], found["pods"]
+        places = {place: place.rpartition("/") for place in found["objects"]}
+        self.bodies = {(kind, name): found["objects"][place] for place, (kind, _, name) in places.items()}
+        self.applied = {place: body["metadata"]["annotations"][FINGERPRINT] for place, body in self.bodies.items()}
+        self.status = found["workload"]["status"]
+        self.flavors = {"h200": Placement({"gpu": "h200"})}
+        self.certificates = True
+        self.version, self._numbers = 1000, itertools.count(1000)
+        self.later(30)
+        self.read()
+        self.see()
+
+
+def started() -> Queued:
+    """A job that this version has started, in a queue, with the template of the fixture."""
+    world = Queued()
+    world.job["spec"] = yaml.safe_load(PREVIOUS.read_text())["job"]["spec"]
+    world.job = with_defaults(world.job, job_schema())
+    world.images = IMAGES
+    world.settle()
+    world.admit()
+    world.begin()
+    return world
+
+
+@pytest.fixture(params=["previous", "this"])
+def world(request: pytest.FixtureRequest) -> Queued:
+    """Jobs that the version before and this one started."""
+    return Previous() if request.param == "previous" else started()
+
+
+@pytest.fixture
+def upgraded(world: Queued) -> Iterator[Queued]:
+    """The same under the next version."""
+    with next_version() as images:
+        world.images = images
+        world.job = with_defaults(world.job, job_schema())
+        assert world.job["spec"]["rollout"][FIELD] == "Auto"
+        yield world
+
+
+def uids(world: Queued) -> dict[str, str]:
+    return {name: body["metadata"]["uid"] for name, body in world.pods.items()}
+
+
+def container(world: Queued, worker: str) -> Json:
+    [found] = [each for each in world.pods[world.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
+    return dict(found)
+
+
+def document(world: Queued) -> Json:
+    found: Json = json.loads(world.bodies[CONFIG]["data"]["job.json"])
+    return found
+
+
+def edit(world: Queued, **spec: Any) -> None:
+    world.job["spec"] |= spec
+    world.job["metadata"]["generation"] += 1
+
+
+def settle(world: Queued, rounds: int = 6) -> None:
+    """Turns and kubelets until nothing changes."""
+    for _ in range(rounds):
+        world.later(11)
+        world.read()
+        world.settle()
+        if not world.finish_deletions():
+            world.run()
+            world.later(11)
+            world.read()
+            world.settle()
+
+
+def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: Queued) -> None:
+    before, text, workload = uids(upgraded), upgraded.bodies[CONFIG]["data"]["job.json"], upgraded.bodies[PLACE]
+    settle(upgraded, 2)
+    assert uids(upgraded) == before
+    assert upgraded.bodies[CONFIG]["data"]["job.json"] == text
+    assert upgraded.bodies[PLACE] == workload, "nothing is asked of the queue anew"
+    assert upgraded.condition("Admitted")["status"] == "True"
+    assert upgraded.condition("Restarting")["status"] == "False"
+    assert upgraded.job["status"]["revision"]["operatorImage"] == IMAGES.operator
+    assert upgraded.job["status"]["revision"]["workerImage"] == IMAGES.worker
+    assert upgraded.settle().idle
+
+
+@pytest.mark.parametrize("worker", ["coordinator", "generation-1", "inference-0"])
+def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: Queued, worker: str) -> None:
+    settle(upgraded, 1)
+    before, others = container(upgraded, worker), uids(upgraded)
+    World.evict(upgraded, worker)
+    settle(upgraded, 3)
+    after = container(upgraded, worker)
+    name = upgraded.name(worker)
+    assert uids(upgraded)[name] != others.pop(name)
+    assert {each: uid for each, uid in uids(upgraded).items() if each != name} == others
+    for part in ("image", "command", "resources", "livenessProbe", "readinessProbe", "startupProbe"):
+        assert after.get(part) == before.get(part), part
+    assert "next" not in after["image"]
+
+
+def test_containers_that_restart_are_left_alone(upgraded: Queued) -> None:
+    before = uids(upgraded)
+    upgraded.end("coordinator", 137, reason="OOMKilled")
+    upgraded.end("generation-0", 1)
+    settle(upgraded, 2)
+    assert uids(upgraded) == before
+
+
+def test_a_live_field_changes_the_coordinator_and_nothing_else(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    before, was = document(upgraded), uids(upgraded)
+    edit(upgraded, iterations=77)
+    settle(upgraded)
+    after = copy.deepcopy(before)
+    after["spec"]["iterations"] = 77
+    assert document(upgraded) == after
+    changed = {name for name, uid in uids(upgraded).items() if was[name] != uid}
+    assert changed == {"job-coordinator"}
+    assert container(upgraded, "coordinator")["image"] == IMAGES.operator
+
+
+def test_replicas_change_the_size_and_nothing_else(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    before, was = document(upgraded), uids(upgraded)
+    edit(upgraded, generation=upgraded.job["spec"]["generation"] | {"replicas": 1})
+    settle(upgraded)
+    assert {name: uid for name, uid in was.items() if name != "job-generation-1"} == uids(upgraded)
+    before["spec"]["generation"]["replicas"] = 1
+    assert document(upgraded) == before
+
+
+def test_a_template_changes_its_group_in_what_it_says(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    was, before = uids(upgraded), container(upgraded, "generation-0")
+    generation = copy.deepcopy(upgraded.job["spec"]["generation"])
+    generation["template"]["spec"]["containers"][0]["env"].append({"name": "MORE", "value": "2"})
+    edit(upgraded, generation=generation)
+    settle(upgraded, 8)
+    changed = {name for name, uid in uids(upgraded).items() if was[name] != uid}
+    assert changed == {"job-generation-0", "job-generation-1"}
+    after = container(upgraded, "generation-0")
+    assert {"name": "MORE", "value": "2"} in after["env"]
+    assert (after["image"], after["command"], after["resources"]) == (OURS, before["command"], before["resources"])
+
+
+def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    before, was = document(upgraded), uids(upgraded)
+    edit(upgraded, rollout=upgraded.job["spec"]["rollout"] | {FIELD: "Fast"})
+    settle(upgraded, 2)
+    assert (document(upgraded), uids(upgraded)) == (before, was)
+    told = upgraded.condition("Planned")
+    assert told["status"] == "True"
+    assert told["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
+
+
+def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
+    upgraded: Queued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(upgraded, 1)
+    was = uids(upgraded)
+    World.evict(upgraded, "generation-0")
+    refused = ManifestError([Problem("spec.seed", 7, "must be even in this version")])
+    monkeypatch.setattr(manifest, "stored", Mock(side_effect=refused))
+    forget()
+    settle(upgraded, 2)
+    assert {name for name, uid in uids(upgraded).items() if was[name] != uid} == {"job-generation-0"}
+    planned = upgraded.condition("Planned")
+    assert (planned["status"], "must be even in this version" in planned["message"]) == ("True", True)
+    edit(upgraded, iterations=90)
+    settle(upgraded, 2)
+    assert upgraded.condition("Planned")["status"] == "False", "what the user changes is checked as ever"
+    assert upgraded.pods.keys() == was.keys()
+
+
+@pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
+def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: Queued, how: str) -> None:
+    settle(upgraded, 1)
+    was, data = uids(upgraded), upgraded.bodies[CONFIG]["data"]
+    if how == "deleted":
+        del upgraded.bodies[CONFIG], upgraded.applied[CONFIG]
+    elif how == "corrupt":
+        data["revision.json"] = data["revision.json"][:500]
+    elif how == "not JSON":
+        data["job.json"] = "[" * 5000
+    elif how == "another pod":
+        evil = json.loads(data["revision.json"])
+        evil["pods"]["generation"]["spec"]["hostNetwork"] = True
+        data["revision.json"] = json.dumps(evil)
+    else:
+        del upgraded.job["status"]["revision"]
+    settle(upgraded, 2)
+    assert uids(upgraded) == was
+    World.evict(upgraded, "generation-0")
+    settle(upgraded, 2)
+    assert "hostNetwork" not in upgraded.pods["job-generation-0"]["spec"]
+    after = container(upgraded, "generation-0")
+    assert (after["image"], after["command"]) == (OURS, ["python", "-m", "rlhf_workers"])
+    assert {name for name, uid in uids(upgraded).items() if was[name] != uid} == {"job-generation-0"}
+    assert upgraded.settle().idle
+
+
+def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    before, revision = document(upgraded), json.loads(upgraded.bodies[CONFIG]["data"]["revision.json"])
+    edit(upgraded, iterations=77)
+    upgraded.carry_out(upgraded.plan(), only_status=True)
+    settle(upgraded)
+    before["spec"]["iterations"] = 77
+    assert document(upgraded) == before
+    after = json.loads(upgraded.bodies[CONFIG]["data"]["revision.json"])
+    assert after["pods"]["generation"] == revision["pods"]["generation"]
+    assert "previousDigest" not in upgraded.job["status"]["revision"]
+
+
+def test_a_start_that_is_under_way_goes_on_as_it_began() -> None:
+    world = World()
+    world.images = IMAGES
+    world.carry_out(world.plan())
+    world.carry_out(world.plan())
+    assert world.pods, "some are there"
+    del world.pods["job-generation-1"]
+    with next_version() as images:
+        world.images = images
+        world.job = with_defaults(world.job, job_schema())
+        world.settle()
+        assert container(world, "generation-1")["image"] == IMAGES.worker
+        assert FIELD not in document(world)["spec"]["rollout"]
+
+
+def test_a_job_that_has_not_started_starts_by_the_new_version() -> None:
+    world = Queued()
+    world.settle()
+    with next_version() as images:
+        world.images = images
+        world.job = with_defaults(world.job, job_schema())
+        world.settle()
+        world.admit()
+        world.begin()
+        assert container(world, "generation-1")["image"] == images.worker
+        pod_sets = world.bodies[PLACE]["spec"]["podSets"]
+        asked = [each["template"]["spec"]["containers"][0]["resources"]["requests"] for each in pod_sets]
+        assert {each["memory"] for each in asked} == {"2Gi"}
+
+
+def test_suspending_and_resuming_takes_the_new_version(upgraded: Queued) -> None:
+    settle(upgraded, 1)
+    edit(upgraded, suspend=True)
+    upgraded.end_all()
+    assert "revision" not in upgraded.job["status"]
+    edit(upgraded, suspend=False)
+    upgraded.settle()
+    upgraded.admit()
+    upgraded.begin()
+    assert container(upgraded, "coordinator")["image"] == upgraded.images.operator
+    assert container(upgraded, "coordinator")["command"] == ["next"]
+    assert document(upgraded)["spec"]["rollout"][FIELD] == "Auto"
+    assert upgraded.job["status"]["revision"]["workerImage"] == upgraded.images.worker
