@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 Attention = Literal["eager", "sdpa"]
 """eager is attention written out (needed where results must be reproducible); sdpa is the fused kernel."""
 
+SCORE_HEAD: Final = "score.weight"
+"""The head of a sequence classification model."""
 HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 ALIGNMENT: Final = 64
 """Bytes; a cache line. Weights mapped from a file may start anywhere, and kernels may sum in another order there."""
@@ -93,20 +95,24 @@ def load_causal_lm(
 def load_backbone_with_value_head(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> ValueModel:
-    """A value model: the backbone of a causal language model, and `value_head.weight` (zeros when the folder has none).
+    """A value model: the backbone of a causal language model, and `value_head.weight`.
 
-    A language modelling head in the folder is left out.
+    A folder without one gives the head of a reward model (`score.weight`), or else zeros. A language modelling head is
+    left out.
     """
     folder = _checked_folder(path, field)
-    backbone = _load(transformers.AutoModel, folder, path, field, dtype, device, attention, ignore=("lm_head.",))
+    backbone = _load(
+        transformers.AutoModel, folder, path, field, dtype, device, attention, ignore=("lm_head.", SCORE_HEAD)
+    )
     model = ValueModel(backbone, backbone.base_model_prefix or "model")
-    head = _find_tensor(folder, "value_head.weight")
-    if head is not None:
-        if head.shape != model.value_head.weight.shape:
-            wanted, found = list(model.value_head.weight.shape), list(head.shape)
-            raise _corrupt(field, path, f"value_head.weight has shape {found}, the model needs {wanted}")
-        with torch.no_grad():
-            model.value_head.weight.copy_(head)
+    for name in ("value_head.weight", SCORE_HEAD):
+        if (head := _find_tensor(folder, name)) is not None:
+            if head.shape != model.value_head.weight.shape:
+                wanted, found = list(model.value_head.weight.shape), list(head.shape)
+                raise _corrupt(field, path, f"{name} has shape {found}, the model needs {wanted}")
+            with torch.no_grad():
+                model.value_head.weight.copy_(head)
+            break
     model.eval().requires_grad_(False)
     return model
 

@@ -76,7 +76,8 @@ class Models(ApiModel):
     actor: ModelSource
     """The policy that is trained."""
     critic: ModelSource | None = None
-    """The value model: a causal language model folder; a missing value head is initialised to zero.
+    """The value model: a causal language model folder, or a reward model, whose head it keeps; without a head it begins
+    at zero.
     Left unused by algorithms without a critic, so that changing the algorithm stays a change of one field."""
     reference: ModelSource | None = None
     """The frozen model the KL term compares with; the actor's own folder when unset."""

@@ -30,6 +30,8 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 VALUE_HEAD: Final = "value_head.weight"
+SCORE_HEAD: Final = "score.weight"
+"""Head of a sequence classification model: a critic that starts from a reward model begins with it."""
 GEOMETRIES_KEPT: Final = 4
 """Masks and rotations kept, one a sequence length; a mask at length 8192 is 256 MiB."""
 
@@ -169,7 +171,7 @@ def build_stage(
 ) -> Stage:
     """One stage on `device`, float32 master weights, its tensors read from `tensors` (float32 whatever the file has).
 
-    A folder without a value head gives one of zeros. WorkError ModelCorrupt when a tensor is missing or misshapen.
+    A folder without a value head gives that of a reward model, or one of zeros. WorkError ModelCorrupt when a tensor is missing or misshapen.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = "eager"  # the fused kernel has no soft cap
@@ -185,9 +187,11 @@ def build_stage(
             skeleton._init_weights(module)  # rotations and scales that no file holds
     with torch.no_grad():
         for name, parameter in built.named_parameters():
-            if name == VALUE_HEAD and name not in tensors:
-                parameter.zero_()
-            else:
+            if name != VALUE_HEAD or name in tensors:
                 parameter.copy_(tensors.read(name, parameter.shape))
+            elif SCORE_HEAD in tensors:
+                parameter.copy_(tensors.read(SCORE_HEAD, parameter.shape))
+            else:
+                parameter.zero_()
     built.eval().requires_grad_()
     return built
