@@ -1910,18 +1910,22 @@ class Train(_message.Message):
 
     ITERATION_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     schedule: _builtins.str
     """another schedule.ScheduleTable to train by from now on; empty: as before"""
+    iterations: _builtins.int
+    """of the job, as of this one: where learning rates end to fall; the same in a replay. 0: the manifest's"""
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         schedule: _builtins.str = ...,
+        iterations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iterations", b"iterations", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -166,21 +166,17 @@ def changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
     """The job with everything explicit: relative paths made absolute against `base`, the manifest's folder; the
     reference and the critic start from the actor where the graph needs them and none is given, and are left out
-    where it does not; rates that follow another written out; no status. Resolving twice changes nothing.
+    where it does not; the upper clip range written out; no status. Resolving twice changes nothing.
     Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields
     if algorithm.clip_range_high is None:
         algorithm = algorithm.model_copy(update={"clip_range_high": algorithm.clip_range})
-    optimizer = spec.training.optimizer
-    if optimizer.critic_learning_rate is None:
-        optimizer = optimizer.model_copy(update={"critic_learning_rate": optimizer.learning_rate})
     update: dict[str, Any] = {
         "algorithm": spec.algorithm.model_copy(update={spec.algorithm.name: algorithm}),
         "models": _resolved_models(job, base),
         "prompts": spec.prompts.model_copy(update={"path": _file(spec.prompts.path, base)}),
-        "training": spec.training.model_copy(update={"optimizer": optimizer}),
     }
     if spec.checkpoints is not None:
         update["checkpoints"] = spec.checkpoints.model_copy(update={"path": _file(spec.checkpoints.path, base)})

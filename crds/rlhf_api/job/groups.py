@@ -100,10 +100,13 @@ class Optimizer(ApiModel):
 
     learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
-    critic_learning_rate: Rate | None = None
-    """Peak learning rate of the critic; learningRate when unset."""
+    critic_learning_rate: Rate = 9e-6
+    """Peak learning rate of the critic, of its own: a value head learns from nothing, a policy is only bent."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Shape after warm-up, over all optimizer steps of the job."""
+    """Shape after warm-up, over all optimizer steps of the job; another number of iterations in a live job bends what
+    is left of it, without a jump."""
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Linear and Cosine fall to this share of the peak."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
     """Optimizer steps of linear warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

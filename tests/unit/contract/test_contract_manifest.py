@@ -140,7 +140,7 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
     assert job.spec.prompts.path == str(tmp_path.parent / "data/prompts.jsonl")
     assert job.spec.checkpoints is not None
     assert job.spec.checkpoints.path == str(tmp_path / "checkpoints")
-    assert job.spec.training.optimizer.critic_learning_rate == job.spec.training.optimizer.learning_rate
+    assert job.spec.training.optimizer.critic_learning_rate == 9e-6
     assert job.spec.algorithm.fields.clip_range_high == job.spec.algorithm.fields.clip_range
     assert resolve(job, Path("/elsewhere")) == job
     assert check(job) == []

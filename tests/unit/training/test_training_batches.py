@@ -16,7 +16,7 @@ from rlhf_workers.role import WorkError
 from rlhf_workers.training.batch import batch_from, micro_batch
 from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
-from rlhf_workers.training.optimizer import learning_rate
+from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.stages import stage_layers
 
 
@@ -135,10 +135,43 @@ def test_layers_are_spread_over_stages_without_a_gap() -> None:
 
 def test_the_learning_rate_warms_up_and_falls() -> None:
     fields = Optimizer(schedule="Linear", warmup_steps=2)
-    assert [learning_rate(fields, 1.0, step, 6) for step in range(7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    rates = [learning_rate(fields, 1.0, step, Horizon(6)) for step in range(7)]
+    assert rates == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     cosine = Optimizer(schedule="Cosine")
-    assert [learning_rate(cosine, 2.0, step, 4) for step in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
-    assert learning_rate(Optimizer(), 3.0, 10_000, 4) == 3.0
+    assert [learning_rate(cosine, 2.0, step, Horizon(4)) for step in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
+    assert learning_rate(Optimizer(), 3.0, 10_000, Horizon(4)) == 3.0
+
+
+@pytest.mark.parametrize("schedule", ["Linear", "Cosine"])
+def test_the_learning_rate_falls_to_its_least(schedule: str) -> None:
+    fields = Optimizer.model_validate({"schedule": schedule, "minLearningRateRatio": 0.1})
+    rates = [learning_rate(fields, 2.0, step, Horizon(8)) for step in range(10)]
+    assert rates[0] == 2.0
+    assert rates == sorted(rates, reverse=True)
+    assert rates[8:] == pytest.approx([0.2, 0.2])
+
+
+@pytest.mark.parametrize("total", [6, 20, 1000])
+@pytest.mark.parametrize("schedule", ["Linear", "Cosine"])
+def test_another_number_of_iterations_bends_the_rate_and_never_makes_it_jump(schedule: str, total: int) -> None:
+    fields = Optimizer.model_validate({"schedule": schedule, "warmupSteps": 2})
+    before = Horizon(10)
+    after = before.changed(total, 5, 2)
+    assert learning_rate(fields, 1.0, 5, after) == pytest.approx(learning_rate(fields, 1.0, 5, before))
+    rates = [learning_rate(fields, 1.0, step, after) for step in range(5, total + 1)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.0)
+    assert all(rate > 0 for rate in rates[:-1])
+    again = after.changed(total + 7, total - 1, 2)
+    assert learning_rate(fields, 1.0, total - 1, again) == pytest.approx(rates[-2])
+
+
+def test_a_change_during_warm_up_is_as_if_it_had_always_been() -> None:
+    fields = Optimizer(schedule="Linear", warmup_steps=3)
+    changed = Horizon(10).changed(20, 2, 3)
+    assert [learning_rate(fields, 1.0, step, changed) for step in range(21)] == [
+        learning_rate(fields, 1.0, step, Horizon(20)) for step in range(21)
+    ]
 
 
 def test_ranks_of_blocks_and_replicas() -> None:

@@ -4,6 +4,7 @@ import math
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.unit.training.training_ranks import (
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.serial import one_f_one_b
+from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.grpo import group_advantages
 from rlhf_workers.role import WorkError
 from rlhf_workers.training import checkpoint, tensor_file
@@ -153,12 +155,55 @@ def test_metrics_say_what_happened(folder: Path) -> None:
     assert 0 < first["actor/entropy"] < 4  # nats over 50 tokens
     assert first["critic/loss"] > 0
     assert first["critic/explained_variance"] < 1
-    assert first["learning_rate/actor"] == first["learning_rate/critic"] == 1e-2
+    assert (first["learning_rate/actor"], first["learning_rate/critic"]) == (1e-2, 9e-6)
     assert first["gradient_norm/actor"] > 0
     assert first["response_length/mean"] > 3
     assert first["actor/kl_coefficient"] == 0.02
     error = min(max(first["actor/kl"] / 2.0 - 1, -0.2), 0.2)
     assert second["actor/kl_coefficient"] == pytest.approx(0.02 * (1 + error * 8 / 50))
+
+
+def test_the_learning_rate_shown_is_that_of_the_last_step(folder: Path) -> None:
+    optimizer = {"learningRate": 1e-2, "schedule": "Linear"}
+    _, metrics, _ = run(make_job(folder, folder, training={"optimizer": optimizer}), range(4))
+    assert [line["learning_rate/actor"] for line in metrics] == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
+
+
+def test_more_iterations_in_a_live_job_bend_the_rate_and_a_restart_goes_on_with_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """4 iterations become 8 after the second: 1, 3/4, then 1/2 falls over the six that are left. A restored rank, whose
+    manifest says 8, and is told of every iteration what was true of it, does the same."""
+    optimizer = {"learningRate": 1e-2, "schedule": "Linear"}
+    job = make_job(folder, folder, training={"optimizer": optimizer})
+
+    def rates(trainer: Trainer, told: dict[int, int]) -> list[float]:
+        metrics = [exhaust(trainer.train(i, make_batch(seed=i), total)) for i, total in told.items()]
+        return [line["learning_rate/actor"] / 1e-2 for line in metrics]
+
+    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+    assert rates(trainer, {0: 4}) == [1.0]
+    checkpoint.save(trainer, tmp_path, 1)
+    finish_folder(tmp_path, folder)
+    rest = {1: 4, 2: 8, 3: 8, 7: 8}
+    bent = rates(trainer, rest)
+    assert bent == pytest.approx([0.75, 0.5, 0.5 * 5 / 6, 0.5 * 4 / 6])
+    longer = make_job(folder, folder, training={"optimizer": optimizer}, iterations=8)
+    again = trainer_of(longer, serial(longer, 1, 1), 0, 1, Alone(), str(tmp_path), 1)
+    assert rates(again, rest) == bent
+    assert_bitwise([trainer], [again])
+
+
+def test_a_critic_that_starts_from_a_reward_model_keeps_its_head(folder: Path, tmp_path: Path) -> None:
+    """On the ranks and where values are scored alike."""
+    reward = models.write_reward_model(tmp_path / "reward", "qwen2", seed=3)
+    head = load_file(reward / "model.safetensors")["score.weight"]
+    assert head.abs().sum() > 0
+    job = make_job(folder, reward)
+    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+    assert torch.equal(trainer.stages["critic", 0].value_head.weight, head)
+    scorer: Any = load_scorer("critic", job.spec, torch.device("cpu"))
+    assert torch.equal(scorer.model.value_head.weight, head)
 
 
 def test_log_probabilities_of_the_policy_itself_show_no_mismatch(folder: Path) -> None:

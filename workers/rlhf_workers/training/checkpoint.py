@@ -16,6 +16,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_workers.role import WorkError
 from rlhf_workers.training.nonfinite import NonFiniteSteps
+from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
 from rlhf_workers.training.trainer import Progress, Trainer
 
@@ -38,6 +39,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
             "version": version,
             "steps": trainer.progress.steps,
             "klCoefficient": trainer.progress.kl_coefficient,
+            "horizon": asdict(trainer.progress.horizon),
             "nonFiniteSteps": asdict(trainer.progress.non_finite),
         }
         files.append(write_file(folder, STATE_FILE, iter([json.dumps(state).encode()])))
@@ -46,7 +48,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 
 def restore(trainer: Trainer, folder: Path, version: int) -> None:
     """Optimizer and progress of a checkpoint into a trainer whose stages were built from its weights."""
-    held, trainer.progress = _read_state(folder)
+    held, trainer.progress = _read_state(folder, trainer.progress.horizon)
     if held != version:
         raise _corrupt(folder, f"{STATE_FILE} holds version {held}, not {version}")
     for (model, _), optimizer in trainer.optimizers.items():
@@ -54,12 +56,13 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
 
 
-def _read_state(folder: Path) -> tuple[int, Progress]:
-    """The version, and the rest; checkpoints made before steps could be skipped count none."""
+def _read_state(folder: Path, horizon: Horizon) -> tuple[int, Progress]:
+    """The version, and the rest; of older checkpoints, which lack them, `horizon` and no skipped step."""
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
-        return state["version"], Progress(int(state["steps"]), float(state["klCoefficient"]), non_finite)
+        horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
+        return state["version"], Progress(int(state["steps"]), float(state["klCoefficient"]), horizon, non_finite)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
 

@@ -7,6 +7,7 @@ copy) come last, so the norm over the first `counted` elements counts every para
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -17,17 +18,43 @@ from rlhf_workers.training.tensor_file import TensorFolder
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def learning_rate(fields: Optimizer, peak: float, step: int, steps: int) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `steps` in the whole job: linear warm-up, then the shape.
+@dataclass(frozen=True)
+class Horizon:
+    """Where Linear and Cosine schedules end, and what is behind them: saved in trainer.json.
 
-    Linear and Cosine fall to 0 at the end of the job.
+    When the job gets another number of iterations, what is left of the fall is stretched or pressed over the steps that
+    are left, so the rate bends and never jumps.
+    """
+
+    total: int
+    """Optimizer steps of the whole job."""
+    start: int = 0
+    """The step from which `total` holds."""
+    done: float = 0.0
+    """Share of the fall that was behind by then."""
+
+    def share(self, step: int, warmup: int) -> float:
+        """Of the fall, behind at `step` (at least `warmup`): 0 to 1."""
+        start = max(self.start, warmup)
+        return min(1.0, self.done + (1.0 - self.done) * (step - start) / max(1, self.total - start))
+
+    def changed(self, total: int, step: int, warmup: int) -> "Horizon":
+        """From `step` on the job has `total` steps."""
+        return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
+
+
+def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon) -> float:
+    """Learning rate of optimizer step `step` (from 0): linear warm-up, then the shape.
+
+    Linear and Cosine fall to minLearningRateRatio of the peak at the end of the job.
     """
     if step < fields.warmup_steps:
         return peak * (step + 1) / fields.warmup_steps
     if fields.schedule == "Constant":
         return peak
-    done = min(1.0, (step - fields.warmup_steps) / max(1, steps - fields.warmup_steps))
-    return peak * (1.0 - done if fields.schedule == "Linear" else 0.5 * (1.0 + math.cos(math.pi * done)))
+    done = horizon.share(step, fields.warmup_steps)
+    shape = 1.0 - done if fields.schedule == "Linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return peak * (fields.min_learning_rate_ratio + (1.0 - fields.min_learning_rate_ratio) * shape)
 
 
 class StageOptimizer:

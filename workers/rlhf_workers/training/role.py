@@ -156,7 +156,7 @@ class TrainingRole:
                 raise WorkError("BadSchedule", f"train.schedule: {error}") from error
         self._wake(iteration, outbox)
         self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
-        self._running = command, self._train(iteration, outbox)
+        self._running = command, self._train(command.train, outbox)
 
     def _begin_measuring(self, command: pb.Command, outbox: Outbox) -> None:
         self._refuse_broken()
@@ -173,14 +173,14 @@ class TrainingRole:
             self._asleep = False
             outbox.span("wake/training", start, time.time_ns(), iteration)
 
-    def _train(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
-        spec = self._job.spec
+    def _train(self, order: pb.Train, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
+        spec, iteration = self._job.spec, order.iteration
         start, start_ns = time.monotonic(), time.time_ns()
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         needed = ("log_probabilities", *graph_of(spec).scored_fields)
         batch = batch_from(samples, spec.rollout.batch_size, needed)
-        metrics: dict[str, float] = yield from self._trainer.train(iteration, batch)
+        metrics: dict[str, float] = yield from self._trainer.train(iteration, batch, order.iterations)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
         metrics["train/seconds"] = time.monotonic() - start
         metrics["bubble_seconds"] = self._trainer.bubble_seconds

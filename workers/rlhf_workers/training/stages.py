@@ -171,7 +171,8 @@ def build_stage(
 ) -> Stage:
     """One stage on `device`, float32 master weights, its tensors read from `tensors` (float32 whatever the file has).
 
-    A folder without a value head gives that of a reward model, or one of zeros. WorkError ModelCorrupt when a tensor is missing or misshapen.
+    A folder without a value head gives that of a reward model, or one of zeros. WorkError ModelCorrupt when a tensor
+    is missing or misshapen.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = "eager"  # the fused kernel has no soft cap

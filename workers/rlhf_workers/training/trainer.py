@@ -28,7 +28,7 @@ from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective, Statistics
-from rlhf_workers.training.optimizer import StageOptimizer, learning_rate
+from rlhf_workers.training.optimizer import Horizon, StageOptimizer, learning_rate
 from rlhf_workers.training.peers import Peers
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stages import EMBEDDING, Stage
@@ -53,6 +53,7 @@ class Progress:
     steps: int
     """Optimizer steps so far; the position in the learning-rate schedule."""
     kl_coefficient: float
+    horizon: Horizon
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
 
 
@@ -73,27 +74,31 @@ class Trainer:
         self.spec, self.layout, self.stages, self.peers = spec, layout, stages, peers
         self.device, self.compute, self._span = device, compute, span
         self.algorithm = spec.algorithm.fields
-        self.progress = Progress(0, self.algorithm.kl_coefficient)
+        self.progress = Progress(0, self.algorithm.kl_coefficient, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
-        peaks = {"critic": fields.critic_learning_rate or fields.learning_rate}
+        peaks = {"critic": fields.critic_learning_rate}
         self.peaks = {model: peaks.get(model, fields.learning_rate) for model in layout.models}
         self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
         self._copies = [StageCopy(stage, self.optimizers[key], device) for key, stage in stages.items()]
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
-        batches = spec.rollout.batch_size // self.algorithm.mini_batch_size
-        self._total_steps = spec.iterations * self.algorithm.epochs * batches
         self._everyone = tuple(range(layout.world))
         self.step_seconds: list[float] = []
         """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
         self.bubble_seconds = 0.0
         """Of the last iteration: in mini-batches, but in no computation."""
+        self._rates: dict[str, float] = {}
+        """Of the last optimizer step, by model."""
         self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
         _check_sizes(spec, layout)
 
-    def train(self, iteration: int, batch: Batch) -> Generator[None, None, dict[str, float]]:
-        """Trains one iteration, one mini-batch a step of the iterator; metrics are its return value (`yield from`)."""
+    def train(self, iteration: int, batch: Batch, iterations: int = 0) -> Generator[None, None, dict[str, float]]:
+        """Trains one iteration, one mini-batch a step of the iterator; metrics are its return value (`yield from`).
+
+        `iterations`: of the job as of this one; 0: as the manifest has it.
+        """
         self.step_seconds, self.bubble_seconds = [], 0.0
+        self._look_ahead(self._steps_of(iterations or self.spec.iterations))
         with self._measured("train/advantages"):
             batch = with_advantages(batch, self.algorithm, self.progress.kl_coefficient)
             objectives = self.objectives()
@@ -165,13 +170,24 @@ class Trainer:
             for (model, _), optimizer in self.optimizers.items():
                 scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
                 optimizer.step(self.rate(model), scale)
+        self._rates = {model: self.rate(model) for model in self.layout.models}
         self.progress.steps += 1
         return norms
 
     def rate(self, model: str) -> float:
         """Learning rate of the next optimizer step of a model."""
         fields = self.spec.training.optimizer
-        return learning_rate(fields, self.peaks[model], self.progress.steps, self._total_steps)
+        return learning_rate(fields, self.peaks[model], self.progress.steps, self.progress.horizon)
+
+    def _steps_of(self, iterations: int) -> int:
+        batches = self.spec.rollout.batch_size // self.spec.algorithm.fields.mini_batch_size
+        return iterations * self.spec.algorithm.fields.epochs * batches
+
+    def _look_ahead(self, total: int) -> None:
+        """The job has `total` steps from now on."""
+        progress, warmup = self.progress, self.spec.training.optimizer.warmup_steps
+        if total != progress.horizon.total:
+            progress.horizon = progress.horizon.changed(total, progress.steps, warmup)
 
     def use_table(self, table: ScheduleTable) -> None:
         """Trains by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
@@ -268,7 +284,7 @@ class Trainer:
             steps = max(1, len(norms[model]))
             metrics[f"{model}/loss"] = metrics.pop(f"{model}/loss_sum") / steps
             metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
-            metrics[f"learning_rate/{model}"] = self.rate(model)
+            metrics[f"learning_rate/{model}"] = self._rates[model] if norms[model] else self.rate(model)
         if metrics.get("actor/mismatch", 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
             log.warning(
                 "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "

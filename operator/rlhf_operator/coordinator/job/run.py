@@ -98,6 +98,7 @@ def begin_run(plan: Plan, restored: Restored, journal: Journal, prompts: PromptS
         fusion_state(plan.spec),
         trained=restored.trained,
         checkpoint=restored.checkpoint,
+        lengths=restored.lengths,
     )
     take_prompts(world, prompts)
     if restored.schedule.get("question") == question(plan.spec, plan.schedule):

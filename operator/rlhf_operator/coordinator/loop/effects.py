@@ -165,7 +165,9 @@ class Effects:
 
     def _train(self, decision: d.Train) -> None:
         rank = self._run.world.fleet.workers[decision.worker]
-        order = pb.Train(iteration=decision.iteration)
+        order = pb.Train(
+            iteration=decision.iteration, iterations=self._run.world.lengths.iterations_at(decision.iteration)
+        )
         if rank.table != self._table:
             rank.table = order.schedule = self._table
         detail = f"train on iteration {decision.iteration}"

@@ -8,7 +8,7 @@ import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode
@@ -16,11 +16,15 @@ from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.storage import checkpoint
 from rlhf_operator.coordinator.storage.batch import apply_record
 from rlhf_operator.coordinator.storage.journal import Journal
+from rlhf_operator.coordinator.world.job_lengths import JobLengths, read_lengths
 from rlhf_operator.coordinator.world.ledger import Ledger
 from rlhf_operator.coordinator.world.world import CheckpointState, Plan
 from rlhf_planner.inter_stage.costs import JOB_KEY
 
 log = logging.getLogger(__name__)
+
+LENGTHS_KEY: Final = "iterations"
+"""Of the facts about the job: its number of iterations, and since which one."""
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Restored:
     """The choice of a training schedule, when one was written down."""
     inter_stage: dict[str, Any] = field(default_factory=dict)
     """What generation and inference cost, when that was written down."""
+    lengths: JobLengths = field(default_factory=JobLengths)
 
 
 def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
@@ -69,6 +74,8 @@ def restore(plan: Plan, journal: Journal, prompts_sha256: str, now_ns: int, *, r
     restored.checkpoint = _base(version, found, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
     restored.inter_stage = facts.get(JOB_KEY, {})
+    restored.lengths = read_lengths(facts.get(LENGTHS_KEY, ())).now(plan.spec.iterations, restored.ledger.iteration)
+    facts[LENGTHS_KEY] = restored.lengths.since
     journal.write_job(facts)
     return restored
 

@@ -15,6 +15,7 @@ from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_operator.coordinator.world.fleet import Fleet
 from rlhf_operator.coordinator.world.fusion_state import FusionState
+from rlhf_operator.coordinator.world.job_lengths import JobLengths
 from rlhf_operator.coordinator.world.ledger import Ledger
 from rlhf_operator.coordinator.world.prefix_state import PrefixState
 from rlhf_planner.schedule.serial import METHOD as SERIAL
@@ -131,6 +132,7 @@ class World:
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
     schedule: ScheduleState = field(default_factory=ScheduleState)
     prefixes: PrefixState = field(default_factory=PrefixState)
+    lengths: JobLengths = field(default_factory=JobLengths)
     group_epoch: int = 0
     """Highest ever seen."""
     group_failures: int = 0

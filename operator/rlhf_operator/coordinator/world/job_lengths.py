@@ -1,0 +1,30 @@
+"""How many iterations the job was to have, as of each of them: the user may change it while the job runs.
+
+Rule: written down, and added to only. Learning rates fall towards the end of the job, so a batch that is trained again
+must be told the number it was trained with the first time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class JobLengths:
+    """`since`: (iteration, iterations of the job from it on), in order."""
+
+    since: tuple[tuple[int, int], ...] = ()
+
+    def iterations_at(self, iteration: int) -> int:
+        """What the job was to have when `iteration` was trained; 0: not known."""
+        return next((total for first, total in reversed(self.since) if first <= iteration), 0)
+
+    def now(self, iterations: int, begun: int) -> "JobLengths":
+        """The job has `iterations`; `begun` is the last iteration that may have been trained with another number."""
+        if self.since and self.since[-1][1] == iterations:
+            return self
+        return JobLengths((*self.since, (begun + 1 if self.since else 0, iterations)))
+
+
+def read_lengths(stored: Sequence[Sequence[int]]) -> JobLengths:
+    """As they were written down."""
+    return JobLengths(tuple((int(first), int(total)) for first, total in stored))
