@@ -2471,6 +2471,8 @@ class JobStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     FUSION_FIELD_NUMBER: _builtins.int
+    JOURNAL_LOCK_SHARED_FIELD_NUMBER: _builtins.int
+    JOURNAL_LOCK_DOUBT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -2485,6 +2487,10 @@ class JobStatus(_message.Message):
     """estimate, 0 when unknown"""
     tokens: _builtins.int
     """response tokens decoded in this iteration"""
+    journal_lock_shared: _builtins.bool
+    """every node that has the volume of the journal sees its lock"""
+    journal_lock_doubt: _builtins.str
+    """why that is not known; empty also from an earlier version"""
     @_builtins.property
     def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """state -> samples of this iteration"""
@@ -2539,10 +2545,12 @@ class JobStatus(_message.Message):
         pool: _abc.Iterable[_builtins.str] | None = ...,
         replicas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         fusion: Global___FusionStatus | None = ...,
+        journal_lock_shared: _builtins.bool = ...,
+        journal_lock_doubt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "seconds_left", b"seconds_left", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "seconds_left", b"seconds_left", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

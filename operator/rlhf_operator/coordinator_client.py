@@ -28,6 +28,8 @@ LONGEST_PAUSE_SECONDS: Final = 72.0
 """Between two attempts at a coordinator that never answers, each of which holds a place among AT_ONCE for seconds."""
 AT_ONCE: Final = 64
 """Readings in flight."""
+DOUBT_MAX: Final = 300
+"""Characters of a sentence about the journal's lock that are kept."""
 SILENT_MAX_SECONDS: Final = 1e8
 """Three years; what is longer, or no number, is no silence."""
 WORKING: Final = frozenset({"Ready", "Busy"})
@@ -157,6 +159,8 @@ def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
         streams=sum(each.state not in AWAY for each in status.workers),
         fusion=status.fusion.choice,
         predicted_seconds=status.fusion.predicted_seconds,
+        lock_shared=status.journal_lock_shared,
+        lock_doubt=status.journal_lock_doubt[:DOUBT_MAX],
         silent={
             each.worker: now - timedelta(seconds=each.silent_seconds)
             for each in status.workers

@@ -4,6 +4,7 @@ SIGSTOP stands for a process that hangs as a whole. The probes ask as a kubelet 
 """
 
 import asyncio
+import json
 import signal
 import time
 import urllib.error
@@ -12,16 +13,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.coordinated import free_address, write_files
+from tests.coordinated import expected_weights, free_address, prompts_of, write_files
 from tests.coordinator_process import Process
 from tests.integration.scripted_coordinator import ScriptedCoordinator, worker_process
+from tests.simulated_worker import Pace, crew
 
 from rlhf_api.endpoint import LIVENESS_PATH
-from rlhf_api.names import Env
+from rlhf_api.names import Env, ExitCode, Group
 
 pytestmark = pytest.mark.slow
 
 PATIENCE = 240.0
+COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 
 
 def answer(address: str, seconds: float = 5.0) -> int:
@@ -110,3 +113,36 @@ async def test_a_worker_answers_before_its_libraries_are_loaded_and_not_when_it_
             await until(address, 200)
     finally:
         await scripted.stop()
+
+
+async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_nothing(
+    coordinator: Process, tmp_path: Path
+) -> None:
+    """Its storage took the lock away meanwhile, as a file server does when a node is silent for its lease."""
+    job = write_files(tmp_path, iterations=6, batch=24)
+    coordinator.start()
+    first = crew(COUNTS, coordinator.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
+    await coordinator.until_iteration(2)
+    assert coordinator.process is not None
+    coordinator.process.send_signal(signal.SIGSTOP)
+    for worker in first.workers:
+        worker.leave()
+    (tmp_path / "run" / "journal" / "coordinator.lock").unlink()
+
+    second = Process(tmp_path)
+    second.start()
+    workers = crew(COUNTS, second.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
+    try:
+        await second.until_iteration(4)
+        coordinator.process.send_signal(signal.SIGCONT)
+        assert await coordinator.code() == ExitCode.RESTART
+        assert "JournalTaken" in (tmp_path / "log").read_text()
+        assert await second.code() == ExitCode.OK
+        await workers.end()
+        (weights,) = {workers[f"training-{rank}"].weights for rank in (0, 1)}
+        assert weights == expected_weights(job, prompts=prompts_of(job))
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["phase"] == "Complete"
+    finally:
+        await first.end()
+        if second.process is not None and second.process.poll() is None:
+            second.kill()

@@ -73,6 +73,10 @@ class RunPolicy(ApiModel):
     """Silence after which a worker counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
     """Time workers may take to register and load their models."""
+    force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
+    """Time after its grace for which the coordinator's pod is left in deletion on a node that does not answer; then it
+    is deleted by force and made again on another. Only where its journal has a lock that other nodes see; unset: never.
+    """
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
     """Time a process may leave the question whether it lives without an answer; then it is killed and started again, as
     a failure. Long computations and loads answer; 0 never asks. Pods that exist keep what they were made with."""

@@ -246,5 +246,7 @@ class RLHFJobStatus(StatusModel):
     """The pool of the long tail."""
     last_checkpoint: CheckpointStatus | None = None
     """The newest finished checkpoint."""
+    journal_lock_shared: bool | None = None
+    """Other nodes see the lock of the coordinator's journal; only with runPolicy.forceCoordinatorAfterSeconds."""
     restarts: Restarts | None = None
     """Restart accounting."""

@@ -222,6 +222,16 @@ _STATEMENTS: Final = (
     ),
 )
 
+_FORCED: Final = Rule(
+    field="spec.runPolicy.forceCoordinatorAfterSeconds",
+    node="spec",
+    cel="!has(self.runPolicy.forceCoordinatorAfterSeconds) || has(self.checkpoints)",
+    holds=lambda values: (
+        not values.has("spec.runPolicy.forceCoordinatorAfterSeconds") or values.has("spec.checkpoints")
+    ),
+    message="needs spec.checkpoints, beside which the journal lies: without it nothing is left to go on from",
+)
+
 RULES: Final[tuple[Rule, ...]] = (
     *unions(RLHFJobSpec, "spec"),
     *_of_algorithms(),
@@ -229,6 +239,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _only_with("queue", "Volcano"),
     _only_with("timeoutSeconds", "Coscheduling"),
     *of_paths(),
+    _FORCED,
     *of_placement(),
     *of_failure_policy(),
 )

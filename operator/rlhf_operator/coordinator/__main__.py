@@ -87,8 +87,7 @@ def prepare() -> tuple[Run, Restored]:
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
     plan = plan_of(job, schedule_json(job.spec))
-    hold(run_dir / "journal")
-    journal = Journal(run_dir / "journal")
+    journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
     digest = prompts_digest(job.spec)
     prompts = read_prompt_set(plan, journal, digest)
     resume = os.environ.get(Env.RESUME) == "1"

@@ -39,6 +39,10 @@ class Reading:
     """Generation workers that score meanwhile."""
     streams: int = 0
     """Workers that hold a session with the coordinator."""
+    lock_shared: bool = False
+    """Other nodes see the lock of the journal."""
+    lock_doubt: str = ""
+    """Why that is not known."""
     silent: Mapping[str, datetime] = field(default_factory=dict)
     """Workers that the coordinator has lost -> when it last heard of them."""
     fusion: str = ""

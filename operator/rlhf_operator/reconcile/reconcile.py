@@ -18,7 +18,19 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain
-from rlhf_operator.reconcile import back_off, deletion, life, lost, placement, pool, resize, restart, scale, status
+from rlhf_operator.reconcile import (
+    back_off,
+    deletion,
+    forced,
+    life,
+    lost,
+    placement,
+    pool,
+    resize,
+    restart,
+    scale,
+    status,
+)
 from rlhf_operator.reconcile.admission import Admission, admit
 from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
 from rlhf_operator.reconcile.back_off import Place
@@ -83,8 +95,9 @@ def _finished(
     if expiry is not None and expiry <= now:
         return Plan(delete_job=True)
     left = [each for each in observed.pods.values() if each.active]
-    overdue = [*scale.overdue(observed.pods.values(), now), *_strangers(observed)]
-    looks = [scale.next_overdue(observed.pods.values(), now), _seconds(expiry, now)]
+    force = forced.after(job, before)
+    overdue = [*scale.overdue(observed.pods.values(), now, force), *_strangers(observed)]
+    looks = [scale.next_overdue(observed.pods.values(), now, force), _seconds(expiry, now)]
     told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
     report = None if left else placement.finished(observed, told, succeeded=succeeded)
     return Plan(delete=(*_deletions(left), *overdue), report=report, look_again_after=_soonest(looks))
@@ -111,6 +124,7 @@ class _Visit:
         self.started = time_of(before.get("startTime"))
         self.sizes = scale.desired(self.job)
         self.wanted = self._of_now(())
+        self.force = forced.after(self.job, before)
         going_on = admission.planned and not self.resting
         self.lost = lost.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
         self.told: tuple[Event, ...] = ()
@@ -188,11 +202,12 @@ class _Visit:
             self.started = None
         # A queue has a back-off of its own; what its user suspended begins anew.
         self.places = {} if self.job.spec.suspend else back_off.known(self.before.get("restarts") or {})
-        overdue = [*scale.overdue(self.pods.values(), self.now), *_strangers(self.observed)]
-        look = scale.next_overdue(self.pods.values(), self.now)
+        overdue = [*scale.overdue(self.pods.values(), self.now, self.force), *_strangers(self.observed)]
+        look = scale.next_overdue(self.pods.values(), self.now, self.force)
         held_up = self._refused or self.placed.blocked
         looks = [look, REFUSED_AGAIN_SECONDS if held_up else None]
-        draft = Plan(apply=apply, delete=tuple(overdue), look_again_after=_soonest(looks))
+        told = forced.events(overdue, self.pods.values())
+        draft = Plan(apply=apply, delete=tuple(overdue), events=told, look_again_after=_soonest(looks))
         return self._written(accounts, leaving, draft)
 
     def _running(self, accounts: Account, deadline: datetime | None) -> Plan:
@@ -207,13 +222,14 @@ class _Visit:
         if apply and self.started is None:
             self.started = self.now
         waits, began = back_off.told(self.places, self.now), bool(self.before.get("progress"))
+        waits = [*waits, *forced.told(self.job, pods, self.before, reading, self.now)]
         life.running(self.conditions, self.job, self.observed, self.now, waits, began=began)
         if not self.admission.planned and not self.pods:
             told = f"nothing was started: {self.admission.problem}"
             self.conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
         looks = [
             _seconds(deadline, self.now),
-            scale.next_overdue(self.pods.values(), self.now),
+            scale.next_overdue(self.pods.values(), self.now, self.force),
             REFUSED_AGAIN_SECONDS if self._refused else None,
             TRIAL_AGAIN_SECONDS if self.observed.verdict else None,
             0.0 if len(apply) >= PODS_A_TURN and not self._refused else None,
@@ -226,12 +242,13 @@ class _Visit:
             placement.AGAIN_SECONDS if self.placed.blocked else None,
             lost.next_lost(self.job, pods, reading, self.now),
         ]
-        overdue = scale.overdue(self.pods.values(), self.now)
+        overdue = scale.overdue(self.pods.values(), self.now, self.force)
         telling = resize.told(self.observed.reading, self.sizes) if self._readable() else None
         draft = Plan(
             resize=telling,
             apply=apply,
             delete=(*hung, *overdue),
+            events=forced.events(overdue, pods),
             issue_certificates=issue,
             look_again_after=_soonest(looks),
         )
@@ -295,7 +312,7 @@ class _Visit:
         held = self._held(written)
         if held is not None:
             return replace(draft, look_again_after=_soonest([draft.look_again_after, held]))
-        events = (*accounts.events, *self.conditions.events(), *self.told, *self._unread())
+        events = (*draft.events, *accounts.events, *self.conditions.events(), *self.told, *self._unread())
         return replace(draft, status=written, events=events, labels=self._labels(draft))
 
     def _unread(self) -> list[Event]:
@@ -348,6 +365,7 @@ class _Visit:
             generation = self.sizes.get(Group.GENERATION, 0)
             written["migrationPool"], told = pool.pooled(reading, generation, before, self.now)
             self.told += told
+        written |= forced.kept(self.job, before, reading)
         if accounts.complete:
             written["progress"] = _all_done(written.get("progress"), self.job, self.now)
         return written

@@ -2,7 +2,8 @@
 
 Rule: pure. A pod is named by its place in the job, so there is never a second one for a place: a pod that has ended is
 deleted first and made again when its name is free. Pods that leave are those of the highest index. The coordinator is
-never deleted by force: a second one beside a first that is not really dead would write the same journal.
+never deleted by force, because a second one beside a first that is not really dead would write the same journal, unless
+the job asks for it and the journal has a lock that keeps the two apart.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -72,30 +73,26 @@ def _waits_to_restart(pod: Pod) -> bool:
     return asked and pod.waiting == "CrashLoopBackOff" and pod.group != Group.COORDINATOR
 
 
-def overdue(pods: Iterable[Pod], now: datetime) -> list[Deletion]:
-    """Workers whose node does not carry out their deletion."""
+def overdue(pods: Iterable[Pod], now: datetime, force: timedelta | None = None) -> list[Deletion]:
+    """Pods whose node does not carry out their deletion; the coordinator `force` after its grace, if at all."""
     return [
-        Deletion(pod.name, pod.uid, force=True)
-        for pod in pods
-        if pod.group != Group.COORDINATOR and (due := _due(pod)) is not None and now > due
+        Deletion(pod.name, pod.uid, force=True) for pod in pods if (due := due_of(pod, force)) is not None and now > due
     ]
 
 
-def next_overdue(pods: Iterable[Pod], now: datetime) -> float | None:
+def next_overdue(pods: Iterable[Pod], now: datetime, force: timedelta | None = None) -> float | None:
     """Seconds until `overdue` may find another one."""
-    left = [
-        (due - now).total_seconds() + 1
-        for pod in pods
-        if pod.group != Group.COORDINATOR and (due := _due(pod)) is not None and now <= due
-    ]
+    left = [(due - now).total_seconds() + 1 for pod in pods if (due := due_of(pod, force)) is not None and now <= due]
     return min(left, default=None)
 
 
-def _due(pod: Pod) -> datetime | None:
-    """When its node should have carried out its deletion. A rank that is not ready is not staying for a checkpoint: its
-    node is gone, or it never began."""
+def due_of(pod: Pod, force: timedelta | None = None) -> datetime | None:
+    """When it may be deleted by force; None: not at all. A rank that is not ready is not staying for a checkpoint: its
+    node is gone, or it never began. A coordinator that is ready has a node that answers."""
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None:
         return None
+    if pod.group is Group.COORDINATOR:
+        return None if force is None or pod.ready else pod.deletion + force
     grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
     return grace + FORCE_AFTER

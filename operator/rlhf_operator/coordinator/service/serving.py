@@ -12,6 +12,7 @@ from typing import Final
 
 from rlhf_api.endpoint import Endpoint
 from rlhf_operator.coordinator.deciding.decisions import Finish
+from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.fusion import fusing, learning
 from rlhf_operator.coordinator.job.run import Outcome, Run
 from rlhf_operator.coordinator.loop.effects import Effects
@@ -19,6 +20,8 @@ from rlhf_operator.coordinator.loop.intake import Intake
 from rlhf_operator.coordinator.loop.loop import Loop
 from rlhf_operator.coordinator.service.metrics import metrics_of
 from rlhf_operator.coordinator.service.server import CoordinatorService, start_server
+from rlhf_operator.coordinator.storage.journal import Journal
+from rlhf_operator.coordinator.storage.journal_lock import WATCH_SECONDS
 from rlhf_operator.coordinator.storage.restore import Restored
 from rlhf_operator.coordinator.training.saving import Saving
 
@@ -51,6 +54,7 @@ async def serve(run: Run, restored: Restored, addresses: Addresses, endpoint: En
     if endpoint is not None:
         endpoint.metrics = metrics_of(run)
         beating = asyncio.create_task(endpoint.keep_beating())
+    watching = asyncio.create_task(_watch(run.journal))
     try:
         learning.recall(run, restored.inter_stage)
         if restored.begun_ns is None:
@@ -66,8 +70,17 @@ async def serve(run: Run, restored: Restored, addresses: Addresses, endpoint: En
         await server.stop(STOP_SECONDS)
     finally:
         await server.stop(None)
+        watching.cancel()
         if beating is not None:
             beating.cancel()
         run.journal.close()
     assert run.outcome is not None
     return run.outcome
+
+
+async def _watch(journal: Journal) -> None:
+    """Ends this process when it was cut off for so long that another coordinator has taken its journal over."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        with contextlib.suppress(JobError):  # a disk that does not answer is told by whoever writes to it
+            await asyncio.to_thread(journal.check)

@@ -34,6 +34,8 @@ def job_status(run: Run) -> pb.JobStatus:
         replicas={group.value: count for group, count in world.fleet.sizes.items()},
         pool=world.fusion.pool,
     )
+    if (lock := run.journal.lock) is not None:
+        status.journal_lock_shared, status.journal_lock_doubt = not lock.doubt, lock.doubt
     if release.possible(run.plan, world):
         status.fusion.CopyFrom(fusion_status(run))
     if run.outcome is None:

@@ -3,7 +3,8 @@
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
 written at once, so a killed process loses nothing it acted on; they are flushed to the disk at commits (before training
 starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded again.
-A torn or damaged tail is cut off when a segment is opened to go on. Segments older than the oldest kept checkpoint are
+A torn or damaged tail is cut off when a segment is opened to go on, and that is a copy under the same name: what an
+earlier coordinator still writes goes into a file that nobody reads. Segments older than the oldest kept checkpoint are
 pruned: before that, a training group that starts anew replays them.
 Must never rewrite a record, and never hold anything that is not plain data.
 """
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, Final
 from google.protobuf.message import DecodeError
 
 from rlhf_operator.coordinator.failures import JobError, storage_error
+from rlhf_operator.coordinator.storage.journal_lock import JournalLock
 from rlhf_operator.coordinator.storage.journal_pb2 import Begun, Record
 
 _FRAME: Final = struct.Struct("<II")
@@ -78,8 +80,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 class Journal:
     """The journal folder of a run. Methods raise JobError (exit code 23) when the disk does not take a record."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, lock: JournalLock | None = None) -> None:
+        """`lock`: by which this process has the folder for itself; it ends when another has it by now."""
+        self.folder, self.lock = folder, lock
         self.bytes_written = 0
         self._segment: BinaryIO | None = None
         self._name_is_durable = True
@@ -87,6 +90,11 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error("the journal", folder, error, _FIELD) from error
+
+    def check(self) -> None:
+        """Before something is made durable: ends the process when the journal is another coordinator's."""
+        if self.lock is not None:
+            self.lock.check()
 
     # ---------------------------------------------------------------- the job's own facts
 
@@ -104,6 +112,7 @@ class Journal:
 
     def write_job(self, facts: dict[str, Any]) -> None:
         """Replaces the job's facts."""
+        self.check()
         try:
             write_atomically(self.folder / _JOB_FILE, json.dumps(facts, indent=1, sort_keys=True).encode())
         except OSError as error:
@@ -128,17 +137,28 @@ class Journal:
 
     def begin(self, begun: Begun) -> None:
         """A new segment (over a leftover that held no whole record); the one before is closed."""
-        self._open(begun.iteration, 0)
+        self.check()
+        path = self.path(begun.iteration)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+        self._open(path, 0)
         self._name_is_durable = False
         self.append(Record(begun=begun))
 
     def resume(self, iteration: int) -> None:
         """Goes on with a segment after its last whole record."""
-        data = self.path(iteration).read_bytes()
-        end = 0
+        path, end = self.path(iteration), 0
+        data = path.read_bytes()
         for _, offset in unframe(data):
             end = offset
-        self._open(iteration, end)
+        self.check()
+        try:
+            write_atomically(path, data[:end])
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+        self._open(path, end)
 
     def append(self, record: Record) -> None:
         """Hands a record to the operating system: it survives this process from here on."""
@@ -156,6 +176,7 @@ class Journal:
     def commit(self) -> None:
         """Makes everything appended survive the machine."""
         assert self._segment is not None, "no segment is open"
+        self.check()
         try:
             os.fsync(self._segment.fileno())
             if not self._name_is_durable:
@@ -183,10 +204,10 @@ class Journal:
         while view:
             view = view[self._segment.write(view) :]
 
-    def _open(self, iteration: int, end: int) -> None:
+    def _open(self, path: Path, end: int) -> None:
         self.close()
         try:
-            self._segment = self.path(iteration).open("r+b" if end else "wb", buffering=0)
+            self._segment = path.open("r+b" if end else "wb", buffering=0)
             self._segment.truncate(end)
             self._segment.seek(end)
         except OSError as error:

@@ -42,6 +42,7 @@ class Saving:
     def begin(self, version: int) -> None:
         """Asks the ranks to write this version."""
         run = self._run
+        run.journal.check()
         try:
             self._folder = checkpoint.prepare(self._path, version)
         except OSError as error:
@@ -114,6 +115,7 @@ class Saving:
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
         """In a thread: touches files only."""
         run, spec = self._run, self._run.plan.spec
+        run.journal.check()
         assert self._folder is not None
         assert spec.checkpoints is not None
         facts = {
