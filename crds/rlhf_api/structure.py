@@ -8,7 +8,7 @@ of fields by path (`spec.rollout.batchSize`) reads this one tree. Must never hol
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -69,6 +69,17 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     return value
+
+
+def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A copy without fields that the schema does not have: what an API server with this definition would store."""
+    if isinstance(value, list) and "items" in schema:
+        return [pruned(item, schema["items"]) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    return {
+        name: pruned(item, schema["properties"][name]) for name, item in value.items() if name in schema["properties"]
+    }
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:

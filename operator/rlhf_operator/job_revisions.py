@@ -22,7 +22,7 @@ NOTHING: Final = Kept()
 @dataclass(frozen=True)
 class _Read:
     uid: str
-    mark: str
+    fingerprint: str
     """Fingerprint of the ConfigMap that was read."""
     kept: Kept
 
@@ -50,16 +50,16 @@ class JobRevisions:
         Raises ClusterError."""
         namespace, _, job = key.partition("/")
         name = identity.configuration_of(job)
-        known, mark = self._read.get(key), applied.get(("ConfigMap", name))
-        if known is not None and known.uid == uid and mark in (None, known.mark):
+        known, fingerprint = self._read.get(key), applied.get(("ConfigMap", name))
+        if known is not None and known.uid == uid and fingerprint in (None, known.fingerprint):
             return known.kept
-        if mark is None and not pods:
+        if fingerprint is None and not pods:
             return NOTHING
         body = await self._cluster.get("ConfigMap", namespace, name)
         data = (body or {}).get("data") or {}
         kept = Kept.of({str(key): str(text) for key, text in data.items()})
         if digest(kept.data) in digests(status):
-            self._read[key] = _Read(uid, mark or "", kept)
+            self._read[key] = _Read(uid, fingerprint or "", kept)
             return kept
         # Written for another job of its name, by an operator that made none, or by somebody else: looked at each time.
         self._read.pop(key, None)
@@ -67,11 +67,11 @@ class JobRevisions:
 
     async def _running(self, namespace: str, pods: Mapping[str, Pod]) -> dict[Group, Running]:
         """Of one pod of each group."""
-        found: dict[Group, Running] = {}
+        containers: dict[Group, Running] = {}
         for pod in pods.values():
-            if pod.group not in found and pod.active:
+            if pod.group not in containers and pod.active:
                 body = await self._cluster.get("Pod", namespace, pod.name)
                 container = running(body) if body is not None else None
                 if container is not None:
-                    found[pod.group] = container
-        return found
+                    containers[pod.group] = container
+        return containers

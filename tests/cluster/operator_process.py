@@ -93,6 +93,12 @@ class OperatorProcess:
         finally:
             process.kill()
 
+    def upgrade(self, *arguments: str) -> None:
+        """Ends it, and starts it with other arguments, as a rollout of its Deployment does."""
+        self.stop()
+        self._arguments = arguments
+        self.start()
+
     def kill(self) -> None:
         """As if its node had died."""
         self.stop(signal.SIGKILL)

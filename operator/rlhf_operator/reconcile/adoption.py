@@ -37,24 +37,24 @@ _OF_IMAGE: Final = ("command", "args", "resources", "ports", "livenessProbe", "r
 
 def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Observed) -> Revision:
     """The revision of a job that runs; `stored` is what a revision keeps of the stored object."""
-    found, base = document(job), document_of(observed.kept)
-    before = _of_document(base, found)
+    written, base = document(job), document_of(observed.kept)
+    before = _of_document(base, written)
     if before is not None:
-        spec = adopted(base["spec"], found["spec"], stored.get("spec") or {}, spec_schema())
-        found = {**base, "metadata": found["metadata"], "spec": spec}
+        spec = adopted(base["spec"], written["spec"], stored.get("spec") or {}, spec_schema())
+        written = {**base, "metadata": written["metadata"], "spec": spec}
     images = _images(job, status, observed)
-    active = [each for each in observed.pods.values() if each.active]
+    active = [pod for pod in observed.pods.values() if pod.active]
     hashes = {group: _hash(group, job, before, active) for group in desired(job)}
     running = observed.kept.running
     pods, others = (
-        {group: _as_running(_marked(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
+        {group: _as_running(_hashed(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
         for made in (shapes(job, images), spares(job, images))
     )
     claims = kueue.claims(job, pods) if members.counts(job).keys() <= pods.keys() else ""
     same = before is None or all(template_mark(before, group) == template_mark(job, group) for group in hashes)
     if observed.workload is not None and same:
         claims = observed.workload.claims or claims
-    return Revision(images, stored, text_of(found), pods, others, job.spec.training.ranks, hashes, claims)
+    return Revision(images, stored, text_of(written), pods, others, job.spec.training.ranks, hashes, claims)
 
 
 def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Pod]) -> str:
@@ -62,11 +62,11 @@ def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Pod]) -
     now = template_mark(job, group)
     if before is not None and template_mark(before, group) != now:
         return now
-    ours = [each for each in pods if each.group is group and each.template]
-    if not ours or any(each.template == now for each in ours):
+    ours = [pod for pod in pods if pod.group is group and pod.template]
+    if not ours or any(pod.template == now for pod in ours):
         return now
     # While they are rolled the newest has the one that all shall have.
-    return max(ours, key=lambda each: (each.created is not None, each.created, each.name)).template
+    return max(ours, key=lambda pod: (pod.created is not None, pod.created, pod.name)).template
 
 
 def _images(job: RLHFJob, status: Mapping[str, Any], observed: Observed) -> Images:
@@ -75,47 +75,50 @@ def _images(job: RLHFJob, status: Mapping[str, Any], observed: Observed) -> Imag
     if said.get("operatorImage") and said.get("workerImage"):
         return Images(str(said["operatorImage"]), str(said["workerImage"]))
     default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
-    ours = {group: each.image for group, each in observed.kept.running.items() if default.get(group) == INDEX}
+    ours = {group: pod.image for group, pod in observed.kept.running.items() if default.get(group) == INDEX}
     workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
     operator = ours.get(Group.COORDINATOR, observed.images.operator)
     return Images(operator, workers[0] if workers else observed.images.worker)
 
 
 def _image(made: Json) -> str:
-    return next(str(each["image"]) for each in _containers(made) if each["name"] == CONTAINER)
+    return next(str(container["image"]) for container in _containers(made) if container["name"] == CONTAINER)
 
 
-def _marked(made: Json, template_hash: str) -> Json:
+def _hashed(made: Json, template_hash: str) -> Json:
     meta = made["metadata"]
     annotations = {**meta["annotations"], ANNOTATION_TEMPLATE: template_hash}
     return {**made, "metadata": {**meta, "annotations": annotations}}
 
 
-def _as_running(made: Json, found: Running | None) -> Json:
+def _as_running(made: Json, running: Running | None) -> Json:
     """A pod with what belongs to the image of one that runs, and with what that one asks for."""
-    if found is None or found.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]:
+    if running is None or running.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]:
         return made
-    containers = [_merged(each, found.container) if each["name"] == CONTAINER else each for each in _containers(made)]
+    containers = [
+        _merged(container, running.container) if container["name"] == CONTAINER else container
+        for container in _containers(made)
+    ]
     return {**made, "spec": {**made["spec"], "containers": containers}}
 
 
-def _merged(made: Json, found: Json) -> Json:
+def _merged(made: Json, running: Json) -> Json:
     merged = {key: value for key, value in made.items() if key not in _OF_IMAGE}
-    merged |= {key: found[key] for key in _OF_IMAGE if found.get(key)}
-    known = {each["name"]: each.get("value") for each in found.get("env") or []}
-    # A variable of the pod's own place differs from pod to pod, and one from elsewhere has no value here.
-    merged["env"] = [
-        {"name": each["name"], "value": known[each["name"]]}
-        if known.get(each["name"]) is not None and "$(" not in each.get("value", "$(")
-        else each
-        for each in made.get("env") or []
-    ]
+    merged |= {key: running[key] for key in _OF_IMAGE if running.get(key)}
+    values = {variable["name"]: variable.get("value") for variable in running.get("env") or []}
+    merged["env"] = [_variable(variable, values.get(variable["name"])) for variable in made.get("env") or []]
     return merged
 
 
+def _variable(made: Json, value: str | None) -> Json:
+    """With the value of the one that runs, unless that is of its pod's own place, or is not a value."""
+    of_place = "$(" in made.get("value", "$(")
+    return made if value is None or of_place else {"name": made["name"], "value": value}
+
+
 def _containers(made: Json) -> list[Json]:
-    found: list[Json] = made["spec"]["containers"]
-    return found
+    containers: list[Json] = made["spec"]["containers"]
+    return containers
 
 
 def _of_document(base: Json, now: Json) -> RLHFJob | None:

@@ -18,37 +18,37 @@ def carried(base: Any, then: Any, now: Any) -> Any:
     """Return `base` with what changed from `then` to `now`. Lists whose items have keys are merged by these."""
     if then == now:
         return base
-    if all(isinstance(each, dict) for each in (base, then, now)):
+    if all(isinstance(value, dict) for value in (base, then, now)):
         return _carried(base, then, now)
     key = _key_of(base, then, now)
     if key is None:
         return now
-    lists = ({item[key]: item for item in each} for each in (base, then, now))
+    lists = ({item[key]: item for item in items} for items in (base, then, now))
     merged = _carried(*lists)
     # The order of a list may mean something, and is then the user's.
     ordered = [item[key] for item in now if item[key] in merged]
-    return [merged[each] for each in (*ordered, *(each for each in merged if each not in set(ordered)))]
+    return [merged[name] for name in (*ordered, *(name for name in merged if name not in set(ordered)))]
 
 
 def _carried(base: Mapping[Any, Any], then: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
-    found = {}
-    for key in (*base, *(each for each in now if each not in base)):
+    merged = {}
+    for key in (*base, *(key for key in now if key not in base)):
         had, was, value = base.get(key, _ABSENT), then.get(key, _ABSENT), now.get(key, _ABSENT)
         if was is value or was == value:
             value = had
         elif value is not _ABSENT and had is not _ABSENT and was is not _ABSENT:
             value = carried(had, was, value)
         if value is not _ABSENT:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
 def _key_of(*lists: Any) -> str | None:
     """The key that tells the items of each list apart; None: they have none, or are no lists."""
-    if not all(isinstance(each, list) for each in lists):
+    if not all(isinstance(items, list) for items in lists):
         return None
     for key in _KEYS:
-        if all(_tells_apart(key, each) for each in lists):
+        if all(_tells_apart(key, items) for items in lists):
             return key
     return None
 
@@ -67,24 +67,27 @@ def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -
     fields = schema.get("properties")
     if not isinstance(document, dict) or not isinstance(base, dict) or fields is None or schema.get(OPEN):
         return document, []
-    found, left_out = {}, []
+    kept, left_out = {}, []
     for name, value in document.items():
         below = f"{path}.{name}" if path else name
         if name not in base:
             left_out.append(below)
             continue
-        found[name], more = known(value, base[name], fields.get(name, {}), below)
+        kept[name], more = known(value, base[name], fields.get(name, {}), below)
         left_out += more
-    return found, left_out
+    return kept, left_out
 
 
 def adopted(base: Any, now: Any, said: Any, schema: Mapping[str, Any]) -> Any:
     """Return `base` with the values of `now` that the user's object `said` holds itself, and that `base` has a place
-    for: what a job of an earlier version runs by, when it is not known what its user said at its start."""
-    if base == now or said is _ABSENT:
+    for: what a job of an earlier version runs by, when it is not known what its user said at its start.
+
+    A value that is the schema's default was written by the API server, for all that can be known.
+    """
+    if base == now or said is _ABSENT or said == schema.get("default", _ABSENT):
         return base
     fields = schema.get("properties")
-    if not all(isinstance(each, dict) for each in (base, now, said)) or fields is None or schema.get(OPEN):
+    if not all(isinstance(value, dict) for value in (base, now, said)) or fields is None or schema.get(OPEN):
         return now
     return {
         name: adopted(value, now[name], said.get(name, _ABSENT), fields.get(name, {})) if name in now else value

@@ -25,7 +25,7 @@ from rlhf_api import manifest, protocol
 from rlhf_api.bounds import too_deep
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_api.structure import schema_at, with_defaults, without_nulls
+from rlhf_api.structure import pruned, schema_at, with_defaults, without_nulls
 from rlhf_operator.gang import kueue, members
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import Images
@@ -118,32 +118,35 @@ def _held(text: str, kept: Kept, vouched: tuple[str, ...]) -> Pinned | None:
     revision = trusted(kept, vouched)
     if revision is None:
         return None
-    stored, admission = json.loads(text), admit(json.loads(text))
-    now, then = admission.job if admission.planned else read(stored), read(revision.job)
+    stored = json.loads(text)
+    admission = admit(stored)
+    # With a definition that is newer than this operator, its defaults are in the stored object.
+    strict = admission if admission.planned else admit({**stored, "spec": pruned(stored["spec"], spec_schema())})
+    now, then = strict.job if strict.planned else read(stored), read(revision.job)
     if now is None:
         return _without(admission)
     if then is None or then.spec == now.spec:
         changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
-    elif admission.planned:
+    elif strict.planned:
         changed = _edited(then, now, stored, revision)
     else:
         return replace(_of(now, revision), job=admission.job, problem=admission.problem, reason=admission.reason)
-    found = _of(now, changed)
+    held = _of(now, changed)
     if admission.problem:
-        told = f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
-        found = replace(found, note=told)
+        note = f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
+        held = replace(held, note=note)
     before = digest(kept.data)
-    if before == found.status["digest"]:
-        return replace(found, settled=True)
-    return replace(found, status={**found.status, "previousDigest": before})
+    if before == held.status["digest"]:
+        return replace(held, settled=True)
+    return replace(held, status={**held.status, "previousDigest": before})
 
 
 def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision:
     """`revision` with what its user changed."""
     images = revision.images
-    marks = {group: (template_mark(then, group), template_mark(now, group)) for group in desired(now)}
-    hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in marks.items()}
-    changed = {group for group, (old, new) in marks.items() if old != new}
+    computed = {group: (template_mark(then, group), template_mark(now, group)) for group in desired(now)}
+    hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
+    changed = {group for group, (old, new) in computed.items() if old != new}
     pods = _carried(revision.pods, shapes(then, images), shapes(now, images), changed)
     others = _carried(revision.spares, spares(then, images), spares(now, images), changed)
     base = json.loads(revision.document)
@@ -184,7 +187,7 @@ def _adopted(admission: Admission, stored: Mapping[str, Any], observed: Observed
 def _of(job: RLHFJob, revision: Revision) -> Pinned:
     data = revision.data
     made = plain(job, data)
-    prints = {(kind_of(each), str(each["metadata"]["name"])): fingerprint(each) for each in made}
+    prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
     images = {"operatorImage": revision.images.operator, "workerImage": revision.images.worker}
     return Pinned(
         job,

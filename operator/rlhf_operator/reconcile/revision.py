@@ -71,9 +71,9 @@ class Running:
 def running(body: Mapping[str, Any]) -> Running | None:
     """From a pod's body as the API server has it; None when it has not our container."""
     annotations = body["metadata"].get("annotations") or {}
-    for each in body["spec"]["containers"]:
-        if each["name"] == CONTAINER:
-            return Running(each, str(annotations.get(ANNOTATION_TEMPLATE) or ""))
+    for container in body["spec"]["containers"]:
+        if container["name"] == CONTAINER:
+            return Running(container, str(annotations.get(ANNOTATION_TEMPLATE) or ""))
     return None
 
 
@@ -88,14 +88,14 @@ class Kept:
     @classmethod
     def of(cls, data: Mapping[str, str], running: Mapping[Group, Running] | None = None) -> Self:
         """From the data of the job's ConfigMap."""
-        found = {key: data[key] for key in (JOB_KEY, REVISION_KEY) if key in data}
-        return cls(zlib.compress(json.dumps(found).encode()), running or {})
+        ours = {key: data[key] for key in (JOB_KEY, REVISION_KEY) if key in data}
+        return cls(zlib.compress(json.dumps(ours).encode()), running or {})
 
     @property
     def data(self) -> dict[str, str]:
         """What the ConfigMap holds."""
-        found: dict[str, str] = json.loads(zlib.decompress(self.packed)) if self.packed else {}
-        return found
+        data: dict[str, str] = json.loads(zlib.decompress(self.packed)) if self.packed else {}
+        return data
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Revision:
     """One that holds no training rank, with SPARE for its number, of a group whose first `ranks` do."""
     ranks: int
     hashes: Mapping[Group, str]
-    """`template_mark` of each group."""
+    """Template hash of each group."""
     claims: str
     """Fingerprint of what a queue was asked for."""
 
@@ -126,7 +126,7 @@ class Revision:
             pods={group.value: pod for group, pod in self.pods.items()},
             spares={group.value: pod for group, pod in self.spares.items()},
             ranks=self.ranks,
-            template_hashes={group.value: each for group, each in self.hashes.items()},
+            template_hashes={group.value: value for group, value in self.hashes.items()},
             claims=self.claims,
         )
         return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump()))}
@@ -156,8 +156,8 @@ def digest(data: Mapping[str, str]) -> str:
 
 def digests(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Of the revisions that a job's status vouches for: the present one, and until that is written the one before."""
-    found = status.get("revision") or {}
-    return tuple(str(found[name]) for name in ("digest", "previousDigest") if found.get(name))
+    revision = status.get("revision") or {}
+    return tuple(str(revision[name]) for name in ("digest", "previousDigest") if revision.get(name))
 
 
 def trusted(kept: Kept, vouched: tuple[str, ...]) -> Revision | None:
@@ -166,22 +166,22 @@ def trusted(kept: Kept, vouched: tuple[str, ...]) -> Revision | None:
     if REVISION_KEY not in data or digest(data) not in vouched:
         return None
     try:
-        found = Content.model_validate_json(_read(data[REVISION_KEY]))
-        pods, spares = ({Group(name): pod for name, pod in listed.items()} for listed in (found.pods, found.spares))
-        hashes = {Group(name): each for name, each in found.template_hashes.items()}
+        content = Content.model_validate_json(_read(data[REVISION_KEY]))
+        pods, spares = ({Group(name): pod for name, pod in listed.items()} for listed in (content.pods, content.spares))
+        hashes = {Group(name): value for name, value in content.template_hashes.items()}
     except (ValueError, zlib.error):
         return None
-    images = Images(found.operator_image, found.worker_image)
-    return Revision(images, found.job, data[JOB_KEY], pods, spares, found.ranks, hashes, found.claims)
+    images = Images(content.operator_image, content.worker_image)
+    return Revision(images, content.job, data[JOB_KEY], pods, spares, content.ranks, hashes, content.claims)
 
 
 def document_of(kept: Kept) -> Json:
     """The resolved job that the ConfigMap holds; {} when it has none that can be read."""
     try:
-        found = json.loads(kept.data.get(JOB_KEY, ""))
+        document = json.loads(kept.data.get(JOB_KEY, ""))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
@@ -204,5 +204,5 @@ def _made(job: RLHFJob, groups: Iterable[Group], images: Images, index: str) -> 
 
 def spec_schema() -> Mapping[str, Any]:
     """Of a manifest's spec."""
-    found: Mapping[str, Any] = job_schema()["properties"]["spec"]
-    return found
+    schema: Mapping[str, Any] = job_schema()["properties"]["spec"]
+    return schema

@@ -77,3 +77,8 @@ def test_adopting_takes_what_the_user_says_and_leaves_other_defaults_alone() -> 
     now = {"a": {"b": 2, "c": 2, "new": 5}, "free": {"y": 1}, "later": 1}
     said = {"a": {"b": 2, "new": 5}, "free": {"y": 1}, "later": 1}
     assert adopted(base, now, said, SCHEMA) == {"a": {"b": 2, "c": 1, "d": 1}, "free": {"y": 1}}
+    defaults = {"properties": {"rate": {"default": 9}, "size": {"default": 9}}}
+    assert adopted({"rate": None, "size": 1}, {"rate": 9, "size": 2}, {"rate": 9, "size": 2}, defaults) == {
+        "rate": None,
+        "size": 2,
+    }, "a field that has a default now was not set by the user"

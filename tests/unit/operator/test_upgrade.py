@@ -212,6 +212,28 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
     assert upgraded.pods.keys() == was.keys()
 
 
+def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -> None:
+    world = started()
+    before, was = document(world), uids(world)
+    world.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
+    world.pods["job-generation-0"]["status"] |= {"phase": "Failed", "reason": "Evicted"}
+    settle(world, 2)
+    assert world.pods.keys() == was.keys()
+    assert uids(world)["job-generation-0"] != was["job-generation-0"]
+    planned = world.condition("Planned")
+    assert planned["status"] == "True"
+    assert "a new start would be refused: spec.rollout.later" in planned["message"]
+    edit(world, iterations=90)
+    settle(world)
+    before["spec"]["iterations"] = 90
+    assert document(world) == before
+    new = World()
+    new.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
+    new.settle()
+    assert new.pods == {}
+    assert "spec.rollout.later" in new.condition("Planned")["message"]
+
+
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
 def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: Queued, how: str) -> None:
     settle(upgraded, 1)

@@ -1,0 +1,102 @@
+"""An operator with other images takes over the jobs of one that was: what runs goes on, what starts is new.
+
+Pods run on fake nodes; what the API server adds to a pod is its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster
+from .job_fixture import ALL, Seen, manifest
+from .operator_process import OperatorProcess
+
+pytestmark = pytest.mark.slow
+
+REGISTRY = "registry.example.com"
+
+
+def images(version: str) -> tuple[str, str]:
+    """Arguments of an operator."""
+    return f"--operator-image={REGISTRY}/operator:{version}", f"--worker-image={REGISTRY}/worker:{version}"
+
+
+@pytest.fixture
+def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator before its upgrade."""
+    with OperatorProcess(cluster, *images("old")) as process:
+        yield process
+
+
+def versions(seen: Seen) -> dict[str, str]:
+    """Pod -> tag of its image."""
+    return {name: pod["spec"]["containers"][0]["image"].rpartition(":")[2] for name, pod in seen.pods().items()}
+
+
+def containers(seen: Seen) -> dict[str, Any]:
+    return {name: pod["spec"]["containers"][0] for name, pod in seen.pods().items()}
+
+
+def lose(seen: Seen, *workers: str) -> None:
+    """Deletes pods, and waits for those in their place."""
+    before = seen.uids()
+    seen.cluster.kubectl("delete", *(f"pod/job-{each}" for each in workers), seen.where)
+    seen.until(
+        "others in their place", lambda: all(seen.uids().get(each, before[each]) != before[each] for each in workers)
+    )
+    seen.until("them to run", lambda: set(workers) <= set(seen.running()))
+
+
+def test_a_job_keeps_its_images_until_it_is_suspended_and_resumed(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    before, data = seen.uids(), cluster.get("configmap", "job-job", seen.where)["data"]
+    operator.upgrade(*images("new"))
+    cluster.apply(manifest(namespace, "other"))
+    seen.until("a new job", lambda: len(seen.pods("other")) == len(ALL))
+    assert seen.uids() == before
+    assert cluster.get("configmap", "job-job", seen.where)["data"] == data
+    lose(seen, "coordinator", "generation-1")
+    seen.patch(generation={"replicas": 3})
+    seen.until_pods(*ALL, "generation-2")
+    assert set(versions(seen).values()) == {"old"}
+    assert seen.job()["status"]["revision"]["workerImage"] == f"{REGISTRY}/worker:old"
+    assert {pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in seen.pods("other").values()} == {"new"}
+    seen.patch(suspend=True)
+    seen.until("Suspended", lambda: seen.condition("Suspended").get("status") == "True")
+    seen.patch(suspend=False)
+    seen.until_pods(*ALL, "generation-2")
+    assert set(versions(seen).values()) == {"new"}
+
+
+def test_a_job_of_an_operator_that_made_no_revisions_is_adopted_as_it_runs(
+    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
+) -> None:
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    operator.stop()
+    before, ran = seen.uids(), containers(seen)
+    text = cluster.get("configmap", "job-job", seen.where)["data"]["job.json"]
+    remove = json.dumps([{"op": "remove", "path": "/data/revision.json"}])
+    cluster.kubectl("patch", "configmap", "job-job", seen.where, "--type=json", f"--patch={remove}")
+    remove = json.dumps([{"op": "remove", "path": "/status/revision"}])
+    arguments = (seen.where, "--subresource=status", "--type=json", f"--patch={remove}")
+    cluster.kubectl("patch", "rlhfjob", "job", *arguments)
+    operator.upgrade(*images("new"))
+    seen.until("its revision", lambda: "revision" in seen.job()["status"])
+    seen.until(
+        "it in the ConfigMap", lambda: "revision.json" in cluster.get("configmap", "job-job", seen.where)["data"]
+    )
+    assert cluster.get("configmap", "job-job", seen.where)["data"]["job.json"] == text
+    assert seen.uids() == before
+    lose(seen, "coordinator", "inference-0", "training-0")
+    assert containers(seen) == ran, "pods that come back are as those that were"
+    assert {name for name, uid in seen.uids().items() if uid != before[name]} == {
+        "coordinator", "inference-0", "training-0"
+    }  # fmt: skip
