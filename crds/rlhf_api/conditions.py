@@ -39,6 +39,8 @@ class RunningReason(StrEnum):
     """Waits for admission."""
     NAME_TAKEN = "NameTaken"
     """An object that is not the job's has a name that one of its objects needs; the message names both ways out."""
+    RELEASED = "Released"
+    """Pods could not start: all are ended, their resources are given back, and the job tries again later."""
     UNSCHEDULABLE = "Unschedulable"
     """Pods exist that no node can take."""
     STARTING = "Starting"

@@ -77,6 +77,9 @@ class Env(StrEnum):
     """Workers: seconds to wait for the first welcome of the coordinator, then exit; unset means forever."""
     GRACE = "RLHF_GRACE"
     """Workers: seconds between SIGTERM and SIGKILL, for which a rank may stay; unset means that it ends at once."""
+    AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"
+    """Coordinator: 1 waits for absent workers without end, as whoever makes their pods sees why they are absent; unset
+    means that the job fails after spec.runPolicy.startTimeoutSeconds without one that it needs."""
     LOG_FORMAT = "RLHF_LOG_FORMAT"
     """json for one JSON object a line; else plain lines."""
     TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"

@@ -72,7 +72,11 @@ class RunPolicy(ApiModel):
     worker_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
     """Silence after which a worker counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
-    """Time workers may take to register and load their models."""
+    """Time workers may take to load their models and, once the containers of a job run, to register. Time without a
+    node does not count."""
+    pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
+    """Time a pod that has a node may be kept from starting (image, volume, init container). Then its GPUs are given
+    back: those of the whole job when an iteration needs it, which tries again later. 0: never; of pods alone."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
     """Time after its grace for which the coordinator's pod is left in deletion on a node that does not answer; then it
     is deleted by force and made again on another. Only where its journal has a lock that other nodes see; unset: never.

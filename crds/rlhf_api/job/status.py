@@ -207,6 +207,21 @@ class RevisionStatus(StatusModel):
     """The same of what it holds until it is written anew."""
 
 
+class Release(StatusModel):
+    """The job gave back what its pods held, as they could not start; kept until it is at work."""
+
+    attempts: Annotated[int, Field(ge=1)]
+    """Times in a row."""
+    since: Time
+    """When it was decided."""
+    until: Time
+    """When the job tries again."""
+    generation: Tally
+    """metadata.generation it was decided for; with another one the job tries again at once."""
+    reason: Text
+    """Which pod could not start, why, and since when."""
+
+
 class RLHFJobStatus(StatusModel):
     """What the operator observed."""
 
@@ -250,3 +265,5 @@ class RLHFJobStatus(StatusModel):
     """Other nodes see the lock of the coordinator's journal; only with runPolicy.forceCoordinatorAfterSeconds."""
     restarts: Restarts | None = None
     """Restart accounting."""
+    release: Release | None = None
+    """Why and until when the job holds nothing."""

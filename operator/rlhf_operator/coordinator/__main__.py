@@ -86,7 +86,8 @@ def prepare() -> tuple[Run, Restored]:
     """Everything that can fail before the first worker is let in. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
-    plan = plan_of(job, schedule_json(job.spec))
+    awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
+    plan = plan_of(job, schedule_json(job.spec), awaits_workers=awaits)
     journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
     digest = prompts_digest(job.spec)
     prompts = read_prompt_set(plan, journal, digest)

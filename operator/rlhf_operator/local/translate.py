@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api import names
+from rlhf_api.document import read
 from rlhf_api.names import Env, Group
 from rlhf_operator.local.devices import Demand, Share
 from rlhf_operator.local.errors import RunError
@@ -30,6 +31,7 @@ _NOT_HERE: Final = frozenset(
         Env.METRICS.value,
         Env.TERMINATION_MESSAGE.value,
         Env.GRACE.value,
+        Env.AWAIT_WORKERS.value,
     }
 )
 """Pod variables that have another good value on this machine: the caller's."""
@@ -100,7 +102,15 @@ def processes(
     `caller` is the environment of the command, for variables a template takes from Secrets or fields of a cluster.
     """
     coordinator = f"{LOOPBACK}:{next(ports)}"
-    return [_process(pod, place, shares[_name(pod)], coordinator, ports, caller) for pod in objects.pods]
+    patience = str(read(job_file(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
+    found = []
+    for pod in objects.pods:
+        process = _process(pod, place, shares[_name(pod)], coordinator, ports, caller)
+        if process.group is not Group.COORDINATOR:
+            # In a cluster a coordinator may wait for its node, and the operator sees why; here it is there or never.
+            process.env[Env.START_TIMEOUT] = patience
+        found.append(process)
+    return found
 
 
 def job_file(objects: Objects) -> bytes:

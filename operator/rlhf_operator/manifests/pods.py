@@ -73,6 +73,7 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
         Env.CERTIFICATES: CERTIFICATES_PATH,
         Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
         Env.TERMINATION_MESSAGE: TERMINATION_MESSAGE,
+        Env.AWAIT_WORKERS: "1",
     }
     container = _container(
         image, "rlhf_operator.coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi"
@@ -100,7 +101,6 @@ def worker_pod(job: RLHFJob, group: Group, index: Number, fields: GroupFields, i
         # A pod sees only its own devices, so the first is always the one.
         Env.DEVICE: "cuda:0" if fields.gpus_per_replica else "cpu",
         Env.THREADS: str(fields.cpu_threads),
-        Env.START_TIMEOUT: str(job.spec.run_policy.start_timeout_seconds),
     }
     if group is job.spec.rank_group:
         env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)

@@ -9,7 +9,7 @@ Rule: pure. Counted from the creation of a pod and kept in `status.restarts.back
 operator nor a slow node changes it; a pod's end is entered once, with the write that accounts for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -51,10 +51,10 @@ def delay(ends: int) -> timedelta:
     return timedelta(0) if ends <= 1 else min(LONGEST, BASE * 2 ** min(ends - 2, 16))
 
 
-def known(restarts: Mapping[str, Any]) -> dict[str, Place]:
+def known(before: Mapping[str, Any]) -> dict[str, Place]:
     """Pod name -> place, from `status.restarts`."""
     found = {}
-    for each in restarts.get("backOff") or []:
+    for each in (before.get("restarts") or {}).get("backOff") or []:
         until = time_of(each["until"])
         assert until is not None
         told = str(each.get("template") or ""), str(each.get("reason") or "")
@@ -63,12 +63,18 @@ def known(restarts: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def entered(
-    before: Mapping[str, Place], gone: Iterable[Pod], words: Mapping[str, str], now: datetime
+    before: Mapping[str, Any], pods: Iterable[Pod], accounted: Collection[str], words: Mapping[str, str], now: datetime
 ) -> dict[str, Place]:
-    """With pods that end now; `words`: uid -> how, where that is known."""
-    found = dict(before)
-    for pod in gone:
-        ends = 1 if _ran_well(pod, now) or pod.name not in before else before[pod.name].ends + 1
+    """The places of a status, with those of its pods that are accounted for by uid from now on and were not before.
+
+    `words`: uid -> how one ended, where that is known.
+    """
+    counted = {str(each["id"]) for each in (before.get("restarts") or {}).get("accounted") or []}
+    found = known(before)
+    for pod in pods:
+        if pod.uid in counted or pod.uid not in accounted:
+            continue
+        ends = 1 if _ran_well(pod, now) or pod.name not in found else found[pod.name].ends + 1
         until = max(now, (pod.created or now) + delay(ends))
         found[pod.name] = Place(ends, until, pod.template, words.get(pod.uid, "")[:REASON_MAX])
     return found

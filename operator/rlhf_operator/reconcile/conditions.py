@@ -45,6 +45,7 @@ _WARNINGS: Final = frozenset(
     {
         RunningReason.NAME_TAKEN,
         RunningReason.UNSCHEDULABLE,
+        RunningReason.RELEASED,
         RunningReason.RECOVERING,
         RunningReason.FAILED,
         AdmittedReason.EVICTED,

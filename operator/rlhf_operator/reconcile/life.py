@@ -86,6 +86,16 @@ def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[Pod]) -> list
     return [pod for pod in stopping or listed if pod.deletion is None]
 
 
+def released(conditions: Conditions, job: RLHFJob, told: str, pods: Iterable[Pod]) -> list[Pod]:
+    """Sets the conditions of a job that gives everything back for a while, and answers the pods to delete now."""
+    listed = list(pods)
+    _at_rest(conditions, "the job holds no resources")
+    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
+    conditions.set(ConditionType.RUNNING, False, RunningReason.RELEASED, told)
+    stopping = [pod for pod in listed if pod.group == Group.COORDINATOR]
+    return [pod for pod in stopping or listed if pod.deletion is None]
+
+
 def running(
     conditions: Conditions, job: RLHFJob, observed: Observed, now: datetime, waits: Sequence[str] = (), *, began: bool
 ) -> None:

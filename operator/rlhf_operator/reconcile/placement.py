@@ -108,10 +108,10 @@ def wanted(job: RLHFJob, placement: Placement, observed: Observed) -> list[Json]
     return found
 
 
-def withdrawn(job: RLHFJob, placement: Placement, observed: Observed) -> tuple[Place, ...]:
+def withdrawn(job: RLHFJob, placement: Placement, observed: Observed, *, given_back: bool) -> tuple[Place, ...]:
     """Objects of gangs to delete now; none while a pod is left, which may be of them.
 
-    Those of a suspended job too: schedulers and queues keep room for a group that is there.
+    Those of a job that has given everything back too: schedulers and queues keep room for a group that is there.
     """
     if observed.pods:
         return ()
@@ -121,7 +121,7 @@ def withdrawn(job: RLHFJob, placement: Placement, observed: Observed) -> tuple[P
     keep = set()
     for body, mark, fresh in _compared(job, placement.backend, placement.pods, observed):
         if (
-            not job.spec.suspend
+            not given_back
             and not (placement.gate and placement.gate.renew)
             and (mark == fresh or not placement.backend.fixed)
         ):
@@ -129,9 +129,9 @@ def withdrawn(job: RLHFJob, placement: Placement, observed: Observed) -> tuple[P
     return tuple(sorted(ours - keep))
 
 
-def report(job: RLHFJob, placement: Placement, observed: Observed) -> Report | None:
+def report(job: RLHFJob, placement: Placement, observed: Observed, *, given_back: bool) -> Report | None:
     """What the queue is to be told."""
-    if placement.gate is None or observed.workload is None or job.spec.suspend:
+    if placement.gate is None or observed.workload is None or given_back:
         return None
     listed = list(observed.pods.values())
     ready = all(

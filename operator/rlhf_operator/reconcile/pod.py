@@ -91,6 +91,10 @@ class Pod:
     """Seconds of that grace."""
     unschedulable: str = ""
     """The scheduler's words when no node can take it."""
+    unscheduled: datetime | None = None
+    """Since when."""
+    scheduled: datetime | None = None
+    """When it got its node."""
     waiting: str = ""
     """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
     waiting_message: str = ""
@@ -169,6 +173,9 @@ def _pod(body: Json) -> Pod:
     if not "".join((name, uid, address, reason, message, template)).isascii():
         reason, message = clean(reason), clean(message)
     disruption, words = _disruption(status, conditions)
+    placed = conditions.get("PodScheduled") or {}
+    unschedulable = _unschedulable(placed)
+    at = moment(placed.get("lastTransitionTime"), "status.conditions: lastTransitionTime")
     return Pod(
         name=name,
         uid=uid,
@@ -183,7 +190,9 @@ def _pod(body: Json) -> Pod:
         created=moment(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         deletion=moment(meta.get("deletionTimestamp"), "metadata.deletionTimestamp"),
         grace=min(whole(meta.get("deletionGracePeriodSeconds"), "metadata.deletionGracePeriodSeconds"), GRACE_MAX),
-        unschedulable=_unschedulable(conditions.get("PodScheduled") or {}),
+        unschedulable=unschedulable,
+        unscheduled=at if unschedulable else None,
+        scheduled=at if placed.get("status") == "True" else None,
         waiting=reason,
         waiting_message=message,
         running=moment(((container.get("state") or {}).get("running") or {}).get("startedAt"), _STARTED),

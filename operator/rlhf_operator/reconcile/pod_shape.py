@@ -48,6 +48,7 @@ class _Container(_Shape):
 class _Condition(_Told):
     type: str
     status: str | None = None
+    lastTransitionTime: str | None = None  # noqa: N815
 
 
 class _Status(_Told):

@@ -26,13 +26,14 @@ from rlhf_operator.reconcile import (
     lost,
     placement,
     pool,
+    release,
     resize,
     restart,
     scale,
     status,
 )
 from rlhf_operator.reconcile.admission import Admission, admit
-from rlhf_operator.reconcile.applied import FINGERPRINT, fingerprint
+from rlhf_operator.reconcile.applied import marked
 from rlhf_operator.reconcile.back_off import Place
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
 from rlhf_operator.reconcile.failure import Account, account
@@ -125,6 +126,11 @@ class _Visit:
         self.sizes = scale.desired(self.job)
         self.wanted = self._of_now(())
         self.force = forced.after(self.job, before)
+        self.generation = int(stored["metadata"].get("generation") or 0)
+        self.release = release.known(before)
+        if admission.planned and not self.resting:
+            asked = self.job, self.pods, observed.reading, self.release, self.generation, now
+            self.release = release.decided(*asked)
         going_on = admission.planned and not self.resting
         self.lost = lost.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
         self.told: tuple[Event, ...] = ()
@@ -141,7 +147,7 @@ class _Visit:
             life.completed(self.conditions, self.job.spec.iterations)
         elif accounts.verdict is not None:
             life.failed(self.conditions, *accounts.verdict)
-        elif deadline is not None and deadline <= self.now and not self.resting:
+        elif deadline is not None and deadline <= self.now and (self.released or not self.resting):
             told = f"spec.runPolicy.activeDeadlineSeconds is over since {rfc3339(deadline)}"
             life.failed(self.conditions, FinishedReason.DEADLINE, told)
         elif self.resting:
@@ -153,8 +159,13 @@ class _Visit:
 
     @property
     def resting(self) -> bool:
-        """No pod is to be left, by its user's wish or its queue's."""
-        return self.job.spec.suspend or self.placed.closed
+        """No pod is to be left, by its user's wish or its queue's, or because they cannot start."""
+        return self.job.spec.suspend or self.placed.closed or self.released
+
+    @property
+    def released(self) -> bool:
+        """The job gives everything back and waits."""
+        return self.release is not None and self.release.holds(self.generation, self.now)
 
     @property
     def _refused(self) -> bool:
@@ -181,31 +192,24 @@ class _Visit:
         """Uid -> pod, also of those that are gone; one that goes while the rest is observed is in both."""
         return {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
 
-    def _places(self, accounts: Account, leaving: Iterable[Pod]) -> dict[str, Place]:
-        """The places with the pods that end by this visit; pods of another template go at their user's wish."""
-        restarts = self.before.get("restarts") or {}
-        counted = {str(each["id"]) for each in restarts.get("accounted") or []}
-        new = accounts.with_deleted(leaving).keys() - counted
-        gone = [pod for uid, pod in self._listed().items() if uid in new and not self.wanted.outdated(pod)]
-        places = back_off.entered(back_off.known(restarts), gone, accounts.words, self.now)
-        names = {name: group for name, group, _ in scale.places(self.job)} if places else {}
-        return back_off.kept(places, names, self.wanted.marks, self.pods, self.now)
-
     def _suspended(self, accounts: Account) -> Plan:
         apply: tuple[Json, ...] = ()
-        if self.placed.gate is None or self.job.spec.suspend:
+        if self.release is not None and self.released and not self.job.spec.suspend:
+            leaving = life.released(self.conditions, self.job, self.release.told(), self.pods.values())
+        elif self.placed.gate is None or self.job.spec.suspend:
             leaving = life.suspended(self.conditions, self.job, self.pods.values())
         else:
             leaving = placement.waiting(self.conditions, self.job, self.placed.gate, self.pods.values())
-            apply = tuple(map(_marked, placement.wanted(self.job, self.placed, self.observed)))
-        if not self.pods:
+            apply = tuple(map(marked, placement.wanted(self.job, self.placed, self.observed)))
+        if not self.pods and not self.released:
             self.started = None
         # A queue has a back-off of its own; what its user suspended begins anew.
-        self.places = {} if self.job.spec.suspend else back_off.known(self.before.get("restarts") or {})
+        self.places = {} if self.job.spec.suspend else back_off.known(self.before)
         overdue = [*scale.overdue(self.pods.values(), self.now, self.force), *_strangers(self.observed)]
         look = scale.next_overdue(self.pods.values(), self.now, self.force)
         held_up = self._refused or self.placed.blocked
-        looks = [look, REFUSED_AGAIN_SECONDS if held_up else None]
+        again = _seconds(self.release.until, self.now) if self.release is not None and self.released else None
+        looks = [look, again, REFUSED_AGAIN_SECONDS if held_up else None]
         told = forced.events(overdue, self.pods.values())
         draft = Plan(apply=apply, delete=tuple(overdue), events=told, look_again_after=_soonest(looks))
         return self._written(accounts, leaving, draft)
@@ -214,10 +218,14 @@ class _Visit:
         self.wanted = self._of_now(accounts.scopes)
         pods, reading = self.pods.values(), self.observed.reading
         replaced = restart.leaving(self.wanted, self.sizes, pods, reading, self.now)
+        replaced += release.replaced(self.job, pods, self.now)
         going = {pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}
         leaving = [pod for pod in going.values() if pod.uid not in self.lost]
         hung = [Deletion(pod.name, pod.uid, grace=lost.GRACE_SECONDS) for pod in pods if pod.uid in self.lost]
-        self.places = self._places(accounts, leaving)
+        # Pods of another template go at their user's wish.
+        ends = [each for each in self._listed().values() if not self.wanted.outdated(each)]
+        entered = back_off.entered(self.before, ends, accounts.with_deleted(leaving), accounts.words, self.now)
+        self.places = back_off.kept(entered, scale.names(self.job), self.wanted.marks, self.pods, self.now)
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
@@ -237,6 +245,7 @@ class _Visit:
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
             look_again(self.pods.values(), self.now),
             back_off.look_again(self.places, self.now),
+            release.look_again(self.job, self.pods.values(), self.now),
             scale.next_farewell(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
             placement.AGAIN_SECONDS if self.placed.blocked else None,
@@ -265,7 +274,7 @@ class _Visit:
         expire = self.observed.certificates_expire
         issue = expire is None or expire <= self.now
         made = [*self._outdated(), *placement.wanted(self.job, self.placed, self.observed)]
-        found = [_marked(each) for each in made]
+        found = [marked(each) for each in made]
         missing = self._missing()[:PODS_A_TURN] if expire is not None and not self.placed.blocked else []
         revision, epochs = self.admission.revision if missing else None, self.wanted.epochs
         if revision is not None:
@@ -305,8 +314,9 @@ class _Visit:
         written = self._status(accounts, accounted, groups, completion)
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
         if completion is None:
-            asked = self.job, self.placed, self.observed
-            draft = replace(draft, withdraw=placement.withdrawn(*asked), report=placement.report(*asked))
+            asked, given_back = (self.job, self.placed, self.observed), self.job.spec.suspend or self.released
+            withdraw = placement.withdrawn(*asked, given_back=given_back)
+            draft = replace(draft, withdraw=withdraw, report=placement.report(*asked, given_back=given_back))
         if status.news(written) == status.news(self.before):
             return draft if self._age() < status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
         held = self._held(written)
@@ -349,25 +359,20 @@ class _Visit:
             revision = self.admission.status if self.admission.planned else before.get("revision")
             if revision:
                 written["revision"] = dict(revision)
+        if self.release is not None and completion is None and not self.job.spec.suspend:
+            written["release"] = self.release.written()
         if completion is not None:
             written["completionTime"] = rfc3339(completion)
-        for name in ("progress", "plan", "migrationPool", "lastCheckpoint"):
-            if before.get(name):
-                written[name] = before[name]
+        written |= status.of_coordinator(last, reading, before)
         if last is not None:
-            written["progress"] = status.progress(last)
             self.told += status.steps_skipped(written["progress"], before.get("progress") or {})
-            if (checkpoint := status.checkpoint(last, before)) is not None:
-                written["lastCheckpoint"] = checkpoint
         if reading is not None:
-            if (chosen := status.plan(reading)) is not None:
-                written["plan"] = chosen
             generation = self.sizes.get(Group.GENERATION, 0)
             written["migrationPool"], told = pool.pooled(reading, generation, before, self.now)
             self.told += told
         written |= forced.kept(self.job, before, reading)
         if accounts.complete:
-            written["progress"] = _all_done(written.get("progress"), self.job, self.now)
+            written["progress"] = status.all_done(written.get("progress"), iterations, self.now)
         return written
 
     def _held(self, written: Json) -> float | None:
@@ -381,24 +386,6 @@ class _Visit:
         """Seconds since this process wrote the status."""
         written = self.observed.status_written
         return math.inf if written is None else (self.now - written).total_seconds()
-
-
-def _marked(manifest: Json) -> Json:
-    """With the fingerprint by which it is known next time."""
-    mark = fingerprint(manifest)
-    meta = manifest["metadata"]
-    return {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), FINGERPRINT: mark}}}
-
-
-def _all_done(progress: Json | None, job: RLHFJob, now: datetime) -> Json:
-    total = job.spec.iterations
-    found = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
-    return found | {
-        "iteration": total,
-        "iterations": total,
-        "summary": f"{total}/{total}",
-        "lastUpdateTime": rfc3339(now),
-    }
 
 
 def _strangers(observed: Observed) -> list[Deletion]:

@@ -36,6 +36,11 @@ def places(job: RLHFJob) -> Iterator[tuple[str, Group, int]]:
             yield identity.pod_name(job, group, index), group, index
 
 
+def names(job: RLHFJob) -> dict[str, Group]:
+    """Pod name -> group of every pod the job should have."""
+    return {name: group for name, group, _ in places(job)}
+
+
 def missing(job: RLHFJob, taken: Collection[str]) -> list[tuple[Group, int]]:
     """Places whose pod name is free."""
     return [(group, index) for name, group, index in places(job) if name not in taken]

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from rlhf_api import names
@@ -28,6 +29,7 @@ _SLOW_FIELDS: Final = (
     "conditions",
     "observedGeneration",
     "restarts",
+    "release",
     "startTime",
     "revision",
     "completionTime",
@@ -145,6 +147,26 @@ def last_said(reading: Reading | None, pods: Iterable[Pod], iterations: int, *, 
         seconds_left=0.0,
         last_checkpoint=report.checkpoint or known.last_checkpoint,
     )
+
+
+def all_done(progress: Json | None, iterations: int, now: datetime) -> Json:
+    """`status.progress` of a job that is complete."""
+    found = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
+    summary = f"{iterations}/{iterations}"
+    done = {"iteration": iterations, "iterations": iterations, "summary": summary, "lastUpdateTime": rfc3339(now)}
+    return found | done
+
+
+def of_coordinator(last: Reading | None, reading: Reading | None, before: Mapping[str, Any]) -> Json:
+    """What a coordinator says; `last`: what it said when it ended, or the reading. What none says stays as before."""
+    found = {name: before[name] for name in ("progress", "plan", "migrationPool", "lastCheckpoint") if before.get(name)}
+    if last is not None:
+        found["progress"] = progress(last)
+        if (newest := checkpoint(last, before)) is not None:
+            found["lastCheckpoint"] = newest
+    if reading is not None and (chosen := plan(reading)) is not None:
+        found["plan"] = chosen
+    return found
 
 
 def plan(reading: Reading) -> Json | None:

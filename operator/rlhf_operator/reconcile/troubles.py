@@ -14,6 +14,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile import lost
+from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.observed import Observed, Reading
 from rlhf_operator.reconcile.pod import INIT_FAILED, Pod
 from rlhf_operator.reconcile.scale import places
@@ -156,7 +157,9 @@ def _unschedulable(job: RLHFJob, stuck: list[Pod]) -> str:
         remedies.append("let the pods go where their volume is, or use a volume that all nodes reach")
     if "Insufficient" in words or not remedies:
         remedies.insert(0, _more(job, stuck))
-    return f"no node can take {_named(stuck)} ({words}): {'; '.join(remedies)}"
+    since = min((pod.unscheduled for pod in stuck if pod.unscheduled is not None), default=None)
+    lasting = f" since {rfc3339(since)}" if since else ""
+    return f"no node can take {_named(stuck)}{lasting} ({words}): {'; '.join(remedies)}"
 
 
 _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")

@@ -19,7 +19,7 @@ from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.structure import job_schema, with_defaults
 from rlhf_operator.gang.kueue_workload import Placement
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile.reconcile import FINGERPRINT
+from rlhf_operator.reconcile.applied import FINGERPRINT
 
 Json = dict[str, Any]
 

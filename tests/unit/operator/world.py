@@ -19,8 +19,8 @@ from rlhf_operator.gang.kueue_workload import Placement, Priority, Workload
 from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import Observed, Plan, Pod, Reading, pod_of, reconcile
 from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.applied import FINGERPRINT
 from rlhf_operator.reconcile.conditions import rfc3339
-from rlhf_operator.reconcile.reconcile import FINGERPRINT
 from rlhf_operator.reconcile.revision import Kept, running
 from rlhf_operator.untrusted import Unreadable
 
@@ -235,7 +235,11 @@ class World:
     def wait_with(self, worker: str, reason: str, message: str = "") -> None:
         """The pod's container cannot start."""
         state = {"waiting": {"reason": reason, "message": message}}
-        self.pods[self.name(worker)]["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
+        status = self.pods[self.name(worker)]["status"]
+        status["containerStatuses"] = [{"name": "worker", "state": state}]
+        if not status.get("conditions"):
+            placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(self.now)}
+            status["conditions"] = [placed]
 
     def cannot_schedule(self, worker: str, message: str) -> None:
         """The scheduler finds no node."""

@@ -17,6 +17,7 @@ PHASE_STYLES: Final = {
     RunningReason.FAILED: "bold red",
     RunningReason.RECOVERING: "red",
     RunningReason.UNSCHEDULABLE: "red",
+    RunningReason.RELEASED: "red",
     RunningReason.STARTING: "yellow",
     RunningReason.CHECKPOINTING: "yellow",
     RunningReason.QUEUED: "yellow",

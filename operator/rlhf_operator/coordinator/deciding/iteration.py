@@ -164,7 +164,7 @@ def _save(plan: Plan, world: World, now: float) -> list[Decision]:
 
 
 def _overdue(plan: Plan, world: World, now: float) -> list[Decision]:
-    """A wait that took too long: a stuck worker restarts, an absent one that nobody can stand in for fails the job."""
+    """A wait that took too long: a stuck worker restarts, an absent one that is needed fails a job without pods."""
     limit = plan.spec.run_policy.start_timeout_seconds
     decisions: list[Decision] = []
     for wait in waits.waits(plan, world, now - limit):

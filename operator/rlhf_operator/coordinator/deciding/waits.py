@@ -22,7 +22,7 @@ class Wait:
     stuck: bool
     """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
     fatal: bool
-    """Nobody can stand in for an absent worker."""
+    """Nobody can stand in for an absent worker, and nobody else sees to its coming."""
     allowance: float = 0.0
     """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
 
@@ -34,7 +34,7 @@ def waits(plan: Plan, world: World, before: float = math.inf) -> list[Wait]:
         if worker.leaving:
             found += _leaving(worker) if worker.since < before else []
         elif not worker.session:
-            found += _absent(world, worker) if worker.since < before else []
+            found += _absent(plan, world, worker) if worker.since < before else []
         else:
             found += _working(plan, world, worker, before)
     return found
@@ -50,9 +50,9 @@ def _leaving(worker: Worker) -> list[Wait]:
     return [Wait(worker.name, f"{worker.name} to restart", worker.since, False, True)]
 
 
-def _absent(world: World, worker: Worker) -> list[Wait]:
+def _absent(plan: Plan, world: World, worker: Worker) -> list[Wait]:
     others = any(other.session for other in world.fleet.of(worker.group) if other is not worker)
-    fatal = worker.rank is not None or not others
+    fatal = not plan.awaits_workers and (worker.rank is not None or not others)
     verb = "come back" if worker.seen else "register"
     why = f": {worker.refused}" if worker.refused else ""
     return [Wait(worker.name, f"{worker.name} to {verb}{why}", worker.since, False, fatal)]

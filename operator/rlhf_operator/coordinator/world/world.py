@@ -29,6 +29,8 @@ class Plan:
     graph: Graph
     schedule: str
     """schedule.ScheduleTable as JSON."""
+    awaits_workers: bool = False
+    """An absent worker may have no node yet, which is for others to see: it fails nothing."""
 
     @property
     def spec(self) -> RLHFJobSpec:
@@ -55,9 +57,9 @@ class Plan:
         return str(source.path) if source is not None else self.spec.models.actor.path
 
 
-def plan_of(job: RLHFJob, schedule: str) -> Plan:
+def plan_of(job: RLHFJob, schedule: str, *, awaits_workers: bool = False) -> Plan:
     """The plan of a resolved job."""
-    return Plan(job, graph_of(job.spec), schedule)
+    return Plan(job, graph_of(job.spec), schedule, awaits_workers)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What is decided, from worlds put together by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,18 @@ def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stand
     assert finish.failure is not None
     assert finish.failure.message == "waited 30 s for training-1 to register"
     assert finish.failure.field == "spec.runPolicy.startTimeoutSeconds"
+
+
+@pytest.mark.parametrize("absent", [("training-1",), ("generation-0", "generation-1"), ("training-0", "inference-0")])
+def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(plan: Plan, absent: tuple[str, ...]) -> None:
+    awaiting = replace(plan, awaits_workers=True)
+    world = world_of(plan, absent=absent)
+    later = NOW + 24 * 3600
+    for worker in world.fleet:
+        worker.heard = worker.moved = later
+    assert "Finish" not in kinds(iteration.decide(awaiting, world, later))
+    assert "Finish" in kinds(iteration.decide(plan, world, later)), "of a job without pods it does"
+    assert f"{absent[0]} to register (86400 s)" in waits.sentences(awaiting, world, later)
 
 
 def test_failed_tasks_go_elsewhere_and_not_at_once(plan: Plan) -> None:
