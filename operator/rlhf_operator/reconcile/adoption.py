@@ -31,8 +31,8 @@ from rlhf_operator.reconcile.scale import desired
 
 Json = dict[str, Any]
 
-_OF_IMAGE: Final = ("command", "args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe")
-"""Of a container that is adopted: what an image understands, and what a queue was asked for."""
+_OF_IMAGE: Final = ("command", "args", "ports", "livenessProbe", "readinessProbe", "startupProbe")
+"""Of a container that is adopted: what its image understands."""
 
 
 def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Observed) -> Revision:
@@ -92,19 +92,24 @@ def _hashed(made: Json, template_hash: str) -> Json:
 
 
 def _as_running(made: Json, running: Running | None) -> Json:
-    """A pod with what belongs to the image of one that runs, and with what that one asks for."""
-    if running is None or running.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]:
+    """A pod with what belongs to the image of one that runs, and of the same template with what that one asks for."""
+    if running is None or running.image != _image(made):
         return made
+    rolled = running.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]
     containers = [
-        _merged(container, running.container) if container["name"] == CONTAINER else container
+        _merged(container, running.container, rolled=rolled) if container["name"] == CONTAINER else container
         for container in _containers(made)
     ]
     return {**made, "spec": {**made["spec"], "containers": containers}}
 
 
-def _merged(made: Json, running: Json) -> Json:
+def _merged(made: Json, running: Json, *, rolled: bool) -> Json:
     merged = {key: value for key, value in made.items() if key not in _OF_IMAGE}
     merged |= {key: running[key] for key in _OF_IMAGE if running.get(key)}
+    if rolled:
+        return merged
+    if "resources" in running:
+        merged["resources"] = running["resources"]
     values = {variable["name"]: variable.get("value") for variable in running.get("env") or []}
     merged["env"] = [_variable(variable, values.get(variable["name"])) for variable in made.get("env") or []]
     return merged

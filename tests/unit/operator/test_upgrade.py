@@ -137,6 +137,19 @@ def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: Queued, worker: str) 
     assert "next" not in after["image"]
 
 
+def test_a_roll_that_is_under_way_goes_on_with_what_the_image_understands() -> None:
+    world = Previous()
+    generation = world.pods["job-generation-0"]["metadata"]["annotations"]
+    generation["rlhf.dev/template"] = "of-a-template-before"
+    was, command = uids(world), container(world, "generation-1")["command"]
+    with next_version() as images:
+        world.images = images
+        world.job = with_defaults(world.job, job_schema())
+        settle(world, 6)
+        assert {name for name, uid in uids(world).items() if was[name] != uid} == {"job-generation-0"}
+        assert container(world, "generation-0")["command"] == command
+
+
 def test_containers_that_restart_are_left_alone(upgraded: Queued) -> None:
     before = uids(upgraded)
     upgraded.end("coordinator", 137, reason="OOMKilled")
