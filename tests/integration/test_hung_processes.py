@@ -5,7 +5,9 @@ SIGSTOP stands for a process that hangs as a whole. The probes ask as a kubelet 
 
 import asyncio
 import json
+import os
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,11 +15,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.chaos import processes
 from tests.coordinated import expected_weights, free_address, prompts_of, write_files
 from tests.coordinator_process import Process
 from tests.integration.scripted_coordinator import ScriptedCoordinator, worker_process
+from tests.local_job import write_job
 from tests.simulated_worker import Pace, crew
 
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import aio_channel
+from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.names import Env, ExitCode, Group
 
@@ -146,3 +153,48 @@ async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_
         await first.end()
         if second.process is not None and second.process.poll() is None:
             second.kill()
+
+
+async def worker_state(run_dir: Path, address: str, name: str) -> tuple[str, float]:
+    """(state, seconds of silence) of a worker, as its coordinator says it."""
+    async with aio_channel(address, run_dir / "certificates") as channel:
+        status = await CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=60)
+    return next((each.state, each.silent_seconds) for each in status.workers if each.worker == name)
+
+
+@pytest.mark.timeout(900)
+async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replaced(tmp_path: Path) -> None:
+    """A real job on one machine, which cannot go on without this rank; its processes are asked as a kubelet asks."""
+    manifest, run_dir, port = write_job(tmp_path, iterations=8), tmp_path / "run", free_address().rpartition(":")[2]
+    policy = ["--set", "spec.runPolicy.hangTimeoutSeconds=20", "--set", "spec.runPolicy.workerTimeoutSeconds=6"]
+    command = [sys.executable, "-m", "rlhf_operator.cli.main", "run", str(manifest), "--run-dir", str(run_dir)]
+    with (tmp_path / "output").open("wb") as output:
+        run = await asyncio.create_subprocess_exec(
+            *command, "--plain", "--port", port, *policy, stdout=output, stderr=output
+        )
+    try:
+        await until_written(run_dir / "metrics.jsonl", '"iteration": 1,')
+        stopped = processes(run.pid)["training-1"]
+        os.kill(stopped, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE):
+            silence = 0.0
+            while not silence:
+                state, silence = await worker_state(run_dir, f"127.0.0.1:{port}", "training-1")
+        assert state == "Lost"
+        await until_written(tmp_path / "output", "training-1: did not answer for 20 s")
+        await until_written(tmp_path / "output", "training-1: ended with signal 9")
+        assert await asyncio.wait_for(run.wait(), PATIENCE) == ExitCode.OK
+    finally:
+        if run.returncode is None:
+            run.kill()
+            await run.wait()
+
+
+async def until_written(file: Path, text: str) -> None:
+    def look() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not file.exists() or text not in file.read_text():
+            assert time.monotonic() < deadline, f"{text!r} never came into {file}"
+            time.sleep(0.1)
+
+    await asyncio.to_thread(look)

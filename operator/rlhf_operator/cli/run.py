@@ -73,8 +73,14 @@ class _Session:
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._status: pb.JobStatus | None = None
         self._tail = MetricsTail(folder.place.run_dir / "metrics.jsonl")
-        limit = local.job.spec.run_policy.backoff_limit
-        self._supervisor = Supervisor(local.processes, limit, folder.token, self._notice)
+        policy = local.job.spec.run_policy
+        self._supervisor = Supervisor(
+            local.processes,
+            policy.backoff_limit,
+            folder.token,
+            self._notice,
+            hang_seconds=policy.hang_timeout_seconds,
+        )
         self._interrupts = 0
 
     async def run(self) -> int:

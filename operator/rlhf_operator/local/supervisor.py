@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.local import launch, leftovers
 from rlhf_operator.local.forking import Forked, ForkServer, ForkServerError, forkable
+from rlhf_operator.local.liveness import until_hung
 from rlhf_operator.local.restarts import Ended, EndJob, Finished, Restart, decide, describe
 from rlhf_operator.local.translate import Process
 
@@ -64,12 +65,14 @@ class Supervisor:
         token: str,
         report: Callable[[Event], None],
         leave_seconds: float = LEAVE_SECONDS,
+        hang_seconds: float = 0,
     ) -> None:
+        """`hang_seconds`: a process that does not answer for so long is killed; 0: nobody asks."""
         self._processes = processes
         self._backoff_limit = backoff_limit
         self._token = token
         self._report = report
-        self._leave_seconds = leave_seconds
+        self._leave_seconds, self._hang_seconds = leave_seconds, hang_seconds
         self._forks = ForkServer({leftovers.TOKEN_VARIABLE: token})
         self._children: dict[str, Child | Forked] = {}
         self._restarts: dict[str, int] = {process.name: 0 for process in processes}
@@ -162,11 +165,20 @@ class Supervisor:
         self._children[process.name] = child
         if self._stopping and process.group is Group.COORDINATOR:
             self._signal(process.name, signal.SIGTERM)
+        asking = asyncio.create_task(self._end_when_hung(process))
         try:
             return await child.wait()
         finally:
+            asking.cancel()
             self._signal(process.name, signal.SIGKILL)
             del self._children[process.name]
+
+    async def _end_when_hung(self, process: Process) -> None:
+        if process.endpoint and self._hang_seconds:
+            await until_hung(process.endpoint, self._hang_seconds)
+            text = f"did not answer for {self._hang_seconds:.0f} s (spec.runPolicy.hangTimeoutSeconds): it is killed"
+            self._report(Event(process.name, text))
+            self._signal(process.name, signal.SIGKILL)
 
     async def _fork(self, process: Process) -> Forked | None:
         """None when it has to be started the ordinary way."""

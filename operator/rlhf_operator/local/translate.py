@@ -54,6 +54,8 @@ class Process:
     """Port of its own gRPC server."""
     device: str = "cpu"
     """For people: `cpu`, or `cuda:2,3` in the machine's numbering."""
+    endpoint: str = ""
+    """host:port at which it says whether it lives; empty: nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,7 @@ def _process(
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
     env.update(_bytecode(caller))
-    if group is Group.COORDINATOR:
-        env[Env.METRICS] = f"{LOOPBACK}:{next(ports)}"
+    env[Env.METRICS] = f"{LOOPBACK}:{next(ports)}"
     if share.gpus or env.get(Env.DEVICE) == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     return Process(
@@ -150,6 +151,7 @@ def _process(
         cores=share.cores,
         port=int(address.rpartition(":")[2]),
         device=f"cuda:{','.join(share.gpus)}" if share.gpus else "cpu",
+        endpoint=env[Env.METRICS],
     )
 
 
