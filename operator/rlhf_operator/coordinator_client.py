@@ -1,10 +1,14 @@
 """Speaks to coordinators over mutual TLS, in the background, so that a slow one never holds up a reconcile.
 
-Rule: a reading is data with the time it was taken; what could not be read is said in words. The one thing it is ever
-told is how many workers there are; a job is stopped by deleting its coordinator's pod, which needs no connection.
+Rule: a reading is data with the time it was taken; what could not be read is said in words. A coordinator runs in a
+pod of its user's, so a reply may hold anything that its message can: `reading_of` takes from it what has its type and
+bounds, and leaves the rest. The one thing it is ever told is how many workers there are; a job is stopped by deleting
+its coordinator's pod, which needs no connection.
 """
 
 import asyncio
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +20,14 @@ import grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import OPTIONS, SERVER_NAME
 from rlhf_api.control_pb2_grpc import CoordinatorStub
-from rlhf_api.names import COORDINATOR_PORT
+from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.certificates import Certificates
+from rlhf_operator.reconcile.last_log import ITERATION_MAX, PATH_MAX, metrics
 from rlhf_operator.reconcile.observed import Reading
+from rlhf_operator.reconcile.status import TEXT_MAX
+from rlhf_operator.untrusted import clean
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 3.0
 """A coordinator answers in milliseconds; its loop never blocks for seconds."""
@@ -32,10 +41,40 @@ DOUBT_MAX: Final = 300
 """Characters of a sentence about the journal's lock that are kept."""
 SILENT_MAX_SECONDS: Final = 1e8
 """Three years; what is longer, or no number, is no silence."""
+REPLY_BYTES: Final = 4 * 1024 * 1024
+"""Of a status: a worker is a hundred bytes. Of larger ones, AT_ONCE would fill the operator's memory."""
 WORKING: Final = frozenset({"Ready", "Busy"})
 LOST: Final = "Lost"
 AWAY: Final = frozenset({"Missing", LOST})
 """States of workers that have no session."""
+PHASES: Final = frozenset(
+    {
+        "Starting",
+        "Generating",
+        "Scoring",
+        "Training",
+        "Publishing",
+        "Checkpointing",
+        "Recovering",
+        "Complete",
+        "Failed",
+        "Stopped",
+    }
+)
+"""Of a coordinator, as in control.proto."""
+UNKNOWN: Final = "Unknown"
+"""Stands for a phase of a newer coordinator."""
+LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
+"""Of an estimate: ten years."""
+WAITS_KEPT: Final = 16
+"""Sentences on what a job waits for; one or two are told."""
+SENTENCE_MAX: Final = 300
+"""Characters of each."""
+POOL_MAX: Final = 5000
+"""Workers of a migration pool; a job has fewer."""
+_RECEIVED: Final = "grpc.max_receive_message_length"
+_GROUPS: Final = frozenset(group.value for group in Group)
+_WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
 
 
 @dataclass
@@ -114,13 +153,19 @@ class Coordinators:
                 if resize is not None:
                     await stub.Resize(resize, timeout=TIMEOUT_SECONDS)
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
+            found = reading_of(answer, datetime.now(UTC))
         except grpc.aio.AioRpcError as error:
             before = known.problem
             known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
             known.failures += 1
             news = known.problem != before or resize is not None
+        except Exception:
+            log.exception("%s: what its coordinator answered cannot be taken in", key, extra={"job": key})
+            before, known.problem = known.problem, "its status could not be read (an error of the operator)"
+            known.failures += 1
+            news = known.problem != before
         else:
-            known.reading, known.problem, known.failures = reading_of(answer, datetime.now(UTC)), "", 0
+            known.reading, known.problem, known.failures = found, "", 0
             news = True
         finally:
             known.task = None
@@ -129,7 +174,8 @@ class Coordinators:
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
-        options = [*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
+        options = [each for each in OPTIONS if each[0] != _RECEIVED]
+        options += [(_RECEIVED, REPLY_BYTES), ("grpc.ssl_target_name_override", SERVER_NAME)]
         host = f"[{address}]" if ":" in address else address
         return grpc.aio.secure_channel(f"{host}:{self._port}", credentials, options=options)
 
@@ -140,30 +186,39 @@ def pause(failures: int) -> float:
 
 
 def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
-    """The part of a JobStatus that reconcile reads."""
+    """The part of a JobStatus that reconcile reads, within bounds."""
     working = Counter(each.worker.rpartition("-")[0] for each in status.workers if each.state in WORKING)
     return Reading(
         at=now,
-        phase=status.phase,
-        iteration=status.iteration,
-        iterations=status.iterations,
-        working=dict(working),
-        replicas=dict(status.replicas),
-        metrics=dict(status.metrics),
-        seconds_left=status.seconds_left,
-        last_checkpoint=status.last_checkpoint,
-        waiting_for=tuple(status.waiting_for),
-        pool=tuple(status.pool),
-        threshold=status.fusion.threshold,
+        phase=status.phase if status.phase in PHASES or not status.phase else UNKNOWN,
+        iteration=_count(status.iteration),
+        iterations=_count(status.iterations),
+        working={group: count for group, count in working.items() if group in _GROUPS},
+        replicas={group: _count(count) for group, count in status.replicas.items() if group in _GROUPS},
+        metrics=metrics(status.metrics),
+        seconds_left=_seconds(status.seconds_left, LONGEST_SECONDS),
+        last_checkpoint=clean(status.last_checkpoint) if len(status.last_checkpoint) <= PATH_MAX else "",
+        waiting_for=tuple(clean(each[:SENTENCE_MAX]) for each in status.waiting_for[:WAITS_KEPT]),
+        pool=tuple(dict.fromkeys(each for each in status.pool[:POOL_MAX] if _WORKER.fullmatch(each))),
+        threshold=_count(status.fusion.threshold),
         released=len(status.fusion.released),
         streams=sum(each.state not in AWAY for each in status.workers),
-        fusion=status.fusion.choice,
-        predicted_seconds=status.fusion.predicted_seconds,
+        fusion=clean(status.fusion.choice[:TEXT_MAX]),
+        predicted_seconds=_seconds(status.fusion.predicted_seconds, LONGEST_SECONDS),
         lock_shared=status.journal_lock_shared,
-        lock_doubt=status.journal_lock_doubt[:DOUBT_MAX],
+        lock_doubt=clean(status.journal_lock_doubt[:DOUBT_MAX]),
         silent={
             each.worker: now - timedelta(seconds=each.silent_seconds)
             for each in status.workers
-            if each.state == LOST and 0 < each.silent_seconds < SILENT_MAX_SECONDS
+            if each.state == LOST and 0 < each.silent_seconds < SILENT_MAX_SECONDS and _WORKER.fullmatch(each.worker)
         },
     )
+
+
+def _count(value: int) -> int:
+    return min(max(value, 0), ITERATION_MAX)
+
+
+def _seconds(value: float, most: float) -> float:
+    """0 for what is no such time, NaN included."""
+    return value if 0 <= value <= most else 0.0

@@ -59,7 +59,7 @@ class Recorder:
             "action": "Reconcile",
             "type": "Warning" if event.warning else "Normal",
             "reason": event.reason,
-            "note": event.message.encode()[:NOTE_MAX].decode(errors="ignore"),
+            "note": event.message.encode(errors="replace")[:NOTE_MAX].decode(errors="ignore"),
             "regarding": {
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,

@@ -25,7 +25,7 @@ from kopf._cogs.structs.references import Resource
 from rlhf_api import names
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.untrusted import PARSER_LEVELS, Unreadable, identity_of
+from rlhf_operator.untrusted import PARSER_LEVELS, Unreadable, UnreadableError, identity_of
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,12 @@ class Intake:
         """One object of a listing (`type` is None), or one event. Never raises."""
         try:
             self._take(kind, event)
+        except UnreadableError as error:
+            self._metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
+            log.warning("an event of %s cannot be read: %s", kind, error)
         except Exception:
             self._metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
-            log.exception("an event of %s cannot be taken in", self._plurals[kind])
+            log.exception("an event of %s cannot be taken in", kind)
 
     def _take(self, kind: str, event: Mapping[str, Any]) -> None:
         body = event["object"]

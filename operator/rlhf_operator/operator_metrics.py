@@ -19,6 +19,7 @@ from rlhf_operator.workqueue import Snapshot
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+_CONDITIONS: Final = frozenset(each.value for each in ConditionType)
 _RESIZED: Final = ("generation", "inference")
 _PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 
@@ -87,7 +88,8 @@ class OperatorMetrics:
         place = (str(meta["namespace"]), str(meta["name"]))
         before = job.get("status") or {}
         status = plan.status or before
-        conditions: Values = {(str(each["type"]), str(each["status"])): 1.0 for each in status.get("conditions") or []}
+        listed = (each for each in status.get("conditions") or [] if each["type"] in _CONDITIONS)
+        conditions: Values = {(str(each["type"]), str(each["status"])): 1.0 for each in listed}
         tally = Tally((pod.group, pod.phase if pod.phase in _PHASES else "Unknown") for pod in observed.pods.values())
         counted = status.get("restarts") or {}
         restarts: Values = {(each[:-1],): float(counted.get(each) or 0) for each in ("failures", "disruptions")}

@@ -14,8 +14,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import names
+from rlhf_api.bounds import MAX_DEPTH, too_deep
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, too_deep, whole
+from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
 
 Json = dict[str, Any]
 
@@ -56,7 +57,7 @@ def stored_of(body: Mapping[str, Any]) -> Stored:
     }
     kept |= _metadata(meta)
     spec, wrong = _spec(body.get("spec"))
-    status, odd = _status(body.get("status"))
+    status, odd = status_of(body.get("status"))
     job: Json = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": kept, "spec": spec}
     job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
     return Stored(found.version, found.uid, json.dumps(job, separators=(",", ":")).encode(), wrong or odd)
@@ -76,26 +77,25 @@ def _metadata(meta: Mapping[str, Any]) -> Json:
 
 def _spec(spec: Any) -> tuple[Any, str]:
     """What is kept of a manifest, and what is wrong with it."""
-    if place := too_deep(spec, "spec"):
-        wrong = f"{place}: it is nested too deeply to be read"
+    if place := too_deep(spec):
+        wrong = f"spec.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
     elif len(json.dumps(spec)) > SPEC_MAX:
         wrong = f"spec: it is larger than {SPEC_MAX} characters of JSON"
     else:
         return spec, ""
     # Whose job it is, and whether it is to rest, is said by fields beside what cannot be read.
-    return {name: each for name, each in spec.items() if isinstance(each, _SCALARS)} if isinstance(
-        spec, dict
-    ) else None, wrong
+    said = spec.items() if isinstance(spec, dict) else ()
+    return {name: each for name, each in said if isinstance(each, _SCALARS)}, wrong
 
 
-def _status(status: Any) -> tuple[Json | None, str]:
+def status_of(status: Any) -> tuple[Json | None, str]:
     """What is kept of a status, and what is wrong with it."""
     if status is None:
         return None, ""
     if not isinstance(status, dict):
         return {}, f"status is {shown(status)}, must be an object"
-    if place := too_deep(status, "status"):
-        return {}, f"{place}: it is nested too deeply to be read"
+    if place := too_deep(status):
+        return {}, f"status.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
     found, told = dict(status), ""
     for _ in range(_ROUNDS):
         try:

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
+from rlhf_api.bounds import MAX_DEPTH, too_deep
+
 Json = Mapping[str, Any]
 
 NAME_MAX: Final = 253
 """Characters of the name of an object."""
 LISTED_MAX: Final = 256
 """Entries of a list in a pod's status; the API server sets no limit, and no pod has as many containers."""
-DEPTH_MAX: Final = 64
-"""Levels of an object that are read. A pod's own fields need 14; every level may be a frame of the interpreter's."""
 NUMBER_MAX: Final = 2**63 - 1
 """Of an integer in the API server's objects."""
 PARSER_LEVELS: Final = 11_000
@@ -36,10 +36,18 @@ _LAST_YEAR: Final = 2999
 
 
 class UnreadableError(ValueError):
-    """A field holds something else than it should."""
+    """What is there is not what should be; says so in a sentence."""
 
-    def __init__(self, field: str, value: Any, wanted: str) -> None:
-        super().__init__(f"{field} is {shown(value)}, must be {wanted}")
+
+def wrong(field: str, value: Any, wanted: str) -> UnreadableError:
+    """A field holds something else than it should."""
+    return UnreadableError(f"{field} is {shown(value)}, must be {wanted}")
+
+
+def bounded(body: Any) -> None:
+    """Raises UnreadableError for what is nested too deeply, of which nothing is read that recurses."""
+    if place := too_deep(body):
+        raise UnreadableError(f"{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
     if value is None and empty:
         return ""
     if type(value) is not str or not (value or empty):
-        raise UnreadableError(field, value, "a text" if empty else "a text that is not empty")
+        raise wrong(field, value, "a text" if empty else "a text that is not empty")
     return value[:most] if value.isascii() else clean(value[:most])
 
 
@@ -116,7 +124,7 @@ def whole(value: Any, field: str, most: int = NUMBER_MAX) -> int:
     kind = type(value)
     found = _digits(value) if kind is str and len(value) < 20 else value if kind is int else -1
     if not 0 <= found <= most:
-        raise UnreadableError(field, value, f"a whole number from 0 to {most}")
+        raise wrong(field, value, f"a whole number from 0 to {most}")
     return int(found)
 
 
@@ -125,7 +133,7 @@ def mapping(value: Any, field: str) -> Json:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UnreadableError(field, value, "an object")
+        raise wrong(field, value, "an object")
     return value
 
 
@@ -133,8 +141,11 @@ def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
     """A list of at most `most` objects; empty for None."""
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > most or not all(isinstance(each, dict) for each in value):
-        raise UnreadableError(field, value, f"a list of at most {most} objects")
+    if not isinstance(value, list) or len(value) > most:
+        raise wrong(field, value, f"a list of at most {most} objects")
+    for number, each in enumerate(value):
+        if not isinstance(each, dict):
+            raise wrong(f"{field}[{number}]", each, "an object")
     return value
 
 
@@ -147,39 +158,8 @@ def moment(value: Any, field: str) -> datetime | None:
     except (TypeError, ValueError):
         found = None
     if found is None or found.tzinfo is None or not _FIRST_YEAR < found.year <= _LAST_YEAR:
-        raise UnreadableError(field, value, "a time such as 2026-08-22T10:00:00Z")
+        raise wrong(field, value, "a time such as 2026-08-22T10:00:00Z")
     return found if found.tzinfo is UTC else found.astimezone(UTC)
-
-
-def too_deep(value: Any, field: str, most: int = DEPTH_MAX) -> str:
-    """The place of something that lies deeper than `most` levels below `field`; empty: nothing does."""
-    level = [value]
-    for _ in range(most):
-        level = [each for found in level for each in _inner(found)]
-        if not level:
-            return ""
-    return _deepest(value, field) if any(_inner(each) for each in level) else ""
-
-
-def _inner(value: Any) -> Sequence[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
-
-
-def _deepest(value: Any, field: str) -> str:
-    """The first steps of the way to what lies deepest."""
-    ways: list[tuple[str, Any]] = [(field, value)]
-    while True:
-        further = [
-            (way if len(way) > SHOWN_MAX else f"{way}.{name}", each)
-            for way, found in ways
-            if isinstance(found, dict | list)
-            for name, each in (found.items() if isinstance(found, dict) else enumerate(found))
-        ]
-        if not further:
-            return f"{clean(ways[0][0])}..."
-        ways = further
 
 
 def loads(line: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlhf_api.conditions import AdmittedReason
-from rlhf_operator.untrusted import NAME_MAX, UnreadableError, identity_of, listed, mapping, text, too_deep, whole
+from rlhf_operator.untrusted import NAME_MAX, bounded, identity_of, listed, mapping, text, whole, wrong
 
 Json = dict[str, Any]
 
@@ -135,8 +135,7 @@ def is_workload(kind: str) -> bool:
 
 def workload_of(body: Mapping[str, Any], claims_key: str) -> Workload:
     """From the API server's object; `claims_key` is the annotation with the fingerprint. Raises UnreadableError."""
-    if place := too_deep(body, "workload"):
-        raise UnreadableError(place, None, "nested less deeply")
+    bounded(body)
     known = identity_of(body.get("metadata"))
     meta, spec, status = body["metadata"], mapping(body.get("spec"), "spec"), mapping(body.get("status"), "status")
     admission = mapping(status.get("admission"), "status.admission")
@@ -189,14 +188,13 @@ def _texts(value: Any, field: str) -> dict[str, str]:
     """A map of texts."""
     found = mapping(value, field)
     if len(found) > PLACEMENT_MAX:
-        raise UnreadableError(field, found, f"an object of at most {PLACEMENT_MAX} texts")
+        raise wrong(field, found, f"an object of at most {PLACEMENT_MAX} texts")
     return {str(name): text(each, f"{field}[{name}]", VALUE_MAX) for name, each in found.items()}
 
 
 def flavor_of(body: Mapping[str, Any]) -> Placement:
     """A ResourceFlavor as what it asks of pods. Raises UnreadableError."""
-    if place := too_deep(body, "flavor"):
-        raise UnreadableError(place, None, "nested less deeply")
+    bounded(body)
     spec = mapping(body.get("spec"), "spec")
     return Placement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))
 
@@ -209,7 +207,7 @@ def priority_value(body: Mapping[str, Any]) -> int:
     """Of a priority class. Raises UnreadableError."""
     value = body.get("value", 0)
     if type(value) is not int or abs(value) > COUNT_MAX:
-        raise UnreadableError("value", value, "a whole number of 32 bits")
+        raise wrong("value", value, "a whole number of 32 bits")
     return value
 
 
@@ -272,7 +270,8 @@ def with_report(body: Json, report: Report, now: str) -> Json:
 
     Raises UnreadableError.
     """
-    status = dict(mapping(body.get("status"), "status"))
+    bounded(body)
+    meta, status = mapping(body.get("metadata"), "metadata"), dict(mapping(body.get("status"), "status"))
     known = {str(each.get("type")): each for each in listed(status.get("conditions"), "status.conditions")}
     for kind, (value, reason, message) in report.conditions.items():
         before = known.get(kind, {})
@@ -283,7 +282,7 @@ def with_report(body: Json, report: Report, now: str) -> Json:
             "reason": reason,
             "message": message[:32768],
             "lastTransitionTime": now if moved else before.get("lastTransitionTime") or now,
-            "observedGeneration": body["metadata"].get("generation", 1),
+            "observedGeneration": meta.get("generation", 1),
         }
     status["conditions"] = list(known.values())
     if report.release:

@@ -20,6 +20,7 @@ from rlhf_api.conditions import (
     SuspendedReason,
 )
 from rlhf_operator.reconcile.plan import Event
+from rlhf_operator.untrusted import clean
 
 Json = dict[str, Any]
 
@@ -71,7 +72,7 @@ class Conditions:
 
     def set(self, kind: ConditionType, status: str | bool, reason: StrEnum, message: str) -> None:
         """What is observed now."""
-        text = str(status)
+        text, message = str(status), clean(message)
         known = self._before.get(kind, {})
         moved = known.get("status") != text
         self._found[kind] = {

@@ -21,8 +21,8 @@ ITERATION_MAX: Final = 2**31 - 1
 """Of a report, as in control.proto."""
 PATH_MAX: Final = 4096
 """Characters of a path, as Linux takes them."""
-METRICS_MAX: Final = 64
-"""Metrics of a report; the coordinator has a dozen."""
+METRICS_MAX: Final = 512
+"""Metrics of a report; the coordinator has some dozens."""
 METRIC_NAME_MAX: Final = 64
 """Characters of a metric's name."""
 METRIC_MAX: Final = 1e300

@@ -23,7 +23,7 @@ from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.observed import Observed
 from rlhf_operator.reconcile.pinning import Pinned
 from rlhf_operator.reconcile.pod import Pod
-from rlhf_operator.reconcile.troubles import occupied
+from rlhf_operator.reconcile.troubles import occupied, unread
 
 Json = dict[str, Any]
 Place = tuple[str, str]
@@ -152,7 +152,7 @@ def admitted(conditions: Conditions, placement: Placement, job: RLHFJob, observe
     """Sets Admitted of a job that is not finished."""
     if placement.gate is not None:
         refused = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if placement.closed]
-        refused += occupied(job, observed) if placement.closed else []
+        refused += [*unread(observed), *occupied(job, observed)] if placement.closed else []
         told = ". ".join(each for each in (placement.gate.message, placement.blocked, *refused) if each)
         conditions.set(ConditionType.ADMITTED, placement.gate.open, placement.gate.reason, told)
         return

@@ -20,6 +20,7 @@ from rlhf_operator.reconcile.last_log import Report, last_report, readable
 from rlhf_operator.reconcile.pod_shape import misshapen
 from rlhf_operator.untrusted import (
     LISTED_MAX,
+    NAME_MAX,
     Identity,
     Unreadable,
     UnreadableError,
@@ -29,6 +30,7 @@ from rlhf_operator.untrusted import (
     owner_of,
     shown,
     whole,
+    wrong,
 )
 
 Json = Mapping[str, Any]
@@ -47,6 +49,8 @@ INDEX_MAX: Final = 10**9
 """Of an index or an epoch in a label."""
 GRACE_MAX: Final = 10**9
 """Seconds, 30 years: a template may ask for more than a time can hold."""
+UID_MAX: Final = 40
+"""Characters of a uid; the API server's have 36."""
 CODE_MAX: Final = 2**32
 """Exit codes are 32 bits wide, with or without a sign."""
 
@@ -170,8 +174,10 @@ def _pod(body: Json) -> Pod:
     reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
     template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
     # Fails when one of them is no text.
-    if not "".join((name, uid, address, reason, message, template)).isascii():
+    if not "".join((reason, message, template)).isascii():
         reason, message = clean(reason), clean(message)
+    if not "".join((name, uid, address)).isascii() or len(name) > NAME_MAX or len(uid) > UID_MAX:
+        raise UnreadableError("metadata.name, metadata.uid or status.podIP is no name, uid or address")
     disruption, words = _disruption(status, conditions)
     placed = conditions.get("PodScheduled") or {}
     unschedulable = _unschedulable(placed)
@@ -211,13 +217,13 @@ def _group(labels: Json) -> names.Group:
     value = labels.get(names.LABEL_GROUP)
     found = _GROUPS.get(value) if value is not None else None
     if found is None:
-        raise UnreadableError(f"metadata.labels[{names.LABEL_GROUP}]", value, f"one of {', '.join(_GROUPS)}")
+        raise wrong(f"metadata.labels[{names.LABEL_GROUP}]", value, f"one of {', '.join(_GROUPS)}")
     return found
 
 
 def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
     if len(conditions) > LISTED_MAX:
-        raise UnreadableError("status.conditions", list(conditions), f"a list of at most {LISTED_MAX}")
+        raise wrong("status.conditions", list(conditions), f"a list of at most {LISTED_MAX}")
     told = conditions.keys() - _START_UP
     if not told:
         return _NONE
@@ -286,7 +292,7 @@ def _init_trouble(status: Json) -> Json | None:
 def _code(ended: Json) -> int:
     value = ended.get("exitCode")
     if value is not None and (type(value) is not int or abs(value) > CODE_MAX):
-        raise UnreadableError("status.containerStatuses: exitCode", value, "a whole number of 32 bits")
+        raise wrong("status.containerStatuses: exitCode", value, "a whole number of 32 bits")
     return value or 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlhf_operator.untrusted import LISTED_MAX, shown, too_deep
+from rlhf_operator.untrusted import LISTED_MAX, UnreadableError, bounded, shown
 
 
 class _Shape(BaseModel):
@@ -77,10 +77,11 @@ class _Pod(_Shape):
 
 def misshapen(body: Mapping[str, Any]) -> str:
     """What is wrong with a pod's body, of its shape; empty when nothing is."""
-    if place := too_deep(body, "pod"):
-        return f"{place} is nested too deeply"
     try:
+        bounded(body)
         _Pod.model_validate(body)
+    except UnreadableError as error:
+        return str(error)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(each) for each in first["loc"])

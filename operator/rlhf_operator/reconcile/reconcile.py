@@ -327,8 +327,7 @@ class _Visit:
 
     def _unread(self) -> list[Event]:
         """Of each object that cannot be read, when the last status did not say so."""
-        listed = self.before.get("conditions") or []
-        said = next((each["message"] for each in listed if each["type"] == ConditionType.RUNNING), "")
+        said = "\n".join(each["message"] for each in self.before.get("conditions") or [])
         return [Event("Unreadable", each, warning=True) for each in unread(self.observed) if each not in said]
 
     def _labels(self, draft: Plan) -> tuple[PoolLabel, ...]:

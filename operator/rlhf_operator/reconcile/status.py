@@ -52,7 +52,7 @@ MAX_STEPS: Final = 2**53
 """What a reader of JSON keeps exact; more is no count."""
 TEXT_MAX: Final = 1024
 """Characters of a text in the status."""
-_CHECKPOINT: Final = re.compile(r"iteration-(\d+)/?$")
+_CHECKPOINT: Final = re.compile(r"iteration-([0-9]{1,9})/?$")
 
 
 def groups(
@@ -107,7 +107,7 @@ def progress(reading: Reading) -> Json:
     }
     for field, metric in NUMBERS.items():
         value = reading.metrics.get(metric)
-        if value is not None and math.isfinite(value):
+        if value is not None and math.isfinite(value) and (value >= 0 or field != "samplesPerSecond"):
             found[field] = float(f"{value:.6g}")
     skipped = reading.metrics.get(NON_FINITE_STEPS, 0.0)
     if 0 < skipped < MAX_STEPS:

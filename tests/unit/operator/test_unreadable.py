@@ -5,10 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from tests.unit.operator.test_gang import ALL
 from tests.unit.operator.world import World, stored_job
 
 from rlhf_api import names
-from rlhf_operator.handlers import Intake, telling
+from rlhf_operator.handlers import WATCHED, Intake, telling
 from rlhf_operator.index import Index
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import Pod, pod_of
@@ -37,7 +38,8 @@ class Operator:
     def __init__(self) -> None:
         self.metrics = OperatorMetrics()
         self.index, self.queue = Index(telling(self.metrics)), Asked()
-        self.intake = Intake(self.index, self.queue, self.metrics)  # type: ignore[arg-type]
+        watched = {**WATCHED, **ALL.watched()}
+        self.intake = Intake(self.index, self.queue, self.metrics, watched)  # type: ignore[arg-type]
 
     def sees(self, kind: str, body: Any, event: str = "MODIFIED") -> None:
         self.intake.take(kind, {"type": event, "object": body})
@@ -231,7 +233,7 @@ def test_a_manifest_of_ten_thousand_levels_is_refused_in_words() -> None:
     admission = admit(found)
     assert not admission.planned
     assert "spec.generation.template.a.a" in admission.problem
-    assert "nested too deeply" in admission.problem
+    assert "nested more than 64 levels deep" in admission.problem
     assert operator.counted(names.KIND) == 1
     body["metadata"]["resourceVersion"] = "2"
     body["spec"]["generation"]["template"] = {}

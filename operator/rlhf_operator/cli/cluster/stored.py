@@ -1,22 +1,29 @@
 """A stored RLHFJob as the verbs read it: conditions, phase, progress, ages. Pure.
 
-Rule: reads what may be missing, as an operator of another version may have written it, and never the clock.
+Rule: reads what may be missing, as an operator of another version may have written it, and never the clock. What has
+another form than the status' own model is left out, as the operator does: whoever lists the jobs of all namespaces
+reads what others wrote.
 """
 
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
 from rlhf_api.names import ExitCode
 from rlhf_operator.cli.console import duration
+from rlhf_operator.reconcile.last_log import ITERATION_MAX
+from rlhf_operator.stored_job import status_of
 
 Json = Mapping[str, Any]
 
 NEAR_NAMES: Final = 3
+_SCALARS: Final = frozenset({"iterations", "seed", "deterministic", "placement", "suspend", "managedBy"})
+"""Fields of a spec that are no objects."""
 _FAILURE_CODES: Final = {
     FinishedReason.USER_CODE: ExitCode.USER_CODE,
     FinishedReason.BAD_MODEL: ExitCode.BAD_MODEL,
@@ -42,15 +49,17 @@ class Stored:
         """metadata.namespace."""
         return str(self.body["metadata"].get("namespace") or "")
 
-    @property
+    @cached_property
     def spec(self) -> Json:
-        """spec, or nothing."""
-        return dict(self.body.get("spec") or {})
+        """spec, or nothing; of its groups and policies those that are objects."""
+        given = self.body.get("spec")
+        found = given.items() if isinstance(given, dict) else ()
+        return {name: each for name, each in found if isinstance(each, dict) or name in _SCALARS}
 
-    @property
+    @cached_property
     def status(self) -> Json:
         """status, or nothing."""
-        return dict(self.body.get("status") or {})
+        return status_of(self.body.get("status"))[0] or {}
 
     @property
     def progress(self) -> Json:
@@ -65,7 +74,8 @@ class Stored:
     @property
     def iterations(self) -> int:
         """spec.iterations."""
-        return int(self.spec.get("iterations") or 0)
+        wanted = self.spec.get("iterations")
+        return wanted if isinstance(wanted, int) and 0 <= wanted <= ITERATION_MAX else 0
 
     @property
     def iteration(self) -> int:

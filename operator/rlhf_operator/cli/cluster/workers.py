@@ -73,7 +73,7 @@ def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker
         pod=pod,
         name=pod.group if pod.group == names.Group.COORDINATOR else names.worker_name(pod.group, pod.index),
         node=node,
-        restarts=sum(int(each.get("restartCount") or 0) for each in statuses),
+        restarts=sum(count for each in statuses if type(count := each.get("restartCount")) is int),
         in_pool=labels.get(names.LABEL_POOL) == "true",
         state=state,
         told=told,

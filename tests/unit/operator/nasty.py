@@ -1,0 +1,98 @@
+"""Bodies as others might write them: real ones with values of another type, form or size in some of their places."""
+
+import copy
+import functools
+from typing import Any
+
+from hypothesis import strategies as st
+
+Json = dict[str, Any]
+
+
+def nested(levels: int) -> Any:
+    """An object in an object in an object."""
+    found: Any = 1
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+GONE = object()
+"""The place is left out."""
+VALUES: list[Any] = [
+    GONE,
+    None,
+    "",
+    "abc",
+    "²",
+    "-1",
+    "9" * 5000,
+    "x" * 5000,
+    "\ud83d",
+    "\x00\u2028",
+    "2026-08-22T10:00:00",
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:59-14:00",
+    "2026-08-22T10:00:00Z",
+    "True",
+    "Failed",
+    "coordinator",
+    "job-uid",
+    True,
+    False,
+    0,
+    -1,
+    7,
+    2**31,
+    2**63,
+    10**400,
+    1.5,
+    float("nan"),
+    float("inf"),
+    1e300,
+    [],
+    {},
+    [[]],
+    [None],
+    [{}],
+    {"a": None},
+    {"type": 3},
+    {"": ""},
+    {"worker": {}},
+    ["x"] * 300,
+    [{"type": "Ready"}] * 300,
+    functools.partial(nested, 70),
+    functools.partial(nested, 3000),
+]
+"""What is written instead; a function makes what cannot be copied."""
+CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(range(len(VALUES)))), min_size=1, max_size=4)
+"""(place, number of the value) of each change."""
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(object or list, key) of every place in a body."""
+    found: list[tuple[Any, Any]] = []
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        inner = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else ()
+        for key, below in inner:
+            found.append((each, key))
+            waiting.append(below)
+    return found
+
+
+def changed(body: Json, changes: list[tuple[int, int]]) -> Json:
+    """The body with other values in some places."""
+    found = copy.deepcopy(body)
+    for place, number in changes:
+        every = places(found)
+        if not every:
+            break
+        holder, key = every[place % len(every)]
+        value = VALUES[number]
+        if value is GONE:
+            del holder[key]
+        else:
+            holder[key] = value() if callable(value) else copy.deepcopy(value)
+    return found
