@@ -25,8 +25,8 @@ from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueErro
 from rlhf_api.structure import job_schema, with_defaults, without_nulls
 
 __all__ = [
-    "Examined", "ManifestError", "Problem", "changes", "check", "dump", "examine", "load", "parse", "placed", "resolve",
-    "stored",
+    "Examined", "ManifestError", "Problem", "changes", "check", "dump", "examine", "load", "parse", "placed",
+    "readable", "resolve", "stored",
 ]  # fmt: skip
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -35,13 +35,17 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def load(path: Path) -> RLHFJob:
     """The checked job of a manifest file. Raises ManifestError; its `source` is the path."""
+    return parse(readable(path), str(path))
+
+
+def readable(path: Path) -> str:
+    """The text of a manifest file. Raises ManifestError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         problem = Problem("", str(path), f"cannot be read ({why}): give the path of an RLHFJob manifest in YAML")
         raise ManifestError([problem], str(path)) from error
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str = "manifest") -> RLHFJob:

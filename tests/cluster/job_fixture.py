@@ -52,6 +52,15 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
+SHARED_FILES = {
+    "spec": {
+        "volumes": [{"name": "files", "csi": {"driver": "files.example.org"}}],
+        "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],
+    }
+}
+"""A template by which ranks have a place for checkpoints; no scheduler waits for the volume, no fake node mounts it."""
+
+
 def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
     """A job of six pods without GPUs."""
     job: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
@@ -59,7 +68,7 @@ def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
     job["spec"] |= {
         "generation": {"replicas": 2},
         "inference": {"replicas": 1},
-        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": SHARED_FILES},
     }
     job["spec"] |= spec
     return job

@@ -32,6 +32,7 @@ from .chart import (
     triples,
 )
 from .cluster import Cluster, ClusterError
+from .job_fixture import SHARED_FILES
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
@@ -109,6 +110,8 @@ def job(name: str, namespace: str) -> dict[str, Any]:
     """A job of the examples."""
     made: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     made["metadata"] = {"name": name, "namespace": namespace}
+    for group in ("generation", "inference", "training"):
+        made["spec"][group]["template"] = SHARED_FILES
     return made
 
 

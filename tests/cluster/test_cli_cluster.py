@@ -19,6 +19,7 @@ import yaml
 from rlhf_operator.cli import main as command_line
 
 from .cluster import Cluster
+from .job_fixture import SHARED_FILES
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
@@ -73,7 +74,7 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     body["spec"] |= {
         "generation": {"replicas": 2},
         "inference": {"replicas": 1},
-        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": SHARED_FILES},
     }
     cluster.apply(body)
     yield name

@@ -65,12 +65,23 @@ def run(
 @app.command()
 def validate(
     manifest: Manifest,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="cluster|local",
+            help="Where the jobs are to run; for local, as for `rlhf run`, pods are not judged.",
+        ),
+    ] = "cluster",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
-    """Check a manifest as the API server and the operator would; every problem at once."""
+    """Check every job of a file as the API server and the operator would; every problem at once."""
+    from rlhf_operator.cli.validate import Target
     from rlhf_operator.cli.validate import validate as validate_manifest
 
-    raise typer.Exit(validate_manifest(manifest, as_json=as_json))
+    if target not in list(Target):
+        raise typer.BadParameter("use cluster or local", param_hint="--for")
+    raise typer.Exit(validate_manifest(manifest, target=Target(target), as_json=as_json))
 
 
 @app.command()

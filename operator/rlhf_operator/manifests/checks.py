@@ -9,6 +9,7 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
+from rlhf_operator.manifests import storage
 from rlhf_operator.manifests.pods import coordinator_pod
 from rlhf_operator.manifests.render import mounting, unused_template, worker
 from rlhf_operator.manifests.template import problems_of
@@ -17,8 +18,13 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """What is wrong with the templates of a resolved job, also of groups that have no pods for now."""
-    return list(_of_templates(job))
+    """What is wrong with the templates of a resolved job, also of groups that have no pods for now, and with where its
+    pods keep checkpoints.
+    """
+    found = list(_of_templates(job))
+    if not any(each.severity is Severity.ERROR for each in found):
+        found += storage.problems_of(job)
+    return found
 
 
 def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:

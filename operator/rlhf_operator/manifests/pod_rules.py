@@ -37,9 +37,8 @@ def _problems(template: Json, path: str, own_container: str, own_volumes: Set[st
             yield from _said(f"{path}.{field}", spec[field], name_problem(spec[field]))
     for name, value in (spec.get("nodeSelector") or {}).items():
         yield from _label(f"{path}.nodeSelector", name, value)
-    for field, least in (("terminationGracePeriodSeconds", 0), ("activeDeadlineSeconds", 1)):
-        if spec.get(field) is not None and spec[field] < least:
-            yield Problem(f"{path}.{field}", spec[field], f"must be at least {least}")
+    if (seconds := spec.get("activeDeadlineSeconds")) is not None and seconds < 1:
+        yield Problem(f"{path}.activeDeadlineSeconds", seconds, "must be at least 1")
     for index, toleration in enumerate(spec.get("tolerations") or []):
         yield from _toleration(toleration, f"{path}.tolerations[{index}]")
     volumes = spec.get("volumes") or []

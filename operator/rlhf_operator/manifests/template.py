@@ -17,6 +17,7 @@ from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.structure import without_nulls
 from rlhf_operator.manifests import guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
+from rlhf_operator.manifests.quantity import amount
 
 Json = dict[str, Any]
 
@@ -99,7 +100,7 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
     merged["metadata"]["labels"] = {**(meta.get("labels") or {}), **labels}
     if annotations := {**(ours["metadata"].get("annotations") or {}), **(meta.get("annotations") or {})}:
         merged["metadata"]["annotations"] = annotations
-    merged["spec"] = _merge(spec, merged["spec"])
+    merged["spec"] = _merge(spec, _within_limits(merged["spec"], spec))
     for container in (*merged["spec"]["containers"], *(merged["spec"].get("initContainers") or ())):
         context = _merge(CONTAINER_SECURITY, container.get("securityContext") or {})
         container["securityContext"] = {**context, "capabilities": {"drop": ["ALL"]}}
@@ -108,6 +109,23 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
     # Ours first: `kubectl logs` and `kubectl exec` take the first container.
     merged["spec"]["containers"].sort(key=lambda container: container.get("name") != CONTAINER)
     return merged
+
+
+def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
+    """Our pod without a default request above the template's limit: where none is said, the request is the limit."""
+    limits = next(
+        (
+            (each.get("resources") or {}).get("limits") or {}
+            for each in theirs.get("containers") or ()
+            if each.get("name") == CONTAINER
+        ),
+        {},
+    )
+    container = ours["containers"][0]
+    requests = container["resources"].get("requests", {})
+    kept = {name: value for name, value in requests.items() if amount(value) <= amount(limits.get(name, value))}
+    resources = container["resources"] | {"requests": kept}
+    return {**ours, "containers": [{**container, "resources": resources}]}
 
 
 def _give_tmp(container: Json) -> None:

@@ -21,6 +21,7 @@ from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError, Problem, Severity
+from rlhf_api.rules import advice
 from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
 from rlhf_operator.manifests.render import template_mark
 from rlhf_operator.reconcile.scale import desired
@@ -45,6 +46,11 @@ class Admission:
     def planned(self) -> bool:
         """Pods may be made."""
         return not self.problem
+
+    @cached_property
+    def warnings(self) -> str:
+        """What the job can be started with and does not do what it seems to; empty when there is nothing."""
+        return "" if self.job is None else _told(advice(self.job))
 
     @cached_property
     def marks(self) -> Mapping[Group, str]:

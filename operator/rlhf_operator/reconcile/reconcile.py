@@ -177,7 +177,8 @@ class _Visit:
         return restart.wanted(self.job, self.sizes, self.before, scopes, marks)
 
     def _planned(self) -> None:
-        told = self.admission.problem or self.admission.note or "the manifest is valid"
+        warnings = f"; warning: {self.admission.warnings}" if self.admission.warnings else ""
+        told = self.admission.problem or f"{self.admission.note or 'the manifest is valid'}{warnings}"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
         if self.admission.planned:
             placement.admitted(self.conditions, self.placed, self.job, self.observed)

@@ -189,7 +189,7 @@ def bare() -> list[Json]:
 
 
 def _without(value: Any, schema: Json, *, keep: bool) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, list) and "items" in schema:
         return [_without(each, schema["items"], keep=keep) for each in value]
     if not isinstance(value, dict):
         return value

@@ -1,6 +1,7 @@
 """The table of invalid manifests as texts; also run against a real API server, so nothing here imports pytest."""
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,44 @@ def invalid_cases() -> list[Case]:
         )
         for row in table
     ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A file, and what becomes of it in a cluster."""
+
+    name: str
+    text: str
+    verdict: str
+    """valid, invalid or warning."""
+    field: str
+    """Where the problem or warning is said to be."""
+
+
+def verdicts() -> list[Verdict]:
+    """The table in `verdicts.yaml`."""
+    table = yaml.safe_load((Path(__file__).parent / "verdicts.yaml").read_text())
+    return [Verdict(row["name"], _text(row), row["verdict"], row.get("field", "")) for row in table]
+
+
+def _text(row: dict[str, Any]) -> str:
+    if "file" in row:
+        return (EXAMPLES / row["file"]).read_text()
+    if isinstance(row.get("text"), list):
+        return "---\n".join(_text(each) for each in row["text"])
+    put, drop = dict(row.get("set", {})), list(row.get("unset", []))
+    if "template" in row:
+        put[f"spec.{row.get('of', 'generation')}.template"] = row["template"]
+    return _DEEP.sub(_nested, changed(row.get("from", "ppo"), put, drop))
+
+
+_DEEP = re.compile(r"\bDEEP-(\d+)\b")
+"""Stands for so many mappings, one in the other."""
+
+
+def _nested(found: re.Match[str]) -> str:
+    levels = int(found[1])
+    return "{a: " * levels + "end" + "}" * levels
 
 
 @dataclass(frozen=True)

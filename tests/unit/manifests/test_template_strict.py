@@ -139,7 +139,7 @@ def test_what_a_newer_kubernetes_may_know_is_its_to_decide(template: Any, field:
             "spec.containers[0].resources.requests.cpu",
         ),
         (worker(resources={"limits": {"cpus": "1"}}), "spec.containers[0].resources.limits.cpus"),
-        (spec(terminationGracePeriodSeconds=-1), "spec.terminationGracePeriodSeconds"),
+        (spec(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds"),
         (spec(tolerations=[{"effect": "NoSchedule"}]), "spec.tolerations[0].operator"),
     ],
 )

@@ -99,3 +99,22 @@ def test_a_manifest_of_any_depth_is_refused_and_not_walked_into(levels: int) -> 
     body = stored_job() | {}
     body["spec"]["generation"] = {"replicas": 1, "engineArgs": nested(levels)}
     assert "spec.generation.engineArgs.a.a" in admit(body).problem
+
+
+def test_warnings_are_told_by_a_job_that_runs() -> None:
+    world = World(checkpoints=None)
+    world.job["spec"]["training"]["optimizer"] = {"warmupSteps": 100_000}
+    world.settle()
+    planned = world.condition("Planned")
+    assert planned["status"] == "True"
+    assert planned["message"].startswith(
+        "the manifest is valid; warning: spec.training.optimizer.warmupSteps = 100000: "
+    )
+    assert world.pods
+
+
+def test_checkpoints_without_a_volume_start_nothing() -> None:
+    world = World(checkpoints={"path": "/elsewhere"})
+    world.settle()
+    assert world.pods == {}
+    assert world.condition("Planned")["message"].startswith('spec.checkpoints.path = "/elsewhere": nothing is mounted')

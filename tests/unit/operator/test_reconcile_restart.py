@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import World
+from tests.unit.operator.world import FILES, World
 
 CHECKPOINTS = {"path": "/checkpoints"}
 
 
 def template(image: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "worker", "image": image}]}}
+    """With the volume that checkpoints lie on, as ranks need it."""
+    [container] = FILES["containers"]
+    return {"spec": FILES | {"containers": [container | {"image": image}]}}
 
 
 def leaving(world: World) -> list[str]:

@@ -171,7 +171,7 @@ def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_
 
 
 def test_a_pod_whose_first_init_container_has_not_begun_hangs_in_the_same_way() -> None:
-    world = begun(training=mounting(persistentVolumeClaim={"claimName": "models"}))
+    world = begun(training=mounting(persistentVolumeClaim={"claimName": "models"}), checkpoints=None)
     waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
     world.wait_with("coordinator", "PodInitializing")
     world.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]

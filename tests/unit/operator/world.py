@@ -40,8 +40,23 @@ def stored_job(**spec: Any) -> Json:
         "runPolicy": {"backoffLimit": 2},
     }
     job["spec"] |= {"suspend": False} | spec
+    _mount_checkpoints(job["spec"])
     job["metadata"] = {"name": "job", "namespace": "team", "uid": "job-uid", "generation": 1, "resourceVersion": "1"}
     return job
+
+
+FILES: Json = {
+    "volumes": [{"name": "files", "persistentVolumeClaim": {"claimName": "files"}}],
+    "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],
+}
+"""Part of a pod template: the volume of the checkpoints."""
+
+
+def _mount_checkpoints(spec: Json) -> None:
+    """What a job with checkpoints cannot do without, where its ranks have no template of their own."""
+    ranks = "generation" if spec.get("placement") == "Colocated" else "training"
+    if spec.get("checkpoints") and "template" not in spec[ranks]:
+        spec[ranks] = spec[ranks] | {"template": {"spec": copy.deepcopy(FILES)}}
 
 
 class World:

@@ -31,10 +31,18 @@ TEMPLATE = {
     },
 }
 
+FILES = {
+    "spec": {
+        "volumes": [{"name": "files", "persistentVolumeClaim": {"claimName": "files"}}],
+        "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],
+    }
+}
+
 
 def objects() -> dict[str, Any]:
     """A job with a queue, a template, settings of its own and an edit in its life, while it trains."""
-    world = Queued(generation={"replicas": 2, "template": TEMPLATE}, iterations=50)
+    training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": FILES}
+    world = Queued(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
     world.job = with_defaults(world.job, job_schema())
     world.settle()
     world.admit()

@@ -1,0 +1,59 @@
+"""Whether checkpoints outlast the pods that write them: what is mounted under spec.checkpoints.path.
+
+Rule: pure; judges the pods as they would be made. The coordinator and every training rank write into one folder, so it
+has to lie on a volume that they share and that stays when they go. What a volume really is only the cluster knows: of
+those that can be right, none is doubted.
+"""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.problems import Problem
+from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.manifests.render import Images, pod
+
+Json = Mapping[str, Any]
+
+FIELD: Final = "spec.checkpoints.path"
+_LOST: Final = frozenset({"emptyDir", "ephemeral"})
+"""Sources of which every pod has its own, gone with it."""
+_READ_ONLY: Final = frozenset({"configMap", "secret", "projected", "downwardAPI", "image"})
+
+
+def problems_of(job: RLHFJob) -> Iterator[Problem]:
+    """What is wrong with the place of a resolved job's checkpoints; its templates must be right."""
+    if job.spec.checkpoints is None:
+        return
+    path = posixpath.normpath(job.spec.checkpoints.path)
+    ranks = job.spec.rank_group
+    remedy = f"mount a persistentVolumeClaim there by spec.{ranks}.template, which the coordinator's pod follows"
+    for group in (ranks, Group.COORDINATOR):
+        if wrong := _wrong(pod(job, group, 0, Images()), path):
+            yield Problem(FIELD, path, f"{wrong} in {group} pods: {remedy}")
+            return
+
+
+def _wrong(manifest: Json, path: str) -> str:
+    """Why what is written to `path` in our container of a pod is lost, or cannot be written."""
+    spec = manifest["spec"]
+    [container] = [each for each in spec["containers"] if each.get("name") == CONTAINER]
+    mounts = [each for each in container.get("volumeMounts") or [] if _within(path, str(each.get("mountPath", "")))]
+    if not mounts:
+        return "nothing is mounted at it and the root file system is read-only"
+    mount = max(mounts, key=lambda each: len(str(each["mountPath"])))
+    place = mount["mountPath"]
+    volume: Json = next((each for each in spec["volumes"] if each.get("name") == mount.get("name")), {})
+    if lost := _LOST & volume.keys():
+        return f"{place} is an {next(iter(lost))} of each pod, gone with it"
+    claim = volume.get("persistentVolumeClaim") or {}
+    if mount.get("readOnly") or claim.get("readOnly") or _READ_ONLY & volume.keys():
+        return f"{place} is mounted read-only"
+    return ""
+
+
+def _within(path: str, folder: str) -> bool:
+    folder = posixpath.normpath(folder)
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

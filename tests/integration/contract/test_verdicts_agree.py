@@ -1,0 +1,77 @@
+"""`rlhf validate` says of more than a hundred manifests what the API server and the operator say together.
+
+The API server's part is its schema, its rules and a dry run of the pods; the operator's is its admission. Both are the
+real ones: a manifest is created (as a dry run), what would be stored is admitted, and its pods are tried.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+import yaml
+from manifest_cases import Verdict, verdicts
+from served import Served
+
+from cluster import Cluster
+from rlhf_api.names import KIND
+from rlhf_api.problems import Severity
+from rlhf_operator.cli.validate import judged
+from rlhf_operator.cluster import connect
+from rlhf_operator.manifests import Images
+from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.trial import Trials
+
+pytestmark = pytest.mark.slow
+
+ACCOUNT = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": "default", "namespace": "default"},
+}
+
+
+def of_validate(case: Verdict) -> str:
+    problems = [problem for each in judged(case.text) for problem in each.problems]
+    if any(each.severity is not Severity.WARNING for each in problems):
+        return "invalid"
+    return "warning" if problems else "valid"
+
+
+def of_cluster(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, case: Verdict) -> tuple[str, str]:
+    """(verdict, words)."""
+    documents = [each for each in yaml.safe_load_all(case.text) if each["kind"] == KIND]
+    found = [_of_job(served, trials, loop, each) for each in documents]
+    order = ["invalid", "warning", "valid"]
+    return min(found, key=lambda each: order.index(each[0]))
+
+
+def _of_job(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, job: dict[str, Any]) -> tuple[str, str]:
+    stored, causes = served.created({**job, "metadata": job.get("metadata") or {}})
+    if causes:
+        return "invalid", str(causes)
+    admission = admit(stored)
+    if not admission.planned:
+        return "invalid", admission.problem
+    if refused := loop.run_until_complete(trials.verdict("default/job", stored, {})):
+        return "invalid", refused
+    return ("warning", admission.warnings) if admission.warnings else ("valid", "")
+
+
+def test_both_sides_give_the_same_verdicts(served: Served, api_cluster: Cluster) -> None:
+    # There are no controllers here, which make one in every namespace.
+    api_cluster.apply(ACCOUNT)
+    differ: list[str] = []
+    loop = asyncio.new_event_loop()
+    try:
+        cluster = loop.run_until_complete(connect(api_cluster.kubeconfig))
+        for case in verdicts():
+            ours = of_validate(case)
+            # New ones, as an earlier row's verdict would be remembered for a job of the same generation.
+            theirs, words = of_cluster(served, Trials(cluster, Images()), loop, case)
+            if (ours, theirs) != (case.verdict, case.verdict):
+                told = [str(problem) for each in judged(case.text) for problem in each.problems]
+                differ.append(f"{case.name}: wanted {case.verdict}, validate {ours} {told}, cluster {theirs} {words}")
+        loop.run_until_complete(cluster.close())
+    finally:
+        loop.close()
+    assert not differ, "\n".join(differ)
