@@ -15,6 +15,37 @@ class ModelSource(ApiModel):
     """A folder (or mounted volume path) with config.json, tokenizer and safetensors, or a hub id."""
 
 
+class SecretKey(ApiModel):
+    """One key of a Secret in the job's namespace; `rlhf run` reads it from an environment variable."""
+
+    name: Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX, examples=["judge"])]
+    """Name of the Secret."""
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, examples=["token"])]
+    """Key in its data."""
+
+
+class RewardVariable(ApiModel):
+    """An environment variable of a reward function's process: exactly one of value, secretKeyRef."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["JUDGE_TOKEN"])]
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=32768)] | None = None
+    """Its value, kept and shown in clear."""
+    secret_key_ref: SecretKey | None = None
+    """The Secret that holds its value."""
+
+
+class RewardHeader(ApiModel):
+    """A header of every request to a reward endpoint: exactly one of value, secretKeyRef."""
+
+    name: Annotated[str, Field(pattern=r"^[-A-Za-z0-9!#$%&'*+.^_`|~]+$", max_length=253, examples=["Authorization"])]
+    """Name of the header."""
+    value: Annotated[str, Field(pattern=r"^[ -~]*$", max_length=8192, examples=["application/json"])] | None = None
+    """Its value, kept and shown in clear."""
+    secret_key_ref: SecretKey | None = None
+    """The Secret that holds the whole value, such as `Bearer abc`."""
+
+
 class RewardFunction(ApiModel):
     """A Python function `name(prompt, response, record) -> float | None`, sync or async; None abstains."""
 
@@ -44,6 +75,8 @@ class RewardFunction(ApiModel):
     """Name of a ConfigMap whose key reward.py holds the function (in a cluster); alternative to file."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["score"])] = "score"
     """Name of the function."""
+    env: Annotated[list[RewardVariable], Field(max_length=64)] = Field(default_factory=list)
+    """Environment variables of its process, which is given no others of the worker's but those that Python needs."""
 
 
 class RewardEndpoint(ApiModel):
@@ -51,6 +84,8 @@ class RewardEndpoint(ApiModel):
 
     url: Annotated[str, Field(pattern=r"^https?://[^/ ]+", max_length=2048, examples=["http://rewards:8000/score"])]
     """Address, http or https."""
+    headers: Annotated[list[RewardHeader], Field(max_length=32)] = Field(default_factory=list)
+    """Sent with every request."""
 
 
 class Reward(ApiModel):

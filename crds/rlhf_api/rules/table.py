@@ -10,6 +10,7 @@ from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
 from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
+from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rule import Rule, Values
 
 MAX_WORKERS: Final = 4096
@@ -242,6 +243,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _FORCED,
     *of_placement(),
     *of_failure_policy(),
+    *of_reward(),
 )
 """Every rule that crosses fields."""
 

@@ -173,7 +173,9 @@ def _environment(container: Json, caller: Mapping[str, str]) -> dict[str, str]:
         elif name in caller:
             env[name] = caller[name]
         elif caller:
-            raise RunError(f"template env {name}: valueFrom needs a cluster; set {name} in the environment instead")
+            source = variable["valueFrom"].get("secretKeyRef")
+            what = f"key {source['key']} of Secret {source['name']}" if source else "valueFrom"
+            raise RunError(f"env {name}: {what} needs a cluster; set {name} in the environment instead")
     return env
 
 

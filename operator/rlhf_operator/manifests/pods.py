@@ -114,9 +114,12 @@ def worker_pod(job: RLHFJob, group: Group, index: Number, fields: GroupFields, i
         memory="1Gi",
     )
     volumes = []
-    function = job.spec.models.reward.function
     # Generation workers become inference workers when the long tail migrates, without a restart.
-    if function is not None and function.config_map is not None and group is not Group.TRAINING:
+    rewards = group is not Group.TRAINING
+    function = job.spec.models.reward.function
+    if rewards:
+        container["env"] += reward.secret_environment(job.spec.models.reward)
+    if rewards and function is not None and function.config_map is not None:
         container["volumeMounts"].append({"name": reward.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
         volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
     container |= _probes(job)

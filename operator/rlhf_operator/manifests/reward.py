@@ -1,14 +1,17 @@
-"""A reward function in the user's ConfigMap: which pods mount it, and whether it is there to be mounted.
+"""What pods that run rewards are given: the function in the user's ConfigMap, if it is there, and keys of Secrets.
 
-Rule: pure. A pod that mounts it says by an annotation which content it was made with; the kubelet keeps the mounted
-file up to date, and a process reads it when it starts, so a change is seen by the next start and by no running worker.
+Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. A pod that
+mounts a function says by an annotation which content it was made with; the kubelet keeps the mounted file up to date,
+and a process reads it when it starts, so a change is seen by the next start and by no running worker.
 """
 
 import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlhf_api.job.models import Reward
 from rlhf_api.names import GROUP
+from rlhf_api.reward_secrets import variables
 from rlhf_operator.manifests.paths import REWARD_KEY
 
 Json = dict[str, Any]
@@ -18,6 +21,14 @@ VOLUME: Final = "reward"
 CONTENT: Final = f"{GROUP}/reward-content"
 """Annotation of a pod: digest of the function that it was made with."""
 FIELD: Final = "spec.models.reward.function.configMap"
+
+
+def secret_environment(reward: Reward) -> list[Json]:
+    """Variables of our container that hold what the reward is given from Secrets."""
+    return [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
+        for reference, variable in variables(reward).items()
+    ]
 
 
 def mounted(pod: Mapping[str, Any]) -> str | None:

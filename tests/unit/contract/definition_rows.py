@@ -28,6 +28,8 @@ ALL: Final[Json] = {
     ]
 }
 """What the examples leave out and fields are within."""
+ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}
+"""Another reward than that of the examples."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.fusion.interStage.mode", "Fixed"): {
         "spec.fusion.interStage.threshold": 8,
@@ -139,7 +141,8 @@ TRANSITIONS: Final[dict[str, str]] = {
 
 def whole(path: str) -> Json:
     """A valid manifest in which the parents of a field are set."""
-    return dict(yaml.safe_load(changed("grpo" if ".grpo" in path else "ppo", ALL, [])))
+    more = ENDPOINT if ".reward.endpoint" in path else {}
+    return dict(yaml.safe_load(changed("grpo" if ".grpo" in path else "ppo", {**ALL, **more}, [])))
 
 
 def placed(data: Json, path: str, value: Any) -> str:
@@ -182,8 +185,8 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 def bare() -> list[Json]:
     """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
     found = []
-    for example in ("ppo", "grpo"):
-        data = dict(yaml.safe_load(changed(example, ALL, [])))
+    for example, more in (("ppo", {}), ("grpo", ENDPOINT)):
+        data = dict(yaml.safe_load(changed(example, {**ALL, **more}, [])))
         found += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
     return found
 

@@ -132,7 +132,7 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
         "critic": {"path": actor},
         "reference": {"path": actor},
         "reward": {
-            "function": {"file": str(tmp_path / "reward.py"), "name": "score"},
+            "function": {"file": str(tmp_path / "reward.py"), "name": "score", "env": []},
             "timeoutSeconds": 60,
             "retries": 2,
         },

@@ -94,7 +94,7 @@ def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> 
     }
     found = translated(base, {"TOKEN": "mine"}, inference={"template": template})
     assert found["inference-0"].env["TOKEN"] == "mine"
-    with pytest.raises(RunError, match="TOKEN: valueFrom needs a cluster"):
+    with pytest.raises(RunError, match="TOKEN: key k of Secret s needs a cluster; set TOKEN"):
         translated(base, {"OTHER": ""}, inference={"template": template})
 
 

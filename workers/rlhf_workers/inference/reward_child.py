@@ -1,7 +1,8 @@
 """One child process running a reward function, as the worker sees it: started, called, killed.
 
-Rule: the child gets a minimal environment (no token, no address of ours), and every wait on it ends: a call is awaited
-by someone with a time-out, who kills the child. Must never be used again after `kill`.
+Rule: the child gets a minimal environment (no token, no address of ours) and what the manifest names for it, and every
+wait on it ends: a call is awaited by someone with a time-out, who kills the child. Must never be used again after
+`kill`.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlhf_api.names import ExitCode
+from rlhf_workers.inference.reward_given import NOTHING, Given
+from rlhf_workers.inference.reward_host import HIDE
 from rlhf_workers.inference.reward_source import FUNCTION_FIELD, RewardError, checked_reward
 from rlhf_workers.inference.samples import Sample
 from rlhf_workers.role import WorkError
@@ -28,9 +31,11 @@ class ChildGoneError(Exception):
     """The child ended before it answered."""
 
 
-def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+def child_environment(environ: Mapping[str, str], threads: int, given: Given = NOTHING) -> dict[str, str]:
     """What the child sees. A fixed hash seed: sets and dicts of strings are walked in one order in every process."""
-    passed = {name: environ[name] for name in PASSED_ON if name in environ}
+    passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(given.values)
+    if given.secret:
+        passed[HIDE] = ",".join(sorted(given.secret))
     return passed | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
 
 
@@ -46,7 +51,9 @@ class RewardChild:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], threads: int, load_seconds: float) -> "RewardChild":
+    async def start(
+        cls, arguments: Sequence[str], threads: int, load_seconds: float, given: Given = NOTHING
+    ) -> "RewardChild":
         """A child that loaded the function; WorkError RewardFunctionInvalid (exit code 20) when it cannot."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -55,7 +62,7 @@ class RewardChild:
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=child_environment(os.environ, threads),
+            env=child_environment(os.environ, threads, given),
             limit=LINE_BYTES,
         )
         child = cls(process)

@@ -2,7 +2,8 @@
 
 One sample a request, so one sample's failure is its own; many requests at once over kept connections. Rule: a request
 ends within the job's time-out; a bad status, a body that is no JSON, or a list of another length is a failure that says
-so. Redirects are not followed, and proxies of the environment are not used.
+so. Redirects are not followed, and proxies of the environment are not used. A header from a Secret is in no message,
+not even where the endpoint's answer quotes it.
 """
 
 import asyncio
@@ -12,7 +13,14 @@ from typing import Any, Final
 import httpx
 
 from rlhf_api.job.models import RewardEndpoint
-from rlhf_workers.inference.reward_source import ENDPOINT_FIELD, TIMEOUT_FIELD, RewardError, checked_reward
+from rlhf_workers.inference.reward_given import NOTHING, Given, headers, hidden
+from rlhf_workers.inference.reward_source import (
+    ENDPOINT_FIELD,
+    HEADERS_FIELD,
+    TIMEOUT_FIELD,
+    RewardError,
+    checked_reward,
+)
 from rlhf_workers.inference.samples import Sample
 
 REQUESTS: Final = 32
@@ -26,8 +34,11 @@ BODY_BYTES: Final = 1024 * 1024
 class EndpointReward:
     """A RewardSource over HTTP."""
 
-    def __init__(self, endpoint: RewardEndpoint, timeout_seconds: float) -> None:
+    def __init__(self, endpoint: RewardEndpoint, timeout_seconds: float, found: Given = NOTHING) -> None:
+        """`found`: the endpoint's headers. WorkError when one cannot be sent."""
         self._url = endpoint.url
+        self._headers = headers(found, HEADERS_FIELD)
+        self._secrets = found.secrets
         self._timeout = timeout_seconds
         self._requests = asyncio.Semaphore(REQUESTS)
         self._client: httpx.AsyncClient | None = None
@@ -35,7 +46,7 @@ class EndpointReward:
     async def start(self) -> None:
         """Opens no connection yet: an endpoint may come up later than the worker."""
         limits = httpx.Limits(max_connections=REQUESTS, max_keepalive_connections=REQUESTS)
-        self._client = httpx.AsyncClient(timeout=self._timeout, limits=limits, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=self._timeout, limits=limits, trust_env=False, headers=self._headers)
 
     async def score(self, sample: Sample) -> float | None:
         """One request."""
@@ -46,7 +57,7 @@ class EndpointReward:
                 message = f"{self._url} did not answer within {self._timeout:g} s"
                 raise RewardError("RewardTimeout", message, TIMEOUT_FIELD) from None
             except httpx.HTTPError as error:
-                message = f"{self._url} cannot be reached: {error or type(error).__name__}"
+                message = f"{self._url} cannot be reached: {hidden(str(error), self._secrets) or type(error).__name__}"
                 raise RewardError("RewardUnreachable", message, ENDPOINT_FIELD) from error
         return self._reward(status, body)
 
@@ -72,7 +83,7 @@ class EndpointReward:
             return response.status_code, body
 
     def _reward(self, status: int, body: bytes) -> float | None:
-        shown = body[:SHOWN_CHARACTERS].decode(errors="replace")
+        shown = hidden(body.decode(errors="replace"), self._secrets)[:SHOWN_CHARACTERS]
         if status != httpx.codes.OK:
             raise self._invalid(f"status {status}: {shown}")
         try:
@@ -84,7 +95,9 @@ class EndpointReward:
             raise self._invalid(f'no list under "rewards": {shown}')
         if len(rewards) != 1:
             raise self._invalid(f"{len(rewards)} rewards for 1 sample")
-        return checked_reward(rewards[0], ENDPOINT_FIELD)
+        (value,) = rewards
+        quotable = value if value is None or isinstance(value, int | float) else hidden(str(value), self._secrets)
+        return checked_reward(quotable, ENDPOINT_FIELD)
 
     def _invalid(self, what: str) -> RewardError:
         return RewardError("RewardInvalid", f"{self._url} answered with {what}", ENDPOINT_FIELD)

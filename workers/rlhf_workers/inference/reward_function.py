@@ -12,6 +12,7 @@ from typing import Final
 
 from rlhf_api.job.models import RewardFunction
 from rlhf_workers.inference.reward_child import ChildGoneError, RewardChild
+from rlhf_workers.inference.reward_given import NOTHING, Given
 from rlhf_workers.inference.reward_source import FUNCTION_FIELD, TIMEOUT_FIELD, RewardError
 from rlhf_workers.inference.samples import Sample
 from rlhf_workers.role import WorkError
@@ -30,8 +31,15 @@ class FunctionReward:
     """A RewardSource over child processes."""
 
     def __init__(
-        self, function: RewardFunction, timeout_seconds: float, threads: int, children: int = CHILDREN
+        self,
+        function: RewardFunction,
+        timeout_seconds: float,
+        threads: int,
+        children: int = CHILDREN,
+        given: Given = NOTHING,
     ) -> None:
+        """`given`: variables of its process."""
+        self._given = given
         self._arguments = _arguments(function)
         self._timeout = timeout_seconds
         self._threads = threads
@@ -114,7 +122,9 @@ class FunctionReward:
     async def _start_child(self) -> RewardChild:
         self._starting += 1
         try:
-            child = await RewardChild.start(self._arguments, self._threads, max(LOAD_SECONDS, self._timeout))
+            child = await RewardChild.start(
+                self._arguments, self._threads, max(LOAD_SECONDS, self._timeout), self._given
+            )
             self._children.add(child)
             self._processes.add(child)
             child.when_gone(partial(self._processes.discard, child))

@@ -3,7 +3,8 @@
 JSON lines. Out, once: {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}. Then for every
 {"id", "prompt", "response", "record"} that comes in: {"id", "reward": number | null} or {"id", "reason", "message"}.
 Rule: standard library only, so it starts in milliseconds and holds no model; what the function prints goes to stderr,
-the worker's log. It dies with its parent, whatever the function does. Must never guess a reward.
+the worker's log, and what came from Secrets is in no text that leaves. It dies with its parent, whatever the function
+does. Must never guess a reward.
 """
 
 import argparse
@@ -22,13 +23,17 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TextIO
 
 MESSAGE_CHARACTERS: Final = 2000
 PR_SET_PDEATHSIG: Final = 1
+HIDE: Final = "RLHF_HIDE"
+"""Names of the variables whose values no text may quote, separated by commas."""
+HIDDEN: Final = "***"
+"""Stands for such a value."""
 
 Reply = Callable[[dict[str, Any]], None]
 
@@ -39,6 +44,36 @@ class LoadError(Exception):
     def __init__(self, part: str, message: str) -> None:
         super().__init__(message)
         self.part = part
+
+
+class HidingStream:
+    """A text stream that writes HIDDEN for each secret; a value that is written in parts is not seen."""
+
+    def __init__(self, stream: TextIO, secrets: list[str]) -> None:
+        self._stream, self._secrets = stream, secrets
+
+    def write(self, text: str) -> int:
+        self._stream.write(hide(text, self._secrets))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def forms_of(secrets: Iterable[str]) -> list[str]:
+    """Them as they are and without white space at their ends, the longest first."""
+    return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
+
+
+def hide(text: str, secrets: list[str]) -> str:
+    """`text` with HIDDEN for each of `secrets`."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+SECRETS: Final = forms_of(os.environ.get(name, "") for name in os.environ.get(HIDE, "").split(","))
+"""Of this process; its environment is what it was started with."""
 
 
 def load_function(file: str, module: str, name: str) -> Callable[..., Any]:
@@ -80,7 +115,7 @@ def reply_of(number: int, value: Any) -> dict[str, Any]:
     """The reply for what the function returned: a reward, or a failure that says what it was instead."""
     if value is None:
         return {"id": number, "reward": None}
-    shown = repr(value)
+    shown = hide(repr(value), SECRETS)
     shown = shown if len(shown) <= 100 else shown[:100] + "..."
     what = f"the function returned {shown} ({type(value).__name__})"
     if not isinstance(value, numbers.Real):
@@ -98,7 +133,7 @@ def reply_of(number: int, value: Any) -> dict[str, Any]:
 
 def _failure(number: int, error: BaseException, file: str) -> dict[str, Any]:
     traceback.print_exception(error)
-    message = f"the function raised: {describe(error, file)}"[:MESSAGE_CHARACTERS]
+    message = f"the function raised: {describe(error, file)}"
     return {"id": number, "reason": "RewardRaised", "message": message}
 
 
@@ -190,8 +225,13 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     lock = threading.Lock()
+    if SECRETS:
+        sys.stdout = sys.stderr = HidingStream(sys.stderr, SECRETS)  # type: ignore[assignment]
 
     def reply(message: dict[str, Any]) -> None:
+        for part in ("message", "failed"):
+            if part in message:
+                message[part] = hide(message[part], SECRETS)[:MESSAGE_CHARACTERS]
         with lock:
             replies.write(json.dumps(message, allow_nan=False).encode() + b"\n")
             replies.flush()
@@ -199,7 +239,7 @@ def main() -> int:
     try:
         function = load_function(arguments.file, arguments.module, arguments.name)
     except LoadError as error:
-        reply({"failed": str(error)[:MESSAGE_CHARACTERS], "part": error.part})
+        reply({"failed": str(error), "part": error.part})
         return 1
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     reply({"ready": "async" if is_async else "sync"})

@@ -12,6 +12,7 @@ from rlhf_workers.role import WorkError
 
 FUNCTION_FIELD = "spec.models.reward.function"
 ENDPOINT_FIELD = "spec.models.reward.endpoint.url"
+HEADERS_FIELD = "spec.models.reward.endpoint.headers"
 TIMEOUT_FIELD = "spec.models.reward.timeoutSeconds"
 
 

@@ -4,6 +4,7 @@ Rule: everything that can be wrong with a folder, a function or an address is fo
 WorkError that names the field.
 """
 
+import os
 from typing import TypeAlias
 
 import torch
@@ -13,8 +14,9 @@ from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import RewardCalls
 from rlhf_workers.inference.reward_function import FunctionReward
+from rlhf_workers.inference.reward_given import given
 from rlhf_workers.inference.reward_model import RewardModelScorer
-from rlhf_workers.inference.reward_source import RewardSource
+from rlhf_workers.inference.reward_source import FUNCTION_FIELD, HEADERS_FIELD, RewardSource
 from rlhf_workers.inference.reward_text import OwnTokenizer, differs
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.role import WorkError
@@ -69,12 +71,14 @@ def _reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scor
 def _reward_source(spec: RLHFJobSpec) -> RewardSource:
     reward = spec.models.reward
     if reward.function is not None:
-        return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads)
+        env = given(reward.function.env, f"{FUNCTION_FIELD}.env", reward, os.environ)
+        return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads, given=env)
     assert reward.endpoint is not None
     # Only a job with an endpoint pays for loading an HTTP client.
     from rlhf_workers.inference.reward_endpoint import EndpointReward
 
-    return EndpointReward(reward.endpoint, reward.timeout_seconds)
+    found = given(reward.endpoint.headers, HEADERS_FIELD, reward, os.environ)
+    return EndpointReward(reward.endpoint, reward.timeout_seconds, found)
 
 
 def _reward_model(spec: RLHFJobSpec, path: str, device: torch.device, home: torch.device) -> Scorer:

@@ -1,0 +1,57 @@
+"""Rules of what a reward is given: every variable and every header has one value, and a name of its own."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api.rules.rule import Rule, Values
+
+_LISTS: Final = (
+    ("spec.models.reward.function", "env", "each.name", lambda name: name),
+    ("spec.models.reward.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
+)
+"""Node, its list, and by what its members are told apart: headers have no case."""
+
+
+def of_reward() -> Iterator[Rule]:
+    """Every rule about them."""
+    for node, name, key, known_by in _LISTS:
+        yield _one_value(node, name)
+        yield _different(node, name, key, known_by)
+
+
+def _one_value(node: str, name: str) -> Rule:
+    field = f"{node}.{name}"
+
+    def right(each: Mapping[str, Any]) -> bool:
+        return (each.get("value") is None) != (each.get("secretKeyRef") is None)
+
+    def says(values: Values) -> str:
+        return f"{next(each['name'] for each in values[field] if not right(each))}: needs one of value, secretKeyRef"
+
+    return Rule(
+        field=field,
+        node=node,
+        cel=f"self.{name}.all(each, has(each.value) != has(each.secretKeyRef))",
+        holds=lambda values: all(right(each) for each in values[field]),
+        message="every member needs one of value, secretKeyRef",
+        message_cel=f"'%s: needs one of value, secretKeyRef'.format([self.{name}.filter(each, has(each.value) == "
+        "has(each.secretKeyRef))[0].name])",
+        says=says,
+    )
+
+
+def _different(node: str, name: str, key: str, known_by: Callable[[str], str]) -> Rule:
+    field = f"{node}.{name}"
+
+    def holds(values: Values) -> bool:
+        names = [known_by(each["name"]) for each in values[field]]
+        return len(set(names)) == len(names)
+
+    other = key.replace("each", "other")
+    return Rule(
+        field=field,
+        node=node,
+        cel=f"self.{name}.all(each, self.{name}.exists_one(other, {other} == {key}))",
+        holds=holds,
+        message="must have different names",
+    )
