@@ -35,7 +35,7 @@ from .toolchain import binary
 __all__ = ["Cluster", "ClusterError"]
 
 KUBECTL_TIMEOUT = 120.0  # seconds for one kubectl call that names no other
-NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "device-plugin")
+NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "kube-network-policies", "device-plugin")
 Manifest = Mapping[str, Any]
 
 

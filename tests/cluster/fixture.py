@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from .cluster import Cluster
-from .settings import Level
 
 NO_ROOT = "level 'node' makes namespaces, mounts and links and needs root"
 
@@ -21,30 +21,31 @@ NO_ROOT = "level 'node' makes namespaces, mounts and links and needs root"
 @pytest.fixture(scope="session")
 def api_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """etcd and the API server: schemas, CEL, RBAC, server-side apply; no controllers, no garbage collection."""
-    with _running(request, "api") as cluster:
+    with own_cluster(request, level="api") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def control_plane_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Controllers and scheduler too; pods run on kwok nodes that a test adds."""
-    with _running(request, "control-plane") as cluster:
+    with own_cluster(request, level="control-plane") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def node_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One real node with 8 GPUs advertised; skipped without root."""
-    if os.geteuid() != 0:
-        pytest.skip(NO_ROOT)
-    with _running(request, "node") as cluster:
+    with own_cluster(request, level="node") as cluster:
         yield cluster
 
 
 @contextmanager
-def _running(request: pytest.FixtureRequest, level: Level) -> Iterator[Cluster]:
+def own_cluster(request: pytest.FixtureRequest, **choices: Any) -> Iterator[Cluster]:
+    """A cluster of these settings for one module; skipped without root where it needs that."""
+    if choices["level"] == "node" and os.geteuid() != 0:
+        pytest.skip(NO_ROOT)
     failed_before = request.session.testsfailed
-    cluster = Cluster(level=level).start()
+    cluster = Cluster(**choices).start()
     try:
         yield cluster
     finally:

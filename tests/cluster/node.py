@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from . import images, leftovers
+from . import images, leftovers, network_policies
 from .control_plane import ControlPlane
 from .processes import STOP_GRACE, ClusterError, Processes, wait_until
 from .settings import Settings
@@ -97,6 +97,8 @@ class Node:
             self.import_image(archive)
         self._start_kubelet()
         self._start_kube_proxy()
+        if self._settings.network_policies:
+            self._start_enforcer()
         self._start_device_plugin()
 
     def set_gpus(self, count: int, unhealthy: int = 0) -> None:
@@ -230,6 +232,14 @@ class Node:
             *self._settings.extra("kube-proxy"),
         ]
         self.processes.start("kube-proxy", [binary("kube-proxy"), *argv])
+
+    def _start_enforcer(self) -> None:
+        name = network_policies.NAME
+        kubeconfig = self._control_plane.kubeconfig(f"{name}-{self.name}", name, "system:masters")
+        argv = [*network_policies.arguments(kubeconfig, self.name), *self._settings.extra(name)]
+        self.processes.start(name, [binary(name), *argv])
+        for rule in network_policies.rules():
+            self.run(rule)
 
     def _start_device_plugin(self) -> None:
         self.set_gpus(self._settings.gpus)

@@ -22,6 +22,7 @@ COMPONENTS = (
     "kwok",
     "kubelet",
     "kube-proxy",
+    "kube-network-policies",
 )
 
 
@@ -38,6 +39,8 @@ class Settings:
     """Real nodes n1, n2, ...; each is a set of namespaces on this machine."""
     gpus: int = 8
     """nvidia.com/gpu advertised by each real node."""
+    network_policies: bool = False
+    """Whether real nodes enforce NetworkPolicies; those of a job keep out an operator that runs beside the cluster."""
     feature_gates: Mapping[str, bool] = field(default_factory=dict)
     """Given to API server, controllers, scheduler and kubelet."""
     runtime_config: Sequence[str] = ()

@@ -1,9 +1,10 @@
 """The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
 
-Owns `binaries/go.mod`, the link flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
-covers go.mod, go.sum and the flags: a change of any builds anew, everything else costs one `stat`. Nothing prebuilt is
-ever downloaded. A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two
-runs from building at the same time.
+Owns the two Go modules, the link flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
+covers a module's go.mod, go.sum and the flags: a change of any builds the module's binaries anew, everything else costs
+one `stat`. What wants other versions of the same libraries is a module of its own. Nothing prebuilt is ever downloaded.
+A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two runs from
+building at the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 MODULE = Path(__file__).parent / "binaries"
+ENFORCER = Path(__file__).parent / "enforcer"
 
 KUBERNETES = "1.36.3"
 # Without gitVersion the server reports v0.0.0, which clients refuse.
@@ -40,7 +42,9 @@ PACKAGES = {
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     "coredns": "github.com/coredns/coredns",
     "helm": "helm.sh/helm/v4/cmd/helm",
+    "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd/kube-network-policies/standard",
 }
+MODULES = {"kube-network-policies": ENFORCER}  # those that are not of `binaries/`
 KWOK_STAGES = (
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
@@ -55,11 +59,11 @@ class ToolchainError(RuntimeError):
     """A binary can be neither found nor built; the message says what to install."""
 
 
-def cache_folder() -> Path:
-    """The folder of this set of pinned versions: binaries in `bin/`, container images in `images/`."""
+def cache_folder(module: Path = MODULE) -> Path:
+    """The folder of a module's pinned versions, with its binaries in `bin/`; images lie beside it."""
     key = hashlib.sha256(LDFLAGS.encode())
     for name in ("go.mod", "go.sum"):
-        key.update((MODULE / name).read_bytes())
+        key.update((module / name).read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
     return root / "rlhf-operator" / "cluster" / key.hexdigest()[:16]
 
@@ -77,8 +81,9 @@ def binary(name: str) -> Path:
         if not path.is_file():
             raise ToolchainError(f"KUBEBUILDER_ASSETS={assets} holds no {name}; unset it to build {name} from source")
         return path
-    path = cache_folder() / "bin" / name
-    return path if path.is_file() else _build(name, path)
+    module = MODULES.get(name, MODULE)
+    path = cache_folder(module) / "bin" / name
+    return path if path.is_file() else _build(name, path, module)
 
 
 def require(level: str) -> None:
@@ -110,7 +115,7 @@ def kwok_stages() -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def _build(name: str, path: Path) -> Path:
+def _build(name: str, path: Path, module: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent.parent / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,7 +126,7 @@ def _build(name: str, path: Path) -> Path:
         command = ["nice", "-n", "15", _go(), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
         command += ["-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
         environment = {"GOFLAGS": "-p=2"} | os.environ | {"CGO_ENABLED": "0"}
-        built = subprocess.run(command, cwd=MODULE, env=environment, capture_output=True, text=True, check=False)
+        built = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True, check=False)
         if built.returncode:
             raise ToolchainError(f"building {name} failed: {' '.join(command)}\n{built.stderr[-4000:]}")
         partial.rename(path)
