@@ -9,7 +9,6 @@ path with its metrics once it serves them, so the same question is answered well
 
 import asyncio
 import logging
-import socket
 import socketserver
 import sys
 import threading
@@ -18,6 +17,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from rlhf_api.listening import listener
 
 log = logging.getLogger(__name__)
 
@@ -91,20 +92,17 @@ class _Quiet(WSGIRequestHandler):
         """Nothing: a kubelet asks all day."""
 
 
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
 def _server(host: str, port: int, application: Application) -> WSGIServer:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-
-    class Server(socketserver.ThreadingMixIn, WSGIServer):
-        address_family = family
-        daemon_threads = True
-
-        def server_bind(self) -> None:
-            """As the library's, without asking DNS for the host's name."""
-            socketserver.TCPServer.server_bind(self)
-            self.server_name, self.server_port = host, self.socket.getsockname()[1]
-            self.setup_environ()
-
-    server = Server((str(address[0]), port), _Quiet)
+    listening = listener(host, port)
+    server = _Server((host, port), _Quiet, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    server.server_name, server.server_port = host, listening.getsockname()[1]
+    server.setup_environ()
     server.set_app(application)
     return server
 

@@ -39,6 +39,8 @@ log = logging.getLogger("rlhf_operator")
 
 CONCURRENCY: Final = 16
 """Reconciles at once; they mostly wait for the API server."""
+USER_MAX: Final = 2**31 - 1
+"""Largest user id that the API server takes."""
 SHORTEST_CERTIFICATE: Final = 30
 """Seconds; of use to tests alone."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -57,6 +59,8 @@ class Options:
     health: str
     metrics: str
     lease_namespace: str
+    home: str
+    """The namespace of its pod; empty outside of a cluster."""
     leader_election: bool
     concurrency: int
     json_logs: bool
@@ -72,8 +76,13 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
     parser.add_argument("--operator-image", default=default.operator, help="image of coordinators")
     parser.add_argument("--worker-image", default=default.worker, help="image of workers")
-    parser.add_argument("--health-address", default="0.0.0.0:8081", help="host:port of /healthz and /readyz")
-    parser.add_argument("--metrics-address", default="0.0.0.0:8080", help="host:port of /metrics")
+    told = (
+        "user and group of pods whose templates name none, above 0; none: the cluster's choice, as OpenShift makes it"
+    )
+    parser.add_argument("--run-as-user", type=_user, default=default.user, metavar="ID|none", help=told)
+    every = "host:port of %s; [::] is every address of IPv6 and IPv4"
+    parser.add_argument("--health-address", default="[::]:8081", help=every % "/healthz and /readyz")
+    parser.add_argument("--metrics-address", default="[::]:8080", help=every % "/metrics")
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
@@ -92,19 +101,29 @@ def options(arguments: Sequence[str]) -> Options:
     scheduling = tuple(each for each in given.scheduling.split(",") if each)
     if unknown := sorted(set(scheduling) - set(MODES)):
         parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
-    own = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else "default"
+    home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
     return Options(
         namespaces=tuple(given.namespace),
-        images=Images(given.operator_image, given.worker_image),
+        images=Images(given.operator_image, given.worker_image, given.run_as_user),
         health=given.health_address,
         metrics=given.metrics_address,
-        lease_namespace=given.lease_namespace or own,
+        lease_namespace=given.lease_namespace or home or "default",
+        home=home,
         leader_election=not given.no_leader_election,
         concurrency=given.concurrency,
         json_logs=given.log_format == "json",
         certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
         scheduling=scheduling,
     )
+
+
+def _user(text: str) -> int | None:
+    """The value of --run-as-user. Raises ArgumentTypeError."""
+    if text == "none":
+        return None
+    if not text.isdecimal() or not 0 < int(text) <= USER_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number from 1 to {USER_MAX}, or none")
+    return int(text)
 
 
 async def operate(options: Options, cluster: Cluster) -> int:
@@ -118,7 +137,14 @@ async def operate(options: Options, cluster: Cluster) -> int:
     coordinators = Coordinators(queue.add)
     lifetime = options.certificate_lifetime
     controller = Controller(
-        cluster, index, options.images, metrics, coordinators, recorder, certificate_lifetime=lifetime
+        cluster,
+        index,
+        options.images,
+        metrics,
+        coordinators,
+        recorder,
+        certificate_lifetime=lifetime,
+        home=options.home,
     )
     resync = Resync(cluster, index, queue, options.namespaces)
     leader = Leader(cluster, options.lease_namespace, identity)

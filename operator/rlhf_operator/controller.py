@@ -53,8 +53,9 @@ class Controller:
         recorder: Recorder,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
+        home: str = "",
     ) -> None:
-        self._cluster, self._index, self._images = cluster, index, images
+        self._cluster, self._index, self._images, self._home = cluster, index, images, home
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
         self._certificates = JobCertificates(cluster, certificate_lifetime)
         self._revisions = JobRevisions(cluster)
@@ -150,6 +151,7 @@ class Controller:
             verdict=verdict,
             status_written=self._written.get(key),
             images=self._images,
+            home=self._home,
         )
 
     async def _carry_out(self, key: str, job: Json, plan: Plan) -> float | None:

@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from rlhf_api.listening import listener
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.workqueue import Snapshot
 
@@ -61,5 +62,5 @@ async def serve(
     await runner.setup()
     for address in addresses:
         host, _, port = address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+        await web.SockSite(runner, listener(host.strip("[]"), int(port))).start()
     return runner

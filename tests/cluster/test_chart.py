@@ -12,7 +12,6 @@ from rlhf_api import names
 from rlhf_operator.cluster import RESOURCES
 from rlhf_operator.gang.apis import APIS, KUEUE, MODES, Served
 from rlhf_operator.handlers import WATCHED
-from rlhf_operator.manifests import identity
 
 from .chart import (
     CHART,
@@ -50,6 +49,19 @@ pytestmark = pytest.mark.slow
         ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"crds": {"enabled": "yes"}}, "crds"),
+        ({"podSecurity": {"runAsUser": 0}}, "runAsUser"),
+        ({"podSecurity": {"runAsUser": "none"}}, "runAsUser"),
+        ({"controller": {"podLabels": {"bad name": "x"}}}, "/controller/podLabels': additional properties 'bad name'"),
+        ({"controller": {"podLabels": {"a/b/c": "x"}}}, "/controller/podLabels': additional properties 'a/b/c'"),
+        ({"controller": {"podLabels": {"-x": "x"}}}, "podLabels"),
+        ({"controller": {"podLabels": {"x" * 64: "x"}}}, "podLabels"),
+        ({"controller": {"podLabels": {"cost": "a b"}}}, "/controller/podLabels/cost"),
+        ({"controller": {"podLabels": {"cost": "x" * 64}}}, "/controller/podLabels/cost"),
+        ({"controller": {"podLabels": {"cost": 7}}}, "/controller/podLabels/cost"),
+        ({"commonLabels": {"team": "r l"}}, "/commonLabels/team"),
+        ({"controller": {"podAnnotations": {"bad name": "x"}}}, "podAnnotations"),
+        ({"controller": {"nodeSelector": {"kubernetes.io/os": "a b"}}}, "nodeSelector"),
+        ({"metrics": {"serviceMonitor": {"labels": {"release": "a b"}}}}, "/metrics/serviceMonitor/labels/release"),
         ({"serviceAccount": {"create": False}}, "name"),
         ({"scheduling": {"kueue": "yes"}}, "kueue"),
         ({"scheduling": {"yunikorn": True}}, "yunikorn"),
@@ -204,11 +216,45 @@ def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
     assert "--worker-image=registry:5000/rlhf-operator/worker:v2" in container["args"]
 
 
+@pytest.mark.parametrize(
+    ("values", "user"),
+    [
+        ({}, 10001),
+        ({"podSecurity": {"runAsUser": 1000680000}}, 1000680000),
+        ({"podSecurity": {"runAsUser": None}}, None),
+        ({"podSecurity": None}, 10001),  # helm upgrade --reuse-values from a chart that did not know it
+    ],
+)
+def test_the_user_of_all_pods_is_named_or_left_to_the_cluster(values: dict[str, Any], user: int | None) -> None:
+    spec = pod(render(values))
+    said = {name: each for name, each in spec["securityContext"].items() if name.startswith("runAs")}
+    assert said == {"runAsNonRoot": True} | ({} if user is None else {"runAsUser": user, "runAsGroup": user})
+    assert f"--run-as-user={user or 'none'}" in spec["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("name", ["app.kubernetes.io/name", "helm.sh/chart", "pod-template-hash", "rlhf.dev/job-name"])
+@pytest.mark.parametrize("field", ["commonLabels", "controller.podLabels"])
+def test_labels_that_objects_are_found_by_are_refused(field: str, name: str) -> None:
+    """The Deployment finds its pods by some, and the NetworkPolicy of every job lets the operator in by them."""
+    values: dict[str, Any] = {name: "x"}
+    for each in reversed(field.split(".")):
+        values = {each: values}
+    with pytest.raises(ValueError, match=f"{field}: {name}: is set by the chart or the cluster"):
+        render(values)
+
+
+def test_labels_of_any_other_name_are_taken() -> None:
+    given = {"app.kubernetes.io/part-of": "training", "team.example.com/cost_center": "", "x": "A-1_b.c"}
+    made = render({"controller": {"podLabels": given}, "commonLabels": {"example.com/x": "y"}})
+    labels = made["Deployment", RELEASE]["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= {**given, "example.com/x": "y"}.items()
+
+
 def test_metrics_and_network_toggles() -> None:
     assert ("Service", f"{RELEASE}-metrics") not in render({"metrics": {"enabled": False}})
     plain = render({"metrics": {"port": 9090}})
     assert plain["Service", f"{RELEASE}-metrics"]["spec"]["ports"][0]["port"] == 9090
-    assert "--metrics-address=0.0.0.0:9090" in pod(plain)["containers"][0]["args"]
+    assert "--metrics-address=[::]:9090" in pod(plain)["containers"][0]["args"]
     assert not {kind for kind, _ in plain} & {"ServiceMonitor", "NetworkPolicy"}
     made = render(EVERYTHING)
     assert made["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
@@ -217,7 +263,7 @@ def test_metrics_and_network_toggles() -> None:
     assert names.COORDINATOR_PORT in [each["port"] for rule in policy["egress"] for each in rule["ports"]]
 
 
-def test_what_is_asked_for_pods_reaches_them_and_our_labels_win() -> None:
+def test_what_is_asked_for_pods_reaches_them() -> None:
     made = render(EVERYTHING | {"controller": EVERYTHING["controller"] | {"podLabels": {"cost": "shared"}}})
     assert all(each["metadata"]["labels"]["team"] == "rl" for each in made.values())
     template, given = made["Deployment", "everything"]["spec"]["template"], EVERYTHING["controller"]
@@ -226,10 +272,3 @@ def test_what_is_asked_for_pods_reaches_them_and_our_labels_win() -> None:
     for each in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
         assert template["spec"][each] == given[each]
     assert given["env"][0] in template["spec"]["containers"][0]["env"]
-    # The NetworkPolicy of every job lets the operator in by these.
-    stolen = {"app.kubernetes.io/name": "other", "app.kubernetes.io/component": "other"}
-    labels = render({"commonLabels": stolen, "controller": {"podLabels": stolen}})["Deployment", RELEASE]["spec"][
-        "template"
-    ]["metadata"]["labels"]
-    assert labels["app.kubernetes.io/name"] == identity.APPLICATION
-    assert labels["app.kubernetes.io/component"] == "operator"

@@ -144,7 +144,7 @@ def peers(cluster: Cluster) -> Peers:
         found.until(name, {(other, port) for other in PEERS if other != name for port in PORTS})
     api_server = int(cluster.server.rpartition(":")[2])
     values = {"networkPolicy": {"enabled": True, "apiServerPorts": [api_server]}}
-    cluster.apply([network_policy(job()), render(values)["NetworkPolicy", RELEASE]])
+    cluster.apply([network_policy(job(), HOME), render(values)["NetworkPolicy", RELEASE]])
     return found
 
 

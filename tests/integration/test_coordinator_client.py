@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.coordinated import Coordinated, make_job
+from tests.loopback import LOOPBACKS
 
 from rlhf_operator import coordinator_client
 from rlhf_operator.certificates import Certificates, new_authority
@@ -28,15 +29,18 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("host", LOOPBACKS)
 async def test_a_coordinator_is_read_and_told_its_sizes_by_the_holder_of_its_certificates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Listening as a pod does, by the address of a pod of either family."""
     monkeypatch.setattr(coordinator_client, "TIMEOUT_SECONDS", 60.0)
     ours = certificates()
     ours.write(tmp_path / "certificates")
     coordinated = Coordinated(make_job(tmp_path), tmp_path / "run", tmp_path / "certificates")
+    port = coordinated.address.rpartition(":")[2]
+    coordinated.address = f"[::]:{port}"
     coordinated.start()
-    host, _, port = coordinated.address.rpartition(":")
     changed: list[str] = []
     readers = Coordinators(changed.append, int(port))
     try:

@@ -31,7 +31,7 @@ from rlhf_workers.metrics import metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
 from rlhf_workers.session import IncompatibleError, Session, SessionBrokenError
-from rlhf_workers.settings import Settings, split_address
+from rlhf_workers.settings import Settings, join_address, split_address
 from rlhf_workers.weight_source import WeightSource
 
 log = logging.getLogger(__name__)
@@ -128,9 +128,9 @@ class Agent:
     def _set_addresses(self, server: PeerServer) -> None:
         settings = self._settings
         host, port = split_address(Env.ADVERTISE, settings.advertise or settings.listen)
-        self._advertise = f"[{host}]:{port or server.port}" if ":" in host else f"{host}:{port or server.port}"
+        self._advertise = join_address(host, port or server.port)
         if settings.rendezvous or settings.group == Group.TRAINING:
-            self._rendezvous = f"{settings.rendezvous_host}:{free_port(settings.rendezvous_host)}"
+            self._rendezvous = join_address(settings.rendezvous_host, free_port(settings.rendezvous_host))
         log.info("serves peers at %s; dials the coordinator at %s", self._advertise, settings.coordinator)
 
     # ------------------------------------------------------------ sessions

@@ -60,6 +60,11 @@ def split_address(variable: str, value: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """`host:port`, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Settings of this process; SettingsError names the variable, its value and what would be right."""
     group = _required(environ, Env.GROUP)

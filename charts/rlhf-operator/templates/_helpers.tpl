@@ -14,11 +14,35 @@ app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "rlhf-operator.labels" -}}
+{{- include "rlhf-operator.free" (dict "field" "commonLabels" "labels" .Values.commonLabels) -}}
 {{- $fixed := include "rlhf-operator.selector" . | fromYaml -}}
 {{- $_ := set $fixed "app.kubernetes.io/version" .Chart.AppVersion -}}
 {{- $_ := set $fixed "app.kubernetes.io/managed-by" .Release.Service -}}
 {{- $_ := set $fixed "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.commonLabels) $fixed) -}}
+{{- end }}
+
+{{/* The user of all pods as the operator's flag takes it: helm drops a null, and --reuse-values brings no podSecurity. */}}
+{{- define "rlhf-operator.user" -}}
+{{- if not (hasKey .Values "podSecurity") -}}
+10001
+{{- else if .Values.podSecurity.runAsUser -}}
+{{ int64 .Values.podSecurity.runAsUser }}
+{{- else -}}
+none
+{{- end -}}
+{{- end }}
+
+{{/* Refuses labels of the user by which the chart, the operator or a controller of the cluster finds objects:
+(dict "field" "controller.podLabels" "labels" .Values.controller.podLabels). */}}
+{{- define "rlhf-operator.free" -}}
+{{- $own := list "name" "instance" "component" "version" "managed-by" -}}
+{{- range $name, $value := .labels -}}
+{{- $taken := or (hasPrefix "rlhf.dev/" $name) (has $name (list "helm.sh/chart" "pod-template-hash")) -}}
+{{- if or $taken (and (hasPrefix "app.kubernetes.io/" $name) (has (trimPrefix "app.kubernetes.io/" $name) $own)) -}}
+{{- printf "%s: %s: is set by the chart or the cluster, which find objects by it: choose another name" $.field $name | fail -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* Reference of an image: (dict "root" $ "image" .Values.image.operator). */}}

@@ -1,15 +1,19 @@
 """How a job's pods are reached: headless Services, and a NetworkPolicy that lets in nobody else.
 
 Rule: pods of one job talk freely (training ranks pick rendezvous ports themselves); from outside, the operator reaches
-the coordinator, and anybody the metrics port. Egress stays open: reward endpoints and model hubs are the user's.
+the coordinator, and anybody the metrics port. The operator is known by its namespace too where that is known: whoever
+may make pods elsewhere may give them its labels. Egress stays open: reward endpoints and model hubs are the user's.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
+
+NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+"""Set on every namespace by the API server, to its name, and kept so."""
 
 
 def services(job: RLHFJob) -> list[dict[str, Any]]:
@@ -51,9 +55,10 @@ def _headless(
     }
 
 
-def network_policy(job: RLHFJob) -> dict[str, Any]:
-    """Ingress of the job's pods."""
+def network_policy(job: RLHFJob, home: str = "") -> dict[str, Any]:
+    """Ingress of the job's pods; `home` is the operator's namespace, empty where it runs outside of the cluster."""
     operator = {"app.kubernetes.io/name": identity.APPLICATION, "app.kubernetes.io/component": "operator"}
+    namespace = {"matchLabels": {NAMESPACE_LABEL: home}} if home else {}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -64,7 +69,7 @@ def network_policy(job: RLHFJob) -> dict[str, Any]:
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": identity.selector(job)}}]},
                 {
-                    "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": operator}}],
+                    "from": [{"namespaceSelector": namespace, "podSelector": {"matchLabels": operator}}],
                     "ports": [{"port": names.COORDINATOR_PORT, "protocol": "TCP"}],
                 },
                 {"ports": [{"port": names.METRICS_PORT, "protocol": "TCP"}]},

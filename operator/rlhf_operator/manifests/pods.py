@@ -22,7 +22,8 @@ GPU_RESOURCE: Final = "nvidia.com/gpu"
 TERMINATION_MESSAGE: Final = "/dev/termination-log"
 """Kubernetes' default: the kubelet puts it into the pod's status. Writable, whatever the root file system is."""
 USER_ID: Final = 10001
-"""Unprivileged user and group; a template may name another one that is not root."""
+"""Unprivileged user and group of the images; the operator's installation and a template may name another one that is
+not root."""
 COORDINATOR_GRACE_SECONDS: Final = 300
 """On SIGTERM the coordinator finishes the optimizer step and writes a checkpoint."""
 WORKER_GRACE_SECONDS: Final = 30
@@ -46,9 +47,6 @@ THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_T
 
 POD_SECURITY: Final = {
     "runAsNonRoot": True,
-    "runAsUser": USER_ID,
-    "runAsGroup": USER_ID,
-    "fsGroup": USER_ID,
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -60,18 +58,18 @@ CONTAINER_SECURITY: Final = {
 }
 
 
-def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
+def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dict[str, Any]:
     """The coordinator. Its run folder is beside the checkpoints, so that a pod on another node finds the journal."""
     checkpoints = job.spec.checkpoints
     run_dir = f"{checkpoints.path.rstrip('/')}/run" if checkpoints else RUN_PATH
     env = {
         Env.JOB_FILE: f"{JOB_PATH}/{JOB_KEY}",
         Env.RUN_DIR: run_dir,
-        Env.LISTEN: f"0.0.0.0:{names.COORDINATOR_PORT}",
+        Env.LISTEN: f"[::]:{names.COORDINATOR_PORT}",
         Env.GROUP: Group.COORDINATOR.value,
         Env.INDEX: "0",
         Env.CERTIFICATES: CERTIFICATES_PATH,
-        Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
+        Env.METRICS: f"[::]:{names.METRICS_PORT}",
         Env.TERMINATION_MESSAGE: TERMINATION_MESSAGE,
         Env.AWAIT_WORKERS: "1",
     }
@@ -85,19 +83,21 @@ def coordinator_pod(job: RLHFJob, image: str) -> dict[str, Any]:
         container["volumeMounts"].append({"name": "run", "mountPath": RUN_PATH})
         volumes.append({"name": "run", "emptyDir": {}})
     container |= _probes(job)
-    return _staying(_pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS))
+    return _staying(_pod(job, Group.COORDINATOR, 0, container, volumes, COORDINATOR_GRACE_SECONDS, user))
 
 
-def worker_pod(job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str) -> dict[str, Any]:
+def worker_pod(
+    job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str, user: int | None = USER_ID
+) -> dict[str, Any]:
     """One worker of a group; a training rank is a worker."""
     env = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
-        Env.LISTEN: f"0.0.0.0:{names.WORKER_PORT}",
+        Env.LISTEN: f"[::]:{names.WORKER_PORT}",
         Env.ADVERTISE: f"{identity.pod_host(job, group, index)}:{names.WORKER_PORT}",
         Env.GROUP: group.value,
         Env.INDEX: str(index),
         Env.CERTIFICATES: CERTIFICATES_PATH,
-        Env.METRICS: f"0.0.0.0:{names.METRICS_PORT}",
+        Env.METRICS: f"[::]:{names.METRICS_PORT}",
         # A pod sees only its own devices, so the first is always the one.
         Env.DEVICE: "cuda:0" if fields.gpus_per_replica else "cpu",
         Env.THREADS: str(fields.cpu_threads),
@@ -124,8 +124,8 @@ def worker_pod(job: RLHFJob, group: Group, index: Number, fields: GroupFields, i
         volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
     container |= _probes(job)
     if group is not job.spec.rank_group:
-        return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS)
-    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS)
+        return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS, user)
+    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS, user)
     holds_rank = index != SPARE if isinstance(index, str) else index < job.spec.training.ranks
     return _staying(made) if holds_rank else made
 
@@ -205,9 +205,19 @@ def _container(
 
 
 def _pod(
-    job: RLHFJob, group: Group, index: Number, container: dict[str, Any], volumes: list[dict[str, Any]], grace: int
+    job: RLHFJob,
+    group: Group,
+    index: Number,
+    container: dict[str, Any],
+    volumes: list[dict[str, Any]],
+    grace: int,
+    user: int | None,
 ) -> dict[str, Any]:
     name = identity.pod_name(job, group, index)
+    owner = {} if user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user)
+    # With fsGroup the key is read by the job's group and by nobody else. Whether the cluster sets one is not known; the
+    # pod's own processes are all that see the folder.
+    mode = 0o444 if user is None else 0o440
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -219,13 +229,12 @@ def _pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace,
-            "securityContext": POD_SECURITY,
+            "securityContext": POD_SECURITY | owner,
             "containers": [container],
             "volumes": [
-                # 0440 with fsGroup: the key is read by the job's group and by nobody else.
                 {
                     "name": "certificates",
-                    "secret": {"secretName": identity.certificates_name(job), "defaultMode": 0o440},
+                    "secret": {"secretName": identity.certificates_name(job), "defaultMode": mode},
                 },
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},

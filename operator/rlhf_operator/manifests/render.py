@@ -19,7 +19,7 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.identity import Number
 from rlhf_operator.manifests.network import network_policy, services
-from rlhf_operator.manifests.pods import CONTAINER, coordinator_pod, tell_grace, worker_pod
+from rlhf_operator.manifests.pods import CONTAINER, USER_ID, coordinator_pod, tell_grace, worker_pod
 from rlhf_operator.manifests.template import TemplateError, check, merge_pod
 
 Json = dict[str, Any]
@@ -43,10 +43,13 @@ _HUB: Final = "HF_"
 
 @dataclass(frozen=True)
 class Images:
-    """Container images; a template's image for container `worker` wins for worker pods."""
+    """Container images and who runs them; what a template says of either wins."""
 
     operator: str = "ghcr.io/rlhf-operator/operator:latest"
     worker: str = "ghcr.io/rlhf-operator/worker:latest"
+    user: int | None = USER_ID
+    """User and group, owner of volumes too; None leaves all three to the cluster: OpenShift has a range for each
+    namespace and refuses others."""
 
 
 @dataclass(frozen=True)
@@ -93,29 +96,29 @@ def render(
     return Objects([first, secret(job, certificates), *others], pods)
 
 
-def plain(job: RLHFJob, data: Mapping[str, str] | None = None) -> list[Json]:
+def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -> list[Json]:
     """What pods need beside the Secret: ConfigMap (with `data` where that is not of this moment), Services,
-    NetworkPolicy."""
-    return [configuration(job, data), *services(job), network_policy(job)]
+    NetworkPolicy; `home` is the operator's namespace."""
+    return [configuration(job, data), *services(job), network_policy(job, home)]
 
 
 def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number = 0, mark: str = "") -> Json:
     """One pod of a resolved job; `mark` is its `template_mark` when that is known. Raises TemplateError."""
     mark = mark or template_mark(job, group)
     if group is Group.COORDINATOR:
-        return _coordinator(job, images.operator, epoch, mark)
+        return _coordinator(job, images, epoch, mark)
     labels = identity.labels(job, group, index, epoch)
-    ours, template = worker(job, group, index, images.worker), getattr(job.spec, group).template
+    ours, template = worker(job, group, index, images.worker, images.user), getattr(job.spec, group).template
     merged = merge_pod(ours, template, labels, f"spec.{group}.template")
     if group is job.spec.rank_group:
         tell_grace(merged)
     return _finished(job, merged, mark)
 
 
-def worker(job: RLHFJob, group: Group, index: Number, image: str) -> Json:
+def worker(job: RLHFJob, group: Group, index: Number, image: str, user: int | None = USER_ID) -> Json:
     """A worker's pod before its template is merged in."""
     fields: GroupFields = getattr(job.spec, group)
-    return worker_pod(job, group, index, fields, image)
+    return worker_pod(job, group, index, fields, image, user)
 
 
 def rank_template(job: RLHFJob) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
     return template
 
 
-def mounting(job: RLHFJob, image: str, labels: Mapping[str, str]) -> Json:
+def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
     """The coordinator's pod before its own template: it reads prompts and tokenizer and writes checkpoints, so it
     mounts what pods with ranks mount.
 
@@ -142,7 +145,7 @@ def mounting(job: RLHFJob, image: str, labels: Mapping[str, str]) -> Json:
             hub = [each for each in container.get("env") or [] if str(each.get("name", "")).startswith(_HUB)]
             taken = {"volumeMounts": container.get("volumeMounts"), "env": hub}
             shared["containers"] = [{"name": CONTAINER, **{key: value for key, value in taken.items() if value}}]
-    return merge_pod(coordinator_pod(job, image), {"spec": shared}, labels, path)
+    return merge_pod(coordinator_pod(job, image, user), {"spec": shared}, labels, path)
 
 
 def unused_template(job: RLHFJob) -> list[Problem]:
@@ -154,9 +157,10 @@ def unused_template(job: RLHFJob) -> list[Problem]:
     return [Problem("spec.training.template", template, remedy)]
 
 
-def _coordinator(job: RLHFJob, image: str, epoch: Number, mark: str) -> Json:
+def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json:
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
-    merged = merge_pod(mounting(job, image, labels), job.spec.coordinator.template, labels, "spec.coordinator.template")
+    ours = mounting(job, images.operator, labels, images.user)
+    merged = merge_pod(ours, job.spec.coordinator.template, labels, "spec.coordinator.template")
     return _finished(job, merged, mark)
 
 

@@ -70,15 +70,16 @@ def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Pod]) -
 
 
 def _images(job: RLHFJob, status: Mapping[str, Any], observed: Observed) -> Images:
-    """By which the job was started: its status says so, or its pods where their templates name no image."""
-    said = status.get("revision") or {}
+    """By which the job was started: its status says so, or its pods where their templates name no image. Their user is
+    the installation's, since whoever runs now may not be admitted any more."""
+    said, user = status.get("revision") or {}, observed.images.user
     if said.get("operatorImage") and said.get("workerImage"):
-        return Images(str(said["operatorImage"]), str(said["workerImage"]))
+        return Images(str(said["operatorImage"]), str(said["workerImage"]), user)
     default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
     ours = {group: pod.image for group, pod in observed.kept.running.items() if default.get(group) == INDEX}
     workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
     operator = ours.get(Group.COORDINATOR, observed.images.operator)
-    return Images(operator, workers[0] if workers else observed.images.worker)
+    return Images(operator, workers[0] if workers else observed.images.worker, user)
 
 
 def _image(made: Json) -> str:

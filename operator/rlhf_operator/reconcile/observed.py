@@ -82,6 +82,8 @@ class Observed:
     status_written: datetime | None = None
     """When this process last wrote the status."""
     images: Images = field(default_factory=Images)
+    home: str = ""
+    """The operator's namespace; empty where it runs outside of the cluster."""
     served: Served = field(default_factory=Served)
     """APIs of schedulers and queues that can be used."""
     workload: Workload | None = None

@@ -86,14 +86,14 @@ def pinned(admission: Admission, stored: Mapping[str, Any], observed: Observed) 
         return _without(admission)
     status = stored.get("status") or {}
     if observed.pods or status.get("startTime"):
-        held = _held(_text(stored), observed.kept, digests(status))
+        held = _held(_text(stored), observed.kept, digests(status), observed.home)
         if held is not None:
             return held
         if observed.pods or document_of(observed.kept):
             return _adopted(admission, stored, observed)
     if not admission.planned:
         return _without(admission)
-    return _started(_text(stored), observed.images)
+    return _started(_text(stored), observed.images, observed.home)
 
 
 def _without(admission: Admission) -> Pinned:
@@ -101,7 +101,7 @@ def _without(admission: Admission) -> Pinned:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _started(text: str, images: Images) -> Pinned:
+def _started(text: str, images: Images, home: str) -> Pinned:
     """By this version."""
     stored = json.loads(text)
     job = admit(stored).job
@@ -109,11 +109,12 @@ def _started(text: str, images: Images) -> Pinned:
     pods, hashes = shapes(job, images), {group: template_mark(job, group) for group in desired(job)}
     ranks = job.spec.training.ranks
     claims = kueue.claims(job, pods)
-    return _of(job, Revision(images, stored, text_of(document(job)), pods, spares(job, images), ranks, hashes, claims))
+    written = text_of(document(job))
+    return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, claims), home)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _held(text: str, kept: Kept, vouched: tuple[str, ...]) -> Pinned | None:
+def _held(text: str, kept: Kept, vouched: tuple[str, ...], home: str) -> Pinned | None:
     """By the revision that it has, with its user's edits; None when it has none."""
     revision = trusted(kept, vouched)
     if revision is None:
@@ -130,8 +131,8 @@ def _held(text: str, kept: Kept, vouched: tuple[str, ...]) -> Pinned | None:
     elif strict.planned:
         changed = _edited(then, now, stored, revision)
     else:
-        return replace(_of(now, revision), job=admission.job, problem=admission.problem, reason=admission.reason)
-    held = _of(now, changed)
+        return replace(_of(now, revision, home), job=admission.job, problem=admission.problem, reason=admission.reason)
+    held = _of(now, changed, home)
     if admission.problem:
         note = f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
         held = replace(held, note=note)
@@ -181,12 +182,13 @@ def _adopted(admission: Admission, stored: Mapping[str, Any], observed: Observed
     if job is None:
         return _without(admission)
     revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
-    return replace(_of(job, revision), job=admission.job or job, problem=admission.problem, reason=admission.reason)
+    found = _of(job, revision, observed.home)
+    return replace(found, job=admission.job or job, problem=admission.problem, reason=admission.reason)
 
 
-def _of(job: RLHFJob, revision: Revision) -> Pinned:
+def _of(job: RLHFJob, revision: Revision, home: str) -> Pinned:
     data = revision.data
-    made = plain(job, data)
+    made = plain(job, data, home)
     prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
     images = {"operatorImage": revision.images.operator, "workerImage": revision.images.worker}
     return Pinned(

@@ -289,7 +289,7 @@ class _Visit:
         due = {place for place, mark in self.admission.fingerprints.items() if known.get(place) != mark}
         if self.observed.kept.packed and self.observed.kept.packed != self.admission.kept.packed:
             due.add(("ConfigMap", identity.configuration_name(self.job)))
-        made = plain(self.job, self.admission.kept.data) if due else []
+        made = plain(self.job, self.admission.kept.data, self.observed.home) if due else []
         return [each for each in made if (kind_of(each), each["metadata"]["name"]) in due]
 
     def _missing(self) -> list[tuple[Group, int]]:

@@ -26,7 +26,7 @@ from rlhf_api.structure import job_schema
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
 from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY
-from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.manifests.pods import CONTAINER, USER_ID
 from rlhf_operator.manifests.render import pod
 from rlhf_operator.reconcile.scale import desired
 
@@ -43,6 +43,8 @@ class Content(BaseModel):
 
     operator_image: str
     worker_image: str
+    run_as_user: int | None = USER_ID
+    """Revisions of before the installation could name one have that of the images."""
     job: Json
     """The RLHFJob as it was stored when this was written, without its status."""
     pods: dict[str, Json]
@@ -122,6 +124,7 @@ class Revision:
         content = Content(
             operator_image=self.images.operator,
             worker_image=self.images.worker,
+            run_as_user=self.images.user,
             job=self.job,
             pods={group.value: pod for group, pod in self.pods.items()},
             spares={group.value: pod for group, pod in self.spares.items()},
@@ -129,7 +132,7 @@ class Revision:
             template_hashes={group.value: value for group, value in self.hashes.items()},
             claims=self.claims,
         )
-        return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump()))}
+        return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump(exclude_defaults=True)))}
 
     def pod(self, group: Group, index: int, epoch: int) -> Json:
         """The pod of one place."""
@@ -171,7 +174,7 @@ def trusted(kept: Kept, vouched: tuple[str, ...]) -> Revision | None:
         hashes = {Group(name): value for name, value in content.template_hashes.items()}
     except (ValueError, zlib.error):
         return None
-    images = Images(content.operator_image, content.worker_image)
+    images = Images(content.operator_image, content.worker_image, content.run_as_user)
     return Revision(images, content.job, data[JOB_KEY], pods, spares, content.ranks, hashes, content.claims)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import prometheus_client
 import pytest
+from tests.loopback import LOOPBACKS, bracketed
 
 from rlhf_api import endpoint as endpoints
 from rlhf_api.endpoint import LIVENESS_PATH, STALE_SECONDS, Endpoint
@@ -34,9 +35,9 @@ def endpoint(clock: Clock) -> Iterator[Endpoint]:
     made.close()
 
 
-def ask(port: int, path: str = LIVENESS_PATH) -> tuple[int, str]:
+def ask(port: int, path: str = LIVENESS_PATH, host: str = "127.0.0.1") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -46,6 +47,15 @@ def test_a_process_that_starts_lives_however_long_that_takes(endpoint: Endpoint,
     clock.now = 3600.0
     assert ask(endpoint.port) == (200, "ok\n")
     assert ask(endpoint.port, "/metrics") == (503, "the process is starting and has no metrics yet\n")
+
+
+@pytest.mark.parametrize("wildcard", ["::", "0.0.0.0"])
+def test_a_kubelet_is_answered_by_either_family(wildcard: str) -> None:
+    made = Endpoint(wildcard, 0)
+    try:
+        assert {ask(made.port, host=bracketed(host)) for host in LOOPBACKS} == {(200, "ok\n")}
+    finally:
+        made.close()
 
 
 def test_a_loop_that_does_not_turn_is_told_with_the_place_where_it_is(

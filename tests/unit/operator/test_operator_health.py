@@ -1,8 +1,13 @@
 """Alive means that jobs are served and that changes arrive."""
 
-import pytest
+import socket
 
-from rlhf_operator.health import ailment
+import aiohttp
+import pytest
+from tests.loopback import LOOPBACKS, bracketed
+
+from rlhf_operator.health import ailment, serve
+from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.workqueue import Snapshot
 
 WELL = Snapshot(depth=3, active=2, oldest_age_seconds=4.0, longest_active_seconds=20.0)
@@ -22,3 +27,20 @@ def test_a_busy_operator_is_well() -> None:
 )
 def test_what_is_wrong_is_told(snapshot: Snapshot, rounds: int, words: str) -> None:
     assert words in ailment(snapshot, rounds)
+
+
+@pytest.mark.parametrize("wildcard", ["[::]", "0.0.0.0"])
+async def test_health_and_metrics_answer_on_both_families(wildcard: str) -> None:
+    """Of a cluster of IPv6 alone the kubelet and Prometheus come by IPv6."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    served = await serve([f"{wildcard}:{port}"], lambda: WELL, lambda: 0, OperatorMetrics())
+    try:
+        async with aiohttp.ClientSession() as client:
+            for host in map(bracketed, LOOPBACKS):
+                async with client.get(f"http://{host}:{port}/healthz") as answer:
+                    assert (answer.status, await answer.text()) == (200, "ok")
+                async with client.get(f"http://{host}:{port}/metrics") as answer:
+                    assert answer.status == 200
+    finally:
+        await served.cleanup()

@@ -20,6 +20,7 @@ from rlhf_api.structure import job_schema, with_defaults
 from rlhf_operator.gang.kueue_workload import Placement
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.applied import FINGERPRINT
+from rlhf_operator.reconcile.revision import digests, trusted
 
 Json = dict[str, Any]
 
@@ -330,3 +331,32 @@ def test_suspending_and_resuming_takes_the_new_version(upgraded: Queued) -> None
     assert container(upgraded, "coordinator")["command"] == ["next"]
     assert document(upgraded)["spec"]["rollout"][FIELD] == "Auto"
     assert upgraded.job["status"]["revision"]["workerImage"] == upgraded.images.worker
+
+
+OWNERS = ("runAsUser", "runAsGroup", "fsGroup")
+
+
+def owners(world: World) -> set[Any]:
+    """Users and groups of all pods."""
+    return {body["spec"]["securityContext"].get(name) for body in world.pods.values() for name in OWNERS}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
+    """Through a restart of its pods by an edit, and through a revision that is made anew from them."""
+    world = Queued()
+    world.images = Images("example.org/operator:1", "example.org/worker:1", None)
+    world.settle()
+    world.admit()
+    world.begin()
+    assert owners(world) == {None}
+    kept = trusted(world.kept(), digests(world.job["status"]))
+    assert kept is not None
+    assert kept.images == world.images
+    if lost:
+        del world.job["status"]["revision"]
+    template = {"spec": {"containers": [{"name": "worker", "env": [{"name": "COLOUR", "value": "red"}]}]}}
+    edit(world, generation=world.job["spec"]["generation"] | {"template": template})
+    settle(world)
+    assert {"name": "COLOUR", "value": "red"} in container(world, "generation-0")["env"]
+    assert owners(world) == {None}

@@ -4,10 +4,14 @@ import socket
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.loopback import LOOPBACKS
 
 from rlhf_api import control_pb2 as pb
+from rlhf_workers import peer_server
 from rlhf_workers.role import WorkError
-from rlhf_workers.training.rendezvous import join_group
+from rlhf_workers.settings import join_address
+from rlhf_workers.training.rendezvous import join_group, leave_group
 
 
 def free_port() -> int:
@@ -27,6 +31,16 @@ def test_missing_ranks_are_named() -> None:
         join(0, address)
     failure = caught.value.failure
     assert (failure.reason, failure.retryable, failure.exit_code) == ("RendezvousTimeout", True, 75)
+
+
+@pytest.mark.parametrize("host", LOOPBACKS)
+def test_ranks_meet_by_either_family(host: str) -> None:
+    address = join_address(host, peer_server.free_port(host))
+    join_group(pb.BecomeTraining(rank=0, world_size=1, rendezvous=address), torch.device("cpu"), timeout=60)
+    try:
+        assert dist.get_world_size() == 1
+    finally:
+        leave_group()
 
 
 def test_a_missing_first_rank_is_named() -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.loopback import LOOPBACKS, bracketed
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
@@ -82,10 +83,12 @@ def stage_of(seed: int) -> Stage:
 
 
 @asynccontextmanager
-async def serving(*sources: WeightSource, certificates: Path | None = None) -> AsyncIterator[list[pb.WeightLocation]]:
-    servers = [await start_server("127.0.0.1:0", certificates, source) for source in sources]
+async def serving(
+    *sources: WeightSource, certificates: Path | None = None, listen: str = "127.0.0.1", host: str = "127.0.0.1"
+) -> AsyncIterator[list[pb.WeightLocation]]:
+    servers = [await start_server(f"{listen}:0", certificates, source) for source in sources]
     try:
-        yield [pb.WeightLocation(address=f"127.0.0.1:{server.port}") for server in servers]
+        yield [pb.WeightLocation(address=f"{host}:{server.port}") for server in servers]
     finally:
         for server in servers:
             await server.stop()
@@ -113,6 +116,13 @@ async def test_stages_together_give_every_tensor_bit_by_bit() -> None:
     for name, tensor in wanted.items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor), name
+
+
+@pytest.mark.parametrize("host", LOOPBACKS)
+async def test_weights_come_by_either_family_from_a_worker_that_listens_as_a_pod_does(host: str) -> None:
+    stage = stage_of(0)
+    async with serving(source(stage), listen="[::]", host=bracketed(host)) as sources:
+        assert (await fetched(sources)).keys() == dict(stage.tensors("actor", 3)).keys()
 
 
 @pytest.mark.parametrize("fault", ["flip", "die", "hang", "skip", "short", "unknown"])
