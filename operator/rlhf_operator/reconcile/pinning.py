@@ -8,8 +8,9 @@
   not know waits for the next start.
 - A job that runs without a revision gets one from what runs (`adoption`): no pod is replaced by that.
 
-Rule: pure. A rule that a newer version adds does not stop a job whose user changed nothing. When the operator dies
-after the status of a start was written and before its ConfigMap, a job may start by the revision of its last start.
+Rule: pure. A rule that a newer version adds does not stop a job that runs: an edit is refused for what it breaks
+itself. When the operator dies after the status of a start was written and before its ConfigMap, a job may start by the
+revision of its last start.
 """
 
 import json
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 
 from rlhf_api import manifest, protocol
 from rlhf_api.bounds import too_deep
+from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.structure import pruned, schema_at, with_defaults, without_nulls
@@ -121,25 +123,30 @@ def _held(text: str, kept: Kept, vouched: tuple[str, ...], home: str) -> Pinned 
         return None
     stored = json.loads(text)
     admission = admit(stored)
-    # With a definition that is newer than this operator, its defaults are in the stored object.
-    strict = admission if admission.planned else admit({**stored, "spec": pruned(stored["spec"], spec_schema())})
-    now, then = strict.job if strict.planned else read(stored), read(revision.job)
+    now, then = admission.job if admission.planned else read(stored), read(revision.job)
     if now is None:
         return _without(admission)
     if then is None or then.spec == now.spec:
         changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
-    elif strict.planned:
+    elif _problem(stored) in ("", _problem(revision.job)):
         changed = _edited(then, now, stored, revision)
     else:
         return replace(_of(now, revision, home), job=admission.job, problem=admission.problem, reason=admission.reason)
     held = _of(now, changed, home)
     if admission.problem:
-        note = f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
-        held = replace(held, note=note)
+        held = replace(held, note="; ".join(filter(None, [_goes_on(admission), held.note])))
     before = digest(kept.data)
     if before == held.status["digest"]:
         return replace(held, settled=True)
     return replace(held, status={**held.status, "previousDigest": before})
+
+
+def _problem(stored: Json) -> str:
+    """What is wrong with a job. What is wrong before an edit and after it is not for the edit to put right.
+
+    With a definition that is newer than this operator, fields that it does not know are in every stored object.
+    """
+    return admit({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
 
 
 def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision:
@@ -166,24 +173,42 @@ def _carried(
     held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
 ) -> dict[Group, Json]:
     """One pod of each group with its user's edits; `changed`: groups whose template is another one now."""
-    pods = {}
-    for group, made in now.items():
-        base = held.get(group, made)
+    pods = {group: pod for group, pod in held.items() if group not in changed} | dict(now)
+    for group in pods.keys() & now.keys() & held.keys():
         if group in then:
-            pods[group] = carried(base, then[group], made)
-        else:
-            pods[group] = made if group in changed else base
+            pods[group] = carried(held[group], then[group], now[group])
+        elif group not in changed:
+            pods[group] = held[group]
     return pods
 
 
 def _adopted(admission: Admission, stored: Mapping[str, Any], observed: Observed) -> Pinned:
     """By what runs."""
-    job = admission.job or read(stored)
+    job = admission.job if admission.planned else read(stored)
     if job is None:
         return _without(admission)
     revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
-    found = _of(job, revision, observed.home)
-    return replace(found, job=admission.job or job, problem=admission.problem, reason=admission.reason)
+    held = _of(job, revision, observed.home)
+    if admission.planned:
+        return held
+    if _accepted(stored) and members.counts(job).keys() <= revision.pods.keys():
+        return replace(held, note=_goes_on(admission))
+    return replace(held, job=admission.job, problem=admission.problem, reason=admission.reason)
+
+
+def _accepted(stored: Mapping[str, Any]) -> bool:
+    """An operator has taken the job as its user has it now."""
+    status = stored.get("status") or {}
+    planned = any(
+        (condition.get("type"), condition.get("status")) == (ConditionType.PLANNED, "True")
+        for condition in status.get("conditions") or []
+    )
+    generation = stored["metadata"].get("generation")
+    return planned and generation is not None and status.get("observedGeneration") == generation
+
+
+def _goes_on(admission: Admission) -> str:
+    return f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
 
 
 def _of(job: RLHFJob, revision: Revision, home: str) -> Pinned:

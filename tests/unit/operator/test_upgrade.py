@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -207,22 +206,38 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
     assert told["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
 
 
+@pytest.mark.parametrize("visited", [True, False])
 def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
-    upgraded: Queued, monkeypatch: pytest.MonkeyPatch
+    upgraded: Queued, monkeypatch: pytest.MonkeyPatch, *, visited: bool
 ) -> None:
-    settle(upgraded, 1)
+    """`visited`: the rule comes with a version after the next one, else with that."""
+    if visited:
+        settle(upgraded, 1)
     was = uids(upgraded)
     World.evict(upgraded, "generation-0")
-    refused = ManifestError([Problem("spec.seed", 7, "must be even in this version")])
-    monkeypatch.setattr(manifest, "stored", Mock(side_effect=refused))
+    take = manifest.stored
+
+    def stricter(data: Json) -> Any:
+        problems = [Problem("spec.seed", 7, "must be even in this version")]
+        if data["spec"]["iterations"] > 1000:
+            problems.append(Problem("spec.iterations", 1001, "must be at most 1000"))
+        take(data)
+        raise ManifestError(problems)
+
+    monkeypatch.setattr(manifest, "stored", stricter)
     forget()
     settle(upgraded, 2)
     assert {name for name, uid in uids(upgraded).items() if was[name] != uid} == {"job-generation-0"}
     planned = upgraded.condition("Planned")
     assert (planned["status"], "must be even in this version" in planned["message"]) == ("True", True)
-    edit(upgraded, iterations=90)
+    edit(upgraded, iterations=1001)
     settle(upgraded, 2)
-    assert upgraded.condition("Planned")["status"] == "False", "what the user changes is checked as ever"
+    assert "must be at most 1000" in upgraded.condition("Planned")["message"]
+    assert upgraded.condition("Planned")["status"] == "False", "an edit must not break a rule"
+    edit(upgraded, iterations=90)
+    settle(upgraded)
+    assert upgraded.condition("Planned")["status"] == "True"
+    assert document(upgraded)["spec"]["iterations"] == 90, "and need not put right what it does not touch"
     assert upgraded.pods.keys() == was.keys()
 
 
