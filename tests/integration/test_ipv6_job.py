@@ -1,0 +1,44 @@
+"""A whole job of real processes that reach each other by IPv6 alone: coordinator, workers, weights, ranks, metrics."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import local_job
+
+from rlhf_api.names import Env
+from rlhf_operator.cli import run
+from rlhf_operator.cli.run import RunOptions, run_job
+from rlhf_operator.local.job import LocalJob, prepare
+from rlhf_operator.local.ports import LOOPBACK
+
+pytestmark = pytest.mark.slow
+
+ITERATIONS = 2
+ADDRESSES = {Env.COORDINATOR, Env.LISTEN, Env.ADVERTISE, Env.METRICS}
+
+
+def by_ipv6(name: str, value: str) -> str:
+    """A variable of a process with the other loopback address in it."""
+    if name in ADDRESSES:
+        return value.replace(f"{LOOPBACK}:", "[::1]:")
+    return "::1" if name == Env.RENDEZVOUS else value
+
+
+def test_a_job_trains_by_ipv6_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepared(*arguments: Any, **more: Any) -> LocalJob:
+        local = prepare(*arguments, **more)
+        moved = [
+            replace(each, env={name: by_ipv6(name, value) for name, value in each.env.items()})
+            for each in local.processes
+        ]
+        assert not [value for each in moved for value in each.env.values() if LOOPBACK in value]
+        return replace(local, processes=moved, address=local.address.replace(LOOPBACK, "[::1]"))
+
+    monkeypatch.setattr(run, "prepare", prepared)
+    manifest = local_job.write_job(tmp_path / "job", iterations=ITERATIONS)
+    assert run_job(RunOptions(manifest, tmp_path / "run", resume=False, port=None, plain=True)) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(ITERATIONS))
