@@ -32,7 +32,7 @@ def problems_of(job: RLHFJob) -> Iterator[Problem]:
     remedy = f"mount a persistentVolumeClaim there by spec.{ranks}.template, which the coordinator's pod follows"
     for group in (ranks, Group.COORDINATOR):
         if wrong := _wrong(pod(job, group, 0, Images()), path):
-            yield Problem(FIELD, path, f"{wrong} in {group} pods: {remedy}")
+            yield Problem(FIELD, path, f"in {group} pods {wrong}: {remedy}")
             return
 
 
@@ -42,12 +42,12 @@ def _wrong(manifest: Json, path: str) -> str:
     [container] = [each for each in spec["containers"] if each.get("name") == CONTAINER]
     mounts = [each for each in container.get("volumeMounts") or [] if _within(path, str(each.get("mountPath", "")))]
     if not mounts:
-        return "nothing is mounted at it and the root file system is read-only"
+        return "nothing is mounted there, and the root file system is read-only"
     mount = max(mounts, key=lambda each: len(str(each["mountPath"])))
     place = mount["mountPath"]
     volume: Json = next((each for each in spec["volumes"] if each.get("name") == mount.get("name")), {})
     if lost := _LOST & volume.keys():
-        return f"{place} is an {next(iter(lost))} of each pod, gone with it"
+        return f"{place} is an {next(iter(lost))} volume, of which each pod has its own, gone with it"
     claim = volume.get("persistentVolumeClaim") or {}
     if mount.get("readOnly") or claim.get("readOnly") or _READ_ONLY & volume.keys():
         return f"{place} is mounted read-only"
