@@ -84,8 +84,9 @@ class TrainingParallelism(ApiModel):
     """Data parallel copies."""
 
 
-Rate = Annotated[float, Field(ge=1e-12, le=1)]
-"""A learning rate; what is smaller changes no float32 weight, and AdamW's steps are as large as the rate."""
+Rate = Annotated[float, Field(gt=1e-12, le=1)]
+"""A learning rate. What is smaller changes no float32 weight; what is larger AdamW steps by, whatever the gradient. The
+bound is exclusive because the API server compares a whole number, such as 0, with the whole part of a bound."""
 
 
 class Schedule(ApiModel):
@@ -113,7 +114,7 @@ class Optimizer(ApiModel):
     """First moment decay."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Second moment decay."""
-    epsilon: Annotated[float, Field(ge=1e-16, le=1)] = 1e-8
+    epsilon: Annotated[float, Field(gt=1e-16, le=1)] = 1e-8
     """Term added to the denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay of matrices (not of norms and biases)."""

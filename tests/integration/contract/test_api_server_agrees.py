@@ -86,7 +86,8 @@ TABLE = [case for case in invalid_cases() if not case.whole_text]
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_table_gets_the_same_verdict(served: Served, case: Case) -> None:
     assert bool(served.created(read(case.text).data)[1]) != case.cluster_accepts
-    assert_same(served, case.text)
+    if not case.cluster_accepts:  # what the operator alone refuses is in test_verdicts_agree.py
+        assert_same(served, case.text)
 
 
 def test_random_manifests_get_the_same_verdict(served: Served) -> None:

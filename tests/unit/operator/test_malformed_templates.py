@@ -117,4 +117,6 @@ def test_checkpoints_without_a_volume_start_nothing() -> None:
     world = World(checkpoints={"path": "/elsewhere"})
     world.settle()
     assert world.pods == {}
-    assert world.condition("Planned")["message"].startswith('spec.checkpoints.path = "/elsewhere": in training pods nothing is mounted there')
+    assert world.condition("Planned")["message"].startswith(
+        'spec.checkpoints.path = "/elsewhere": in training pods nothing is mounted there'
+    )
