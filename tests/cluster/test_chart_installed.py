@@ -14,6 +14,9 @@ import kubernetes
 import pytest
 import yaml
 
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest import load
+from rlhf_operator import manifests
 from rlhf_operator.gang.apis import KUEUE, MODES
 
 from .audit import Audit
@@ -130,6 +133,54 @@ def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(clus
         metadata = {"name": "operator", "namespace": HOME}
         one = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made, name)}
         assert "created" in cluster.apply(one, "--dry-run=server")
+
+
+def range_of_users(namespace: str) -> list[dict[str, Any]]:
+    """What OpenShift says of pods before it sets their user: one that is not of the range is refused."""
+    kind, name = "ValidatingAdmissionPolicy", "range-of-users"
+    own = [f"!has(object.spec.securityContext.{each})" for each in ("runAsUser", "fsGroup")]
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    version = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    judged = [{"expression": " && ".join(own), "message": "not of this namespace's range"}]
+    return [
+        {**version, "kind": kind, "spec": {"matchConstraints": {"resourceRules": [rule]}, "validations": judged}},
+        {
+            **version,
+            "kind": f"{kind}Binding",
+            "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": here},
+        },
+    ]
+
+
+def test_a_cluster_that_chooses_the_user_takes_pods_of_operator_and_jobs_that_name_none(cluster: Cluster) -> None:
+    namespace = "ranged"
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": level}})
+    cluster.apply(range_of_users(namespace))
+
+    def pods(user: int | None) -> list[dict[str, Any]]:
+        metadata = {"name": "operator", "namespace": namespace}
+        made = render({"podSecurity": {"runAsUser": user}})
+        trained = manifests.render(load_job(namespace), {}, manifests.Images(user=user)).pods
+        return [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made)}, *trained]
+
+    def refused(body: dict[str, Any]) -> bool:
+        try:
+            cluster.apply(body, "--dry-run=server")
+        except ClusterError as error:
+            return "not of this namespace's range" in str(error)
+        return False
+
+    wait_until("users of ours to be refused", lambda: all(map(refused, pods(10001))), PATIENCE)
+    for body in pods(None):
+        assert "created (server dry run)" in cluster.apply(body, "--dry-run=server")
+
+
+def load_job(namespace: str) -> RLHFJob:
+    """A job of the examples, as it is resolved."""
+    found = load(ROOT / "examples" / "grpo.yaml")
+    return found.model_copy(update={"metadata": {"name": "ranged", "namespace": namespace}})
 
 
 def test_a_job_outlives_upgrade_uninstall_and_a_second_install(installed: Cluster) -> None:
