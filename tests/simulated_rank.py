@@ -86,6 +86,7 @@ class SimulatedRank:
     number: int
     schedule: str
     schedules: list[str]
+    lengths: list[int]
     trained: list[tuple[int, int, int]]
     last_train: pb.TrainResult | None
     _answer: pb.CommandDone | None
@@ -105,6 +106,7 @@ class SimulatedRank:
         iteration = order.iteration
         self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
         self.schedules.append(self.schedule)
+        self.lengths.append(order.iterations)
         assert self.trained_version == iteration, f"trains {iteration} at {self.trained_version}"
         samples: list[pb.TrainSample] | None = None
         while samples is None:

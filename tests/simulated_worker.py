@@ -52,6 +52,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.registered = 0
         self.trained: list[tuple[int, int, int]] = []
         self.schedules: list[str] = []
+        self.lengths: list[int] = []
         """Method of the table of every Train."""
         self.schedule = ""
         self.parks: list[str] = []

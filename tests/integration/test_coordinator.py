@@ -84,6 +84,7 @@ async def test_a_job_trains_every_sample_once(
     assert await workers.end(60.0) == [0] * 6
     assert {workers[f"training-{rank}"].weights for rank in (0, 1)} == {expected_weights(coordinated.job)}
     trained_once(workers, 4)
+    assert workers["training-0"].lengths == [4, 4, 4, 4], "learning rates fall towards the end of the job"
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert all(line["reward"] > 0 and line["kl_per_token"] == pytest.approx(0.001, abs=1e-5) for line in lines)

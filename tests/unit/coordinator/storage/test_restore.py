@@ -19,7 +19,7 @@ from rlhf_operator.coordinator.world.world import Plan, plan_of
 
 
 def plan(tmp_path: Path, **spec: Any) -> Plan:
-    job = make_job(tmp_path, batch=8, iterations=9, **spec)
+    job = make_job(tmp_path, batch=8, **{"iterations": 9, **spec})
     return plan_of(job, schedule_json(job.spec))
 
 
@@ -68,6 +68,16 @@ def test_an_iteration_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (state.ledger.iteration, state.begun_ns) == (2, None)
     assert state.last_closed == (1, {"reward": 0.5})
     assert state.rewards == [0.5, 0.5]
+
+
+def test_another_number_of_iterations_is_kept_with_the_iteration_since_which_it_holds(tmp_path: Path) -> None:
+    """The one under way may have been trained with the old number, and would be trained with it again."""
+    assert begin(tmp_path).lengths.since == ((0, 9),)
+    segment(tmp_path, 0, upto="closed")
+    segment(tmp_path, 1, upto="half")
+    assert begin(tmp_path, iterations=20).lengths.since == ((0, 9), (2, 20))
+    lengths = begin(tmp_path, iterations=20).lengths
+    assert [lengths.iterations_at(iteration) for iteration in (0, 1, 2, 19)] == [9, 9, 20, 20]
 
 
 def test_the_training_group_starts_from_the_newest_checkpoint_the_journal_reaches(tmp_path: Path) -> None:
