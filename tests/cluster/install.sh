@@ -66,13 +66,22 @@ look_for_python() {
     fi
 }
 
+# Whether one of these files of the user or the system may name another place than the usual one.
+configured() {
+    for each in "$@"; do
+        [ -e "${HOME:-}/.config/$each" ] || [ -e "$root/etc/$each" ] && return 0
+    done
+    return 1
+}
+
 # Where something is still to be fetched. One that answers nothing at all is given up after 20 s, one that is not there at once.
 look_for_network() {
     fetched=.venv/.synced
     places=""
     [ -e "$fetched" ] && [ -z "$(find uv.lock -newer "$fetched" 2>/dev/null)" ] || [ -n "${UV_OFFLINE:-}" ] ||
+        configured uv/uv.toml pip/pip.conf pip.conf ||
         places="${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-${PIP_INDEX_URL:-https://pypi.org/simple}}}"
-    if [ "$level" != python ] && [ "${GOPROXY:-}" != off ]; then
+    if [ "$level" != python ] && [ "${GOPROXY:-}" != off ] && ! configured go/env; then
         cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/rlhf-operator/cluster
         set -- "$cache"/*/bin/kube-apiserver
         proxy=${GOPROXY:-https://proxy.golang.org}

@@ -141,6 +141,11 @@ def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machin
     (line,) = machine.install(**online)
     assert line.startswith(f"a network: cannot reach {UNREACHABLE}/simple (")
     assert f", {UNREACHABLE} (" in line
+    mirror = machine.checkout / ".config" / "uv" / "uv.toml"
+    mirror.parent.mkdir(parents=True)
+    mirror.touch()
+    assert UNREACHABLE + "/simple" not in machine.install(**online)[0], "a configuration may name another place"
+    mirror.unlink()
     (machine.checkout / ".venv").mkdir()
     (machine.checkout / ".venv" / ".synced").touch()
     assert UNREACHABLE + "/simple" not in machine.install(**online)[0]
