@@ -18,6 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"requests": {"cpu": "10m", "memory": "16Mi"}}
 TEMPLATE = {"spec": {"containers": [{"name": "worker", "resources": SMALL}]}}
 """Many pods on few fake nodes."""
+FILES = {"name": "files", "mountPath": "/checkpoints"}
+RANKS = {
+    "spec": {
+        "containers": [{"name": "worker", "resources": SMALL, "volumeMounts": [FILES]}],
+        "volumes": [{"name": "files", "csi": {"driver": "files.example.org"}}],
+    }
+}
+"""With a place for checkpoints, which no scheduler waits for and no fake node mounts."""
 OTHERS = 3
 """Pods of a job beside generation: coordinator, one inference, one training."""
 FEWEST_PODS = OTHERS + 1
@@ -32,7 +40,7 @@ def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = F
         "runPolicy": {"backoffLimit": 100},
         "generation": {"replicas": pods - OTHERS, "template": TEMPLATE},
         "inference": {"replicas": 1, "template": TEMPLATE},
-        "training": {"parallelism": {"pipeline": 1}, "microBatchSize": 8, "template": TEMPLATE},
+        "training": {"parallelism": {"pipeline": 1}, "microBatchSize": 8, "template": RANKS},
     }
     return found
 

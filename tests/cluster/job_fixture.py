@@ -52,7 +52,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
-SHARED_FILES = {
+SHARED_FILES: dict[str, Any] = {
     "spec": {
         "volumes": [{"name": "files", "csi": {"driver": "files.example.org"}}],
         "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],

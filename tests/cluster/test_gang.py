@@ -19,7 +19,7 @@ from rlhf_operator.gang.apis import MODES
 from .audit import Audit
 from .chart import FLAVORS, HOME, RELEASE, SCHEDULING, render, triples
 from .cluster import Cluster
-from .job_fixture import ALL, ROOT, Seen, manifest
+from .job_fixture import ALL, ROOT, SHARED_FILES, Seen, manifest
 from .kwok import TAINT
 from .operator_process import OperatorProcess
 
@@ -84,6 +84,9 @@ def large(namespace: str, name: str = "job", mode: str = "Auto") -> dict[str, An
     job = manifest(namespace, name, coordinator={"template": LARGE}, scheduling=gang)
     for group in ("generation", "inference", "training"):
         job["spec"][group]["template"] = LARGE
+    files = SHARED_FILES["spec"]
+    [worker] = LARGE["spec"]["containers"]
+    job["spec"]["training"]["template"] = {"spec": files | {"containers": [worker | files["containers"][0]]}}
     return job
 
 

@@ -48,6 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run", "job.yaml", "--port", "99999"], 2, "99999"),
         (["frobnicate"], 2, "frobnicate"),
+        (["validate", "job.yaml", "--for", "moon"], 2, "use cluster or local"),
         (["schedule", "solve", "--instance", "gone.json"], 2, "gone.json"),
     ],
 )
@@ -76,6 +77,9 @@ def test_a_port_in_use_is_named(job: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_validate_and_version(job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert rlhf(monkeypatch, "validate", "job.yaml") == 0
+    job.write_text(job.read_text() + "  checkpoints: {path: checkpoints}\n")
+    assert rlhf(monkeypatch, "validate", "job.yaml") == 2, "in pods nothing is mounted there"
+    assert rlhf(monkeypatch, "validate", "job.yaml", "--for", "local") == 0
     job.write_text(job.read_text().replace("batchSize: 8", "batchSize: eight"))
     assert rlhf(monkeypatch, "validate", "job.yaml", "--json") == 2
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
