@@ -47,6 +47,8 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.collective = collective
         self.device, self.device_memory = "cpu", 0
         self.protocol = PROTOCOL
+        self.job = ""
+        """What it was welcomed with."""
         self.exits: list[pb.Exit] = []
         self.refusals: list[str] = []
         self.registered = 0
@@ -137,6 +139,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             if message is grpc.aio.EOF:
                 return None
             self.registered += 1
+            self.job = message.welcome.job
             ticking = asyncio.create_task(self._tick(call, message.welcome.heartbeat_seconds))
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.command.HasField("exit"):

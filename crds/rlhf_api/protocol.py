@@ -8,8 +8,10 @@ The same holds for the resolved job, which a process of another version may have
 Must never hold what a version can do: that is said where it is done.
 """
 
+import json
 from typing import Any, Final
 
+from rlhf_api import protocol_zero
 from rlhf_api.job import RLHFJob
 
 PROTOCOL: Final = 1
@@ -37,6 +39,14 @@ def mismatch(worker: str, its: int, coordinator: int) -> str:
             "images, or name a worker image of the coordinator's release in the pod template of its group"
         )
     return f"{told}, and only neighbouring versions work together; {remedy}"
+
+
+def written_job(job: RLHFJob, reader: int) -> str:
+    """The resolved job for a process of that version, as JSON: one that refuses unknown fields is told none."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if reader == 0:
+        document["spec"] = protocol_zero.readable(document["spec"])
+    return json.dumps(document)
 
 
 def read_job(document: Any) -> RLHFJob:

@@ -76,6 +76,9 @@ async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(proc
         worker.protocol = version
     assert await process.code() == ExitCode.OK
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
+    told = {worker.protocol: json.loads(worker.job)["spec"]["runPolicy"] for worker in workers.workers}
+    assert "hangTimeoutSeconds" in told[PROTOCOL]
+    assert "hangTimeoutSeconds" not in told[0], "a worker of that version ends when it is told of a field it lacks"
 
 
 async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(

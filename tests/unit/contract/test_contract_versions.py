@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,9 @@ from rlhf_api import manifest, protocol
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.schedule import ScheduleTable
+from rlhf_api.structure import without_nulls
 
+PREVIOUS = Path(__file__).parents[1] / "operator/previous/objects.yaml"
 PPO = (Path(__file__).parents[3] / "examples/ppo.yaml").read_text()
 
 
@@ -44,3 +48,19 @@ def test_a_schedule_of_a_newer_coordinator_is_read() -> None:
     pipeline = {"name": "actor", "model": "actor", "stage_ranks": [0], "microbatches": 1, "newField": 1}
     table = {"method": "serial-1f1b", "pipelines": [pipeline], "rows": [[action]], "newField": 1}
     assert ScheduleTable.model_validate_json(json.dumps(table)).rows[0][0].kind == "F"
+
+
+def test_a_worker_before_the_number_is_told_the_fields_it_knows_and_no_other() -> None:
+    """The job.json that its operator wrote has every field it knew."""
+    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
+    job = protocol.read_job(json.loads(previous))
+    written, known = (json.loads(protocol.written_job(job, 0)), without_nulls(json.loads(previous)))
+    assert paths(written["spec"]) <= paths(known["spec"])
+    assert written["spec"] == known["spec"]
+    assert paths(json.loads(protocol.written_job(job, PROTOCOL))["spec"]) > paths(written["spec"])
+
+
+def paths(value: Any, path: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {below for name, item in value.items() for below in (f"{path}.{name}", *paths(item, f"{path}.{name}"))}
+    return {below for item in value for below in paths(item, f"{path}[]")} if isinstance(value, list) else set()

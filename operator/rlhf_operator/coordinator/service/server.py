@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api import control_pb2_grpc
 from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import ExitCode
-from rlhf_api.protocol import PROTOCOL
+from rlhf_api.protocol import PROTOCOL, written_job
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.job.sessions import WorkerStream
@@ -53,7 +54,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self._run = run
         self._intake = intake
         self._batches = Batches(run)
-        self._job = run.plan.job.model_dump_json(by_alias=True, exclude_none=True)
+        self._written_job = cache(partial(written_job, run.plan.job))
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
@@ -67,7 +68,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         session = self._run.sessions.open(register.worker, number)
         reader = asyncio.create_task(self._read(session, context))
         try:
-            yield pb.CoordinatorMessage(welcome=self._welcome())
+            yield pb.CoordinatorMessage(welcome=self._welcome(register.protocol))
             while (message := await session.outgoing.get()) is not None:
                 yield message
         finally:
@@ -174,11 +175,11 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self._run.world.failure = error.failure
         self._run.wake()
 
-    def _welcome(self) -> pb.Welcome:
+    def _welcome(self, reader: int) -> pb.Welcome:
         fleet = self._run.world.fleet
         return pb.Welcome(
             coordinator_epoch=self._run.coordinator_epoch,
-            job=self._job,
+            job=self._written_job(min(reader, PROTOCOL)),
             protocol=PROTOCOL,
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
