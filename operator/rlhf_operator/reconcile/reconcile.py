@@ -97,7 +97,7 @@ def _finished(
         return Plan(delete_job=True)
     left = [each for each in observed.pods.values() if each.active]
     force = forced.after(job, before)
-    overdue = [*scale.overdue(observed.pods.values(), now, force), *_strangers(observed)]
+    overdue = [*scale.overdue(observed.pods.values(), now, force), *scale.strangers(observed.unreadable)]
     looks = [scale.next_overdue(observed.pods.values(), now, force), _seconds(expiry, now)]
     told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
     report = None if left else placement.finished(observed, told, succeeded=succeeded)
@@ -206,7 +206,7 @@ class _Visit:
             self.started = None
         # A queue has a back-off of its own; what its user suspended begins anew.
         self.places = {} if self.job.spec.suspend else back_off.known(self.before)
-        overdue = [*scale.overdue(self.pods.values(), self.now, self.force), *_strangers(self.observed)]
+        overdue = [*scale.overdue(self.pods.values(), self.now, self.force), *scale.strangers(self.observed.unreadable)]
         look = scale.next_overdue(self.pods.values(), self.now, self.force)
         held_up = self._refused or self.placed.blocked
         again = _seconds(self.release.until, self.now) if self.release is not None and self.released else None
@@ -386,12 +386,6 @@ class _Visit:
         """Seconds since this process wrote the status."""
         written = self.observed.status_written
         return math.inf if written is None else (self.now - written).total_seconds()
-
-
-def _strangers(observed: Observed) -> list[Deletion]:
-    """Pods of the job that cannot be read, when no pod is to be left."""
-    pods = (each for kind, each in observed.unreadable if kind == "Pod")
-    return [Deletion(each.name, each.uid) for each in pods if not each.going]
 
 
 def _deletions(pods: list[Pod]) -> list[Deletion]:

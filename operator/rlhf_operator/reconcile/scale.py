@@ -17,6 +17,7 @@ from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.manifests.render import workers
 from rlhf_operator.reconcile.plan import Deletion
 from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.untrusted import Unreadable
 
 FORCE_AFTER: Final = timedelta(seconds=30)
 """Beyond its grace: a kubelet that lives has answered by then, so the node is gone."""
@@ -101,3 +102,9 @@ def due_of(pod: Pod, force: timedelta | None = None) -> datetime | None:
         return None if force is None or pod.ready else pod.deletion + force
     grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
     return grace + FORCE_AFTER
+
+
+def strangers(unreadable: Iterable[tuple[str, Unreadable]]) -> list[Deletion]:
+    """Pods of the job that cannot be read, when no pod is to be left; `unreadable`: (kind, object)."""
+    pods = (each for kind, each in unreadable if kind == "Pod")
+    return [Deletion(each.name, each.uid) for each in pods if not each.going]

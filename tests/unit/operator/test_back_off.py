@@ -160,11 +160,11 @@ def test_a_suspension_begins_anew() -> None:
     assert world.job["status"]["restarts"]["backOff"] == []
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.lists(st.sampled_from(ENDS), min_size=20, max_size=40), st.sampled_from(["generation-1", "training-0"]))
 def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any], worker: str) -> None:
     world = job(CIRCLE)
-    at = made(world, 3600, ends, worker, step=9.0)
+    at = made(world, 3600, ends, worker, step=15.0)
     assert len(at) <= 7 + 12
     for number, moment in enumerate(at):
         within = [each for each in at[number:] if each - moment < WELL.total_seconds()]
@@ -273,6 +273,23 @@ def test_a_rule_can_make_a_sick_device_plugin_count_and_read_the_last_lines_of_a
     world.end("training-0", 1, message="RuntimeError: CUDA error: Uncorrectable ECC error encountered")
     turn(world)
     assert counts(world) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("ECC (", "RE2's syntax: error: unclosed group"), ("(x{11}){11}", "must repeat nothing more than 100 times")],
+)
+def test_a_pattern_that_the_api_server_took_and_nobody_can_search_for_is_told_with_its_field(
+    pattern: str, why: str
+) -> None:
+    rule = {"name": "ecc", "action": "Ignore", "onPodFailure": {"message": pattern}}
+    world = World(runPolicy={"failurePolicy": {"rules": [rule]}})
+    world.settle()
+    planned = world.condition("Planned")
+    assert (planned["status"], planned["reason"]) == ("False", "InvalidManifest")
+    assert "spec.runPolicy.failurePolicy.rules[0].onPodFailure.message" in planned["message"]
+    assert why in planned["message"]
+    assert not world.pods
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "(.*)*x", "^(a?){50}a{50}$", "(.*a){40}x"])

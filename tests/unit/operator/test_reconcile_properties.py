@@ -17,7 +17,7 @@ WORKERS = ["generation-0", "generation-1", "generation-2", "inference-0", "train
 STEP = st.one_of(
     st.tuples(st.just("end"), st.sampled_from(WORKERS), st.sampled_from([1, 3, 4, 75, 0, 137])),
     st.tuples(st.just("crash"), st.sampled_from(WORKERS), st.sampled_from([1, 75])),
-    st.tuples(st.sampled_from(["evict", "delete", "vanish"]), st.sampled_from(WORKERS), st.just(0)),
+    st.tuples(st.sampled_from(["evict", "delete", "vanish", "full", "sick"]), st.sampled_from(WORKERS), st.just(0)),
     st.tuples(
         st.sampled_from(["scale", "resume", "suspend", "run", "gone", "read", "reconcile", "die", "template", "pool"]),
         st.just(""),
@@ -104,8 +104,14 @@ class Life:
             self.expected["failures"] += code not in (0, 4, 75)
             self.expected["disruptions"] += code == 4
             return
+        if what == "full":
+            self.world.fail(worker, "Evicted", 'Usage of EmptyDir volume "scratch" exceeds the limit', killed=True)
+            self.expected["failures"] += 1
+            return
         if what == "evict":
             self.world.evict(worker)
+        elif what == "sick":
+            self.world.fail(worker, "UnexpectedAdmissionError", "Pod was rejected: no device plugin")
         else:
             self.world.ask_deletion(f"job-{worker}")
         self.expected["disruptions"] += 1
@@ -129,7 +135,7 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
         world.finish_deletions()
         world.settle()
         world.run()
-        world.later(20)
+        world.later(60)
         sizes = {each["name"]: each["desired"] for each in world.job["status"]["groups"]}
         world.read(working=sizes, replicas=sizes)
     assert world.settle().idle, "a plan that is carried out leaves nothing to do"
