@@ -120,7 +120,9 @@ def test_an_edit_is_tried_at_once() -> None:
     turn(world)
     turn(world)
     assert world.pods == {}
-    world.job["spec"]["training"]["template"] = {"spec": {"containers": [{"name": "worker", "image": "registry/w:v1"}]}}
+    pod_spec = world.job["spec"]["training"].setdefault("template", {}).setdefault("spec", {})
+    [container] = pod_spec.setdefault("containers", [{"name": "worker"}])
+    container["image"] = "registry/worker:v1"
     world.job["metadata"]["generation"] = 2
     turn(world)
     assert len(world.pods) == 6

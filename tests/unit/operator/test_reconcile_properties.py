@@ -84,7 +84,7 @@ class Life:
             world.settle()
         elif what == "template":
             spec = world.job["spec"][("generation", "inference", "training")[number % 3]]
-            spec["template"] = {"metadata": {"annotations": {"note": str(number)}}}
+            spec["template"] = spec.get("template", {}) | {"metadata": {"annotations": {"note": str(number)}}}
         elif what == "pool":
             world.later(number * 5)
             world.read(pool=tuple(WORKERS[:number]))
