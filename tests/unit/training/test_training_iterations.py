@@ -1,5 +1,6 @@
 """Whole iterations: what ran, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
 
+import json
 import math
 import resource
 from collections.abc import Iterator
@@ -126,8 +127,6 @@ def test_checkpoint_files_are_what_they_are_said_to_be(folder: Path, tmp_path: P
 
 def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> None:
     """What the coordinator does to a model folder of a checkpoint: configuration and index."""
-    import json
-
     for model, configured in (("actor", source), ("critic", critic or source)):
         (folder / model / "config.json").write_bytes((configured / "config.json").read_bytes())
         parts = sorted((folder / model).glob("*.safetensors"))
@@ -413,7 +412,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert (caught.value.failure.reason, caught.value.failure.exit_code) == ("StorageDenied", 23)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "missing", "shape", "state"])
+@pytest.mark.parametrize("damage", ["truncate", "missing", "shape", "state", "list", "horizon"])
 def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, damage: str) -> None:
     job = make_job(folder, folder)
     run(job, range(0), pipeline=1, save=tmp_path)
@@ -427,12 +426,15 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, damage: str
         tensors = {**load_file(file), "model.norm.weight": torch.zeros(3)}
         tensor_file.write_tensors(tmp_path, "actor/model-stage-00000.safetensors", tensors, "actor")
     else:
-        (tmp_path / "trainer.json").write_text("{}")
+        state = {"version": 0, "steps": 0, "klCoefficient": 0.1, "horizon": {"far": 1}}
+        (tmp_path / "trainer.json").write_text({"list": "[]", "horizon": json.dumps(state)}.get(damage, "{}"))
     expected = {
         "truncate": "truncated or damaged",
         "missing": "missing",
         "shape": r"shape \[3\]",
         "state": "trainer.json",
+        "list": "trainer.json",
+        "horizon": "trainer.json",
     }
     with pytest.raises(WorkError, match=expected[damage]) as caught:
         trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(tmp_path), 0)

@@ -63,7 +63,7 @@ def _read_state(folder: Path, horizon: Horizon) -> tuple[int, Progress]:
         non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
         horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
         return state["version"], Progress(int(state["steps"]), float(state["klCoefficient"]), horizon, non_finite)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
 
 
