@@ -126,11 +126,12 @@ def _held(text: str, kept: Kept, vouched: tuple[str, ...], home: str) -> Pinned 
     now, then = admission.job if admission.planned else read(stored), read(revision.job)
     if now is None:
         return _without(admission)
+    changed: Revision | None = None
     if then is None or then.spec == now.spec:
         changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
     elif _problem(stored) in ("", _problem(revision.job)):
         changed = _edited(then, now, stored, revision)
-    else:
+    if changed is None:
         return replace(_of(now, revision, home), job=admission.job, problem=admission.problem, reason=admission.reason)
     held = _of(now, changed, home)
     if admission.problem:
@@ -149,14 +150,16 @@ def _problem(stored: Json) -> str:
     return admit({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
 
 
-def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision:
-    """`revision` with what its user changed."""
+def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision | None:
+    """`revision` with what its user changed; None when a group is to have pods that cannot be made."""
     images = revision.images
     computed = {group: (template_mark(then, group), template_mark(now, group)) for group in desired(now)}
     hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
     changed = {group for group, (old, new) in computed.items() if old != new}
     pods = _carried(revision.pods, shapes(then, images), shapes(now, images), changed)
     others = _carried(revision.spares, spares(then, images), spares(now, images), changed)
+    if not members.counts(now).keys() <= pods.keys():
+        return None
     base = json.loads(revision.document)
     written = carried(base, document(then), document(now))
     written = {**written, "spec": known(written["spec"], base["spec"], spec_schema())[0]}

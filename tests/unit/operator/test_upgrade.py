@@ -241,6 +241,25 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
     assert upgraded.pods.keys() == was.keys()
 
 
+def test_a_group_whose_template_is_refused_now_gets_no_pods_and_harms_no_other() -> None:
+    """Inference had no pod, and a template that the version before took."""
+    world = World(inference={"replicas": 0})
+    world.images = IMAGES
+    world.begin()
+    world.job["spec"]["inference"]["template"] = {"spec": {"hostNetwork": True}}
+    del world.job["status"]["revision"], world.bodies[CONFIG]["data"]["revision.json"]
+    was = uids(world)
+    World.evict(world, "generation-0")
+    settle(world, 2)
+    assert world.condition("Planned")["status"] == "True"
+    assert world.pods.keys() == was.keys()
+    edit(world, inference=world.job["spec"]["inference"] | {"replicas": 1})
+    settle(world, 2)
+    assert "hostNetwork" in world.condition("Planned")["message"]
+    assert world.condition("Planned")["status"] == "False"
+    assert world.pods.keys() == was.keys()
+
+
 def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -> None:
     world = started()
     before, was = document(world), uids(world)
