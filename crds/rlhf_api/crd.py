@@ -100,15 +100,9 @@ def _schema() -> Schema:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
     _warn_of_bare_words(schema)
     # Transition rules on a field do not see it come or go; every other field in the list is required or has a default.
-    _attach(
-        schema,
-        "spec",
-        {
-            "rule": "has(self.checkpoints) == has(oldSelf.checkpoints)",
-            "message": IMMUTABLE_MESSAGE,
-            "fieldPath": ".checkpoints",
-        },
-    )
+    for name in ("checkpoints", "operatorClass"):
+        kept = f"has(self.{name}) == has(oldSelf.{name})"
+        _attach(schema, "spec", {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     return schema
 
 

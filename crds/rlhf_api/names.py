@@ -109,6 +109,11 @@ class ExitCode(IntEnum):
     """Stopped by Ctrl-C after a checkpoint."""
 
 
+def lease_name(operator_class: str) -> str:
+    """The Lease of the operators of a class; "" is that of jobs which name none."""
+    return f"{FIELD_MANAGER}-{operator_class}" if operator_class else FIELD_MANAGER
+
+
 def worker_name(group: str, index: int | str) -> str:
     """`generation-0`: the name of a worker in logs, metrics, pictures and messages; equals its pod's suffix."""
     return f"{group}-{index}"

@@ -18,7 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn
 
+from pydantic import TypeAdapter, ValidationError
+
 from rlhf_api import names
+from rlhf_api.job.scheduling import OPERATOR_CLASS_MAX, OperatorClass
 from rlhf_api.names import ExitCode
 from rlhf_operator import handlers, health, operator_logs
 from rlhf_operator.certificates import LIFETIME
@@ -65,6 +68,8 @@ class Options:
     concurrency: int
     json_logs: bool
     certificate_lifetime: timedelta
+    operator_class: str = ""
+    """Jobs of this spec.operatorClass are reconciled; empty: those that name none."""
     scheduling: tuple[str, ...] = MODES
     """Backends of gangs and queues that may be used."""
 
@@ -86,6 +91,8 @@ def options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
+    told = "reconcile the jobs of this spec.operatorClass, and no others; by default those that name none"
+    parser.add_argument("--operator-class", default="", metavar="NAME", help=told)
     lifetime = int(LIFETIME.total_seconds())
     listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
     parser.add_argument("--scheduling", default=",".join(MODES), metavar="NAMES", help=listed)
@@ -98,6 +105,9 @@ def options(arguments: Sequence[str]) -> Options:
     if given.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
         least = f"must be at least {SHORTEST_CERTIFICATE}"
         parser.error(f"--certificate-lifetime-seconds: {given.certificate_lifetime_seconds}: {least}")
+    if given.operator_class and not _is_class(given.operator_class):
+        least = f"must be at most {OPERATOR_CLASS_MAX} lower case letters, digits and '-', such as blue"
+        parser.error(f"--operator-class: {given.operator_class}: {least}")
     scheduling = tuple(each for each in given.scheduling.split(",") if each)
     if unknown := sorted(set(scheduling) - set(MODES)):
         parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
@@ -114,6 +124,7 @@ def options(arguments: Sequence[str]) -> Options:
         json_logs=given.log_format == "json",
         certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
         scheduling=scheduling,
+        operator_class=given.operator_class,
     )
 
 
@@ -126,11 +137,19 @@ def _user(text: str) -> int | None:
     return int(text)
 
 
+def _is_class(name: str) -> bool:
+    try:
+        TypeAdapter(OperatorClass).validate_python(name)
+    except ValidationError:
+        return False
+    return True
+
+
 async def operate(options: Options, cluster: Cluster) -> int:
     """Runs until told to stop; the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
-    index = Index(handlers.telling(metrics))
+    index = Index(handlers.telling(metrics), options.operator_class)
     cluster.on_answer = metrics.answered
     recorder = Recorder(cluster, identity)
     queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
@@ -147,7 +166,7 @@ async def operate(options: Options, cluster: Cluster) -> int:
         home=options.home,
     )
     resync = Resync(cluster, index, queue, options.namespaces)
-    leader = Leader(cluster, options.lease_namespace, identity)
+    leader = Leader(cluster, options.lease_namespace, identity, operator_class=options.operator_class)
     addresses = sorted({options.health, options.metrics})
     served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)
     try:

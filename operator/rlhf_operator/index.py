@@ -70,10 +70,17 @@ class Other:
 class Index:
     """Jobs, pods and other objects by job key."""
 
-    def __init__(self, on_unreadable: Callable[[str, str, Unreadable], None] | None = None) -> None:
-        """`on_unreadable(kind, key, what)` is told of an object that cannot be read, once for each reason."""
+    def __init__(
+        self, on_unreadable: Callable[[str, str, Unreadable], None] | None = None, operator_class: str = ""
+    ) -> None:
+        """`on_unreadable(kind, key, what)` is told of an object that cannot be read, once for each reason.
+
+        Jobs of another class than `operator_class` are not there to anybody who asks.
+        """
+        self._class = operator_class
         self._on_unreadable = on_unreadable or (lambda kind, key, what: None)
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
+        """Job -> (version, uid, body); of one of another class the body is empty."""
         self._pods: dict[str, dict[str, Pod | Unreadable]] = {}
         self._others: dict[str, dict[tuple[str, str], Other]] = {}
         self._workloads: dict[str, dict[str, Workload]] = {}
@@ -84,8 +91,8 @@ class Index:
         """Job -> uid -> last version of deleted pods that no turn has accounted for."""
 
     def jobs(self) -> Iterator[str]:
-        """Keys of all jobs."""
-        return iter(list(self._jobs))
+        """Keys of all jobs of our class."""
+        return iter([key for key, (_, _, body) in self._jobs.items() if body])
 
     def version(self, key: str) -> int:
         """resourceVersion of the job as it is known; 0 when it is not."""
@@ -94,7 +101,7 @@ class Index:
     def job(self, key: str) -> Json | None:
         """The stored RLHFJob."""
         known = self._jobs.get(key)
-        if known is None:
+        if known is None or not known[2]:
             return None
         body: Json = json.loads(known[2])
         return body
@@ -109,6 +116,11 @@ class Index:
             return False
         if key is None or found.version <= self.version(key) or found.uid in self._gone:
             return False
+        if found.operator_class != self._class:
+            # Its version is remembered, as a listing tells no more of it and would find it missing.
+            ours = self.job(key) is not None
+            self._jobs[key] = found.version, found.uid, b""
+            return ours
         if found.wrong:
             what = Unreadable(key.partition("/")[2], found.uid, found.version, "", found.wrong)
             self._on_unreadable(names.KIND, key, what)
@@ -158,7 +170,7 @@ class Index:
         The deletion may have been asked for and done between two turns, so that none saw the pod go.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
-        if isinstance(pod, Pod) and pod.deletion is not None and key in self._jobs:
+        if isinstance(pod, Pod) and pod.deletion is not None and self.job(key) is not None:
             self._ended.setdefault(key, {})[uid] = pod
         self._bury(uid)
         pods = self._pods.get(key, {})

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rlhf_api import names
 from rlhf_operator.cluster import Cluster, ClusterError, ConflictError
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ ATTEMPT_SECONDS: Final = 5.0
 """One attempt: a request that hangs leaves time for another one."""
 RETRY_SECONDS: Final = 2.0
 """These four are client-go's."""
-NAME: Final = "rlhf-operator"
 
 
 class LostError(Exception):
@@ -34,9 +34,16 @@ class Leader:
     """One candidate."""
 
     def __init__(
-        self, cluster: Cluster, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        operator_class: str = "",
     ) -> None:
+        """Operators of two classes are no rivals: each class has a Lease of its own."""
         self._cluster, self._namespace, self._identity, self._clock = cluster, namespace, identity, clock
+        self._name = names.lease_name(operator_class)
         self._seen: tuple[str, float] = ("", float("-inf"))
         self._lease: dict[str, Any] | None = None
 
@@ -59,7 +66,9 @@ class Leader:
                     renewed = self._clock()
             except TimeoutError:
                 continue
-        raise LostError(f"the lease {self._namespace}/{NAME} was not renewed for {RENEW_DEADLINE:.0f} s, or was taken")
+        raise LostError(
+            f"the lease {self._namespace}/{self._name} was not renewed for {RENEW_DEADLINE:.0f} s, or was taken"
+        )
 
     async def release(self) -> None:
         """Gives the lease back."""
@@ -82,9 +91,9 @@ class Leader:
         return False
 
     async def _acquire_or_renew(self) -> bool:
-        lease = self._lease or await self._cluster.get("Lease", self._namespace, NAME)
+        lease = self._lease or await self._cluster.get("Lease", self._namespace, self._name)
         if lease is None:
-            self._lease = await self._written({"namespace": self._namespace, "name": NAME}, 0, new=True)
+            self._lease = await self._written({"namespace": self._namespace, "name": self._name}, 0, new=True)
             return True
         spec = lease.get("spec") or {}
         ours = spec.get("holderIdentity") == self._identity

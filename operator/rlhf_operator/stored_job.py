@@ -42,6 +42,8 @@ class Stored:
     """As JSON: a sixth of the size of the same thing as Python objects."""
     wrong: str
     """What of it could not be read; empty: all could."""
+    operator_class: str = ""
+    """Which operators reconcile it."""
 
 
 def stored_of(body: Mapping[str, Any]) -> Stored:
@@ -60,7 +62,9 @@ def stored_of(body: Mapping[str, Any]) -> Stored:
     status, odd = status_of(body.get("status"))
     job: Json = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": kept, "spec": spec}
     job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
-    return Stored(found.version, found.uid, json.dumps(job, separators=(",", ":")).encode(), wrong or odd)
+    named = spec.get("operatorClass") if isinstance(spec, dict) else None
+    written = json.dumps(job, separators=(",", ":")).encode()
+    return Stored(found.version, found.uid, written, wrong or odd, named if isinstance(named, str) else "")
 
 
 def _metadata(meta: Mapping[str, Any]) -> Json:

@@ -62,6 +62,7 @@ pytestmark = pytest.mark.slow
         ({"controller": {"podAnnotations": {"bad name": "x"}}}, "podAnnotations"),
         ({"controller": {"nodeSelector": {"kubernetes.io/os": "a b"}}}, "nodeSelector"),
         ({"metrics": {"serviceMonitor": {"labels": {"release": "a b"}}}}, "/metrics/serviceMonitor/labels/release"),
+        ({"operatorClass": "Blue"}, "operatorClass"),
         ({"serviceAccount": {"create": False}}, "name"),
         ({"scheduling": {"kueue": "yes"}}, "kueue"),
         ({"scheduling": {"yunikorn": True}}, "yunikorn"),
@@ -157,6 +158,14 @@ def test_every_grant_is_used_and_every_use_is_granted() -> None:
     account = [{"kind": "ServiceAccount", "name": RELEASE, "namespace": HOME}]
     assert len(bound) == 2
     assert all(each["subjects"] == account for each in bound.values())
+
+
+def test_a_class_of_jobs_goes_to_the_operator_and_to_the_name_of_its_lease() -> None:
+    made = render({"operatorClass": "blue"})
+    assert "--operator-class=blue" in pod(made)["containers"][0]["args"]
+    [lease] = [each for each in made["Role", f"{RELEASE}-leader"]["rules"] if each["verbs"] != ["create"]]
+    assert lease["resourceNames"] == ["rlhf-operator-blue"]
+    assert not any("--operator-class" in each for each in pod(render())["containers"][0]["args"])
 
 
 def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:

@@ -20,6 +20,11 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 Name = Annotated[str, Field(max_length=SUBDOMAIN_MAX, pattern=SUBDOMAIN_FORM)]
 
 
+OPERATOR_CLASS_MAX: Final = 49
+"""Characters: `rlhf-operator-<class>`, the name of a Lease, stays within a DNS label."""
+OperatorClass = Annotated[str, Field(max_length=OPERATOR_CLASS_MAX, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
 class Gang(ApiModel):
     """All pods that the job needs to begin are placed together, or none."""
 

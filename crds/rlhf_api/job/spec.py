@@ -10,7 +10,7 @@ from rlhf_api.job.groups import ComputeType, Coordinator, Generation, Inference,
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
-from rlhf_api.job.scheduling import OURS, ManagedBy, Scheduling
+from rlhf_api.job.scheduling import OURS, ManagedBy, OperatorClass, Scheduling
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.names import Group
 
@@ -54,6 +54,10 @@ class RLHFJobSpec(ApiModel):
     """Gangs, queues, priority."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
+
+    operator_class: OperatorClass | None = None
+    """Which operator reconciles the job where a cluster has several: the one that was started with --operator-class of
+    this name, and no other. Unset: the one that was started without."""
 
     @property
     def rank_group(self) -> Group:

@@ -271,6 +271,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.checkpoints.path",
     "spec.scheduling.gang.mode",
     "spec.managedBy",
+    "spec.operatorClass",
 )
 """Fields that decide what the weights become, where state lies, or who places and reconciles what already runs.
 Replica counts, iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live

@@ -138,4 +138,7 @@ def _summary(job: RLHFJob) -> str:
     )
     if spec.rank_group is not Group.TRAINING:
         workers += f" ranks in {spec.rank_group} workers"
-    return f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"
+    told = f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"
+    if spec.operator_class:
+        told += f"; only an operator with --operator-class={spec.operator_class} reconciles it"
+    return told

@@ -53,6 +53,9 @@ def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None
     seen = load("running")
     del seen["job"]["status"]
     assert "No operator has looked at it since it was created" in first_sentence(seen)
+    seen["job"]["spec"]["operatorClass"] = "blue"
+    assert "No operator of class blue, which spec.operatorClass names, has looked at it" in first_sentence(seen)
+    assert "--operator-class=blue" in first_sentence(seen)
     seen["now"] = seen["job"]["metadata"]["creationTimestamp"]
     assert "Just created" in first_sentence(seen)
 

@@ -85,6 +85,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.checkpoints.path": ({"spec.checkpoints.path": "/other"}, []),
     "spec.scheduling.gang.mode": ({"spec.scheduling.gang.mode": "Off"}, []),
     "spec.managedBy": ({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, []),
+    "spec.operatorClass": ({"spec.operatorClass": "other"}, []),
 }
 """Field that is fixed in a live job -> another valid value of it: (set, unset)."""
 

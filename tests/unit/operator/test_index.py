@@ -168,3 +168,23 @@ def test_a_pod_whose_deletion_no_turn_saw_stays_to_be_accounted_for_once() -> No
     index.drop_pod(KEY, "job-generation-0", "p2", last | {"metadata": last["metadata"] | {"uid": "p2"}})
     index.drop_job(KEY, "u1")
     assert not index.ended(KEY, "u1"), "nothing is left of a job that is gone"
+
+
+def of_class(version: int, named: str | None, **more: Any) -> dict[str, Any]:
+    """A job that names an operator's class."""
+    return job(version, **more) | {"spec": {"operatorClass": named} if named else {}}
+
+
+def test_a_job_of_another_class_is_not_there_and_not_missed() -> None:
+    index = Index(operator_class="blue")
+    assert not index.put_job(of_class(5, None))
+    assert index.job(KEY) is None
+    assert list(index.jobs()) == []
+    assert index.known("RLHFJob") == {"u1": (KEY, "job", 5)}, "the backstop finds it as it is"
+    index.drop_job(KEY, "u1")
+    assert index.put_job(of_class(6, "blue", uid="u2"))
+    assert index.job(KEY) is not None
+    default = Index()
+    assert default.put_job(of_class(5, None))
+    assert default.put_job(of_class(6, "blue", uid="u2")), "what was known of the job of before is to be forgotten"
+    assert default.job(KEY) is None

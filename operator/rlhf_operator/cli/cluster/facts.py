@@ -34,7 +34,9 @@ async def read(session: Session, name: str, now: datetime) -> Facts:
         _or_nothing(listed("pods", where, labelSelector=job.selector), "its pods", missing),
         _or_nothing(listed("events", where), "events", missing),
         _or_nothing(_log(api, job), "the last iterations", missing),
-        _or_nothing(listed("leases", None, fieldSelector=f"metadata.name={names.FIELD_MANAGER}"), "", []),
+        _or_nothing(
+            listed("leases", None, fieldSelector=f"metadata.name={names.lease_name(job.operator_class)}"), "", []
+        ),
     )
     uids = {job.body["metadata"]["uid"], *(each["metadata"]["uid"] for each in pods)}
     ours = [each for each in events if (each.get("regarding") or {}).get("uid") in uids]

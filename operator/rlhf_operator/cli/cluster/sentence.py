@@ -46,7 +46,13 @@ def _unseen(job: Stored, operator_age: timedelta | None, now: datetime) -> str:
         since = now - (job.created or now)
         if since < OPERATOR_PATIENCE:
             return "Just created; the operator has not looked at it yet."
-        return f"No operator has looked at it since it was created {duration(since.total_seconds())} ago; {remedy}."
+        which, named = "No operator", job.operator_class
+        if named:
+            which = f"No operator of class {named}, which spec.operatorClass names,"
+            remedy = (
+                f"see that one was started with --operator-class={named} (operatorClass in the values of its chart)"
+            )
+        return f"{which} has looked at it since it was created {duration(since.total_seconds())} ago; {remedy}."
     if operator_age is not None and operator_age > OPERATOR_PATIENCE:
         gone = duration(operator_age.total_seconds())
         return (

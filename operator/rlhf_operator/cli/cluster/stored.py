@@ -72,6 +72,11 @@ class Stored:
         return moment(self.body["metadata"].get("creationTimestamp"))
 
     @property
+    def operator_class(self) -> str:
+        """spec.operatorClass, or nothing."""
+        return str(self.spec.get("operatorClass") or "")
+
+    @property
     def iterations(self) -> int:
         """spec.iterations."""
         wanted = self.spec.get("iterations")
