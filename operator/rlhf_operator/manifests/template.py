@@ -8,7 +8,6 @@ name, mounts by path); everything we do not set is the user's.
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from rlhf_api.structure import without_nulls
 from rlhf_operator.manifests import guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
 from rlhf_operator.manifests.quantity import amount
+from rlhf_operator.remembering import remembered
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
     return _problems(text, path, frozenset(each["name"] for each in ours["spec"]["volumes"]), gpus)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@remembered(REMEMBERED)
 def _problems(text: str, path: str, volumes: frozenset[str], gpus: int) -> tuple[Problem, ...]:
     if len(text) > MAX_CHARACTERS:
         return (Problem(path, None, f"has {len(text)} characters as JSON: must be at most {MAX_CHARACTERS}"),)

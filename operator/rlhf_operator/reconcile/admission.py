@@ -8,7 +8,7 @@ generation, as parsing costs a millisecond and a job is looked at often.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +25,12 @@ from rlhf_api.rules import advice
 from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
 from rlhf_operator.manifests.render import template_mark
 from rlhf_operator.reconcile.scale import desired
+from rlhf_operator.remembering import remembered
 from rlhf_operator.stored_job import UNREADABLE
 
 REMEMBERED: Final = 2048
-"""Jobs whose parsed form is kept; of more, the least recently looked at are parsed again."""
+"""Jobs whose parsed form is kept, where they are not too large; of more, those that were looked at long ago are parsed
+again."""
 _PODS_ROOT: Final = Path("/")
 _METADATA: Final = ("name", "namespace", "uid", "labels")
 
@@ -71,7 +73,7 @@ def admit(body: Mapping[str, Any]) -> Admission:
     return _admit(json.dumps(document))
 
 
-@lru_cache(maxsize=REMEMBERED)
+@remembered(REMEMBERED)
 def _admit(text: str) -> Admission:
     try:
         job = manifest.resolve(manifest.stored(json.loads(text)), _PODS_ROOT)

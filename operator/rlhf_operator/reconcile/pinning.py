@@ -16,7 +16,6 @@ revision of its last start.
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +49,7 @@ from rlhf_operator.reconcile.revision import (
     trusted,
 )
 from rlhf_operator.reconcile.scale import desired
+from rlhf_operator.remembering import remembered
 from rlhf_operator.stored_job import UNREADABLE
 
 Json = dict[str, Any]
@@ -102,7 +102,7 @@ def _without(admission: Admission) -> Pinned:
     return Pinned(admission.job, admission.problem, admission.reason)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@remembered(REMEMBERED)
 def _started(text: str, images: Images, home: str) -> Pinned:
     """By this version."""
     stored = json.loads(text)
@@ -115,7 +115,7 @@ def _started(text: str, images: Images, home: str) -> Pinned:
     return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, claims), home)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@remembered(REMEMBERED)
 def _held(text: str, kept: Kept, vouched: tuple[str, ...], home: str) -> Pinned | None:
     """By the revision that it has, with its user's edits; None when it has none."""
     revision = trusted(kept, vouched)
