@@ -35,7 +35,7 @@ from rlhf_operator.index import Index
 from rlhf_operator.leader import Leader, LostError
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.resync import Resync
+from rlhf_operator.resync import RestoredError, Resync
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger("rlhf_operator")
@@ -150,7 +150,6 @@ async def operate(options: Options, cluster: Cluster) -> int:
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
     index = Index(handlers.telling(metrics), options.operator_class)
-    cluster.on_answer = metrics.answered
     recorder = Recorder(cluster, identity)
     queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
     coordinators = Coordinators(queue.add)
@@ -166,6 +165,13 @@ async def operate(options: Options, cluster: Cluster) -> int:
         home=options.home,
     )
     resync = Resync(cluster, index, queue, options.namespaces)
+
+    def answered(verb: str, resource: str, code: int) -> None:
+        metrics.answered(verb, resource, code)
+        if code == 0:
+            resync.soon()
+
+    cluster.on_answer = answered
     leader = Leader(cluster, options.lease_namespace, identity, operator_class=options.operator_class)
     addresses = sorted({options.health, options.metrics})
     served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)
@@ -197,7 +203,7 @@ async def work(
 ) -> int:
     """Watches and reconciles until told to stop, or until something ends that should not."""
     ready = asyncio.Event()
-    watching = handlers.watch(index, queue, metrics, options.namespaces, ready, resync.watched)
+    watching = handlers.watch(index, queue, metrics, options.namespaces, ready, resync.watched, resync.soon)
     watch = asyncio.create_task(watching, name="watch")
     others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
     others["apis"] = discovery.changed(cluster, apis)
@@ -217,7 +223,7 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
     """The exit code that follows from what ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, LostError | discovery.ChangedError):
+        if isinstance(error, LostError | discovery.ChangedError | RestoredError):
             log.error("%s", error)
             return ExitCode.FAILED
         if error is not None:

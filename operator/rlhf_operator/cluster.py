@@ -210,12 +210,22 @@ class Cluster:
         except (MissingError, ConflictError):
             return
 
-    async def metadata(self, kind: str, namespace: str | None = None, labels: str = "") -> AsyncIterator[Json]:
-        """Metadata of all objects of a kind that carry `labels`, page by page, in one namespace or all."""
+    async def metadata(
+        self,
+        kind: str,
+        namespace: str | None = None,
+        labels: str = "",
+        on_version: Callable[[int], object] = lambda version: None,
+    ) -> AsyncIterator[Json]:
+        """Metadata of all objects of a kind that carry `labels`, page by page, in one namespace or all.
+
+        `on_version` is told the version of the whole, which etcd has when it is asked.
+        """
         selector = {"labelSelector": labels} if labels else {}
         query = {"limit": str(PAGE)} | selector
         while True:
             answer = await self._ask("list", kind, namespace, query=query)
+            on_version(int(answer["metadata"].get("resourceVersion") or 0))
             for each in answer.get("items") or []:
                 yield each["metadata"]
             following = answer["metadata"].get("continue")

@@ -60,9 +60,17 @@ class Intake:
     """Where events go: into the index, and their jobs into the queue when a decision about them may be another now."""
 
     def __init__(
-        self, index: Index, queue: WorkQueue, metrics: OperatorMetrics, watched: Watched = WATCHED, streams: int = 0
+        self,
+        index: Index,
+        queue: WorkQueue,
+        metrics: OperatorMetrics,
+        watched: Watched = WATCHED,
+        streams: int = 0,
+        on_listed_anew: Callable[[], None] = lambda: None,
     ) -> None:
         """`streams` have a first listing to come."""
+        self.listed_anew = on_listed_anew
+        """A stream could not go on where it was, and has listed again."""
         self._index, self._queue, self._metrics = index, queue, metrics
         self._plurals = {kind: plural for kind, (_, _, plural) in watched.items()}
         self._unlisted = streams
@@ -140,13 +148,14 @@ async def watch(
     namespaces: Sequence[str],
     ready: asyncio.Event,
     watched: Watched = WATCHED,
+    on_listed_anew: Callable[[], None] = lambda: None,
 ) -> None:
     """Watches until it is cancelled, in all namespaces when none is named; sets `ready` when it has started."""
     made, registry = settings(watched), kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login)
     everywhere: Sequence[str | None] = namespaces or [None]
     places = [(kind, namespace) for kind in watched for namespace in everywhere]
-    intake = Intake(index, queue, metrics, watched, len(places))
+    intake = Intake(index, queue, metrics, watched, len(places), on_listed_anew)
     sys.setrecursionlimit(max(sys.getrecursionlimit(), PARSER_LEVELS))
 
     async def streams() -> None:
@@ -180,6 +189,8 @@ async def _stream(
                     if listing:
                         listing = False
                         intake.listed()
+                    else:
+                        intake.listed_anew()
                 elif not isinstance(event, Bookmark) and event["type"] != "BOOKMARK":
                     intake.take(kind, event)
         except (APIError, WatchingError) as error:

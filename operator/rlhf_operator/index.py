@@ -306,6 +306,15 @@ class Index:
         news = is_workload(kind) and self.put_workload(key, body)
         return self.put_other(key, kind, body["metadata"]) or news
 
+    def gone(self) -> frozenset[str]:
+        """uids of what is remembered as deleted."""
+        return frozenset(self._gone)
+
+    def unlearn(self, kind: str, key: str, name: str, uid: str) -> None:
+        """Nothing is known of an object any more, not even that it is gone: the cluster's history is another one."""
+        self.drop(kind, key, name, uid)
+        self._gone.pop(uid, None)
+
     def _bury(self, uid: str) -> None:
         self._gone[uid] = None
         if len(self._gone) > GONE_REMEMBERED:

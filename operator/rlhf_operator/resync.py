@@ -1,13 +1,21 @@
 """The slow backstop behind the watches: lists what exists, compares it with what is remembered, puts the index right.
 
-Rule: costs reads only, and no more than a listing of metadata every RESYNC_SECONDS. Finds what a watch can miss: an
-object that was deleted while a watch was being reopened, and a watch that has gone silent. The second is what liveness
-is about, so it is told to the health check; a healthy operator finds nothing here.
+Rule: costs reads only, and no more than a listing of metadata every RESYNC_SECONDS, and one when a watch had to list
+anew. Finds what a watch can miss: an object that was deleted while a watch was being reopened, and a watch that has
+gone silent. The second is what liveness is about, so it is told to the health check; a healthy operator finds nothing
+here.
+
+And it finds that etcd was restored from a backup: a listing asks etcd itself, so neither its own version nor that of an
+object in it is ever lower than what was known before it began. Where one is, what is remembered is of a history that is
+no more, and watches wait for versions that may not come for hours, without a word. So that ends the process, as other
+components are restarted after a restore, and the next one begins with nothing; jobs do not notice. What was gone and is
+back, which a label that was taken away and put back looks like as well, is read anew and no more.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlhf_api import names
@@ -24,8 +32,15 @@ RESYNC_SECONDS: Final = 300.0
 FULL_EVERY: Final = 12
 """Comparisons after which every job gets a turn. A job whose objects are remembered as they are needs none: what time
 alone changes, its last turn has planned. An hour, in case that is wrong; five thousand turns take ten seconds."""
+SOON_SECONDS: Final = 15.0
+"""From a reason to compare to the comparison: one for all streams that list anew together, and no more than four a
+minute of an API server that is short of breath."""
 ECHO_SECONDS: Final = 20.0
 """A watch that lives has delivered a change by then."""
+
+
+class RestoredError(Exception):
+    """The cluster's history went backwards."""
 
 
 class Resync:
@@ -43,42 +58,87 @@ class Resync:
         """What is compared."""
         self._places: list[str | None] = list(namespaces) or [None]
         self._rounds = 0
+        self._listed: dict[str, int] = {}
+        """Kind -> version of the last listing."""
+        self._asked = asyncio.Event()
         self.silent_rounds = 0
         """Comparisons in a row that found a change no watch had delivered."""
 
     async def run(self) -> None:
-        """For ever."""
+        """For ever. Raises RestoredError."""
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_SECONDS):
+                    await self._asked.wait()
+                    await asyncio.sleep(SOON_SECONDS)
+            self._asked.clear()
             try:
                 await self.compare()
             except ClusterError as error:
                 log.warning("the backstop could not list: %s", error)
+            except RestoredError:
+                raise
             except Exception:
                 # What it compares was written by others; without it the watches still work.
                 log.exception("the backstop could not compare")
+
+    def soon(self) -> None:
+        """A watch listed anew, or a request had no answer.
+
+        What was deleted meanwhile no stream tells, and an API server that comes back may have another history.
+        """
+        self._asked.set()
 
     async def compare(self) -> None:
         """One comparison; whatever was missed is put right, and its job gets a turn."""
         late = 0
         for kind in self.watched:
-            before = self._index.known(kind)
-            listed = {}
+            before, gone = self._index.known(kind), self._index.gone()
+            listed: dict[str, dict[str, Any]] = {}
+            versions: list[int] = []
             labels = "" if kind == names.KIND else names.LABEL_JOB_NAME
             for place in self._places:
-                async for meta in self._cluster.metadata(kind, place, labels):
+                async for meta in self._cluster.metadata(kind, place, labels, versions.append):
                     if _key(kind, meta) is not None:
                         listed[str(meta.get("uid"))] = meta
+            self._ensure_one_history(kind, before, listed, versions)
             for uid, (key, name, _) in before.items():
                 if uid not in listed:
                     self._index.drop(kind, key, name, uid)
                     self._queue.add(key)
+            await self._back(kind, listed, gone)
             late += await self._missed(kind, listed)
         self.silent_rounds = self.silent_rounds + 1 if late else 0
         self._rounds += 1
         if self._rounds % FULL_EVERY == 0:
             for key in self._index.jobs():
                 self._queue.add(key)
+
+    def _ensure_one_history(
+        self,
+        kind: str,
+        before: Mapping[str, tuple[str, str, int]],
+        listed: Mapping[str, dict[str, Any]],
+        versions: Sequence[int],
+    ) -> None:
+        """`before`: known when the listing began; `versions`: of the listing. Raises RestoredError."""
+        known = {uid: version for uid, (_, _, version) in before.items()}
+        older = any(0 <= _version(meta) < known.get(uid, 0) for uid, meta in listed.items())
+        if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(known.values(), default=0)):
+            plural = self.watched[kind][2]
+            raise RestoredError(f"{plural} are older than they were: etcd was restored, and the operator starts anew")
+        self._listed[kind] = min(versions, default=0)
+
+    async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:
+        """Reads anew what was known to be gone before it was listed."""
+        for uid in gone & listed.keys():
+            meta = listed[uid]
+            key = str(_key(kind, meta))
+            self._index.unlearn(kind, key, meta["name"], uid)
+            body = await self._cluster.get(kind, meta["namespace"], meta["name"])
+            if body is not None and body["metadata"]["uid"] == uid:
+                self._index.put(kind, key, body)
+            self._queue.add(key)
 
     async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
         """Objects whose newest version had not come by the watch, even after a while.
