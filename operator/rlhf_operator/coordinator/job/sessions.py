@@ -18,6 +18,8 @@ class WorkerStream:
     worker: str
     outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
+    problem: str = ""
+    """What the worker said that made no sense; it is told as the stream ends."""
 
 
 class Sessions:

@@ -18,6 +18,7 @@ from rlhf_operator.coordinator.deciding import incremental
 from rlhf_operator.coordinator.fusion import learning, moving, prefixing
 from rlhf_operator.coordinator.job.run import Run
 from rlhf_operator.coordinator.loop.answers import Answers
+from rlhf_operator.coordinator.loop.checks import checked, registers
 from rlhf_operator.coordinator.loop.memory import DeviceMemory
 from rlhf_operator.coordinator.storage.batch import response_of, unpacked
 from rlhf_operator.coordinator.storage.journal_pb2 import Record
@@ -46,6 +47,7 @@ class Intake:
     def register(self, message: pb.Register, session: int) -> Joined | Refused:
         """A worker opens a session; what it held goes back to the queue, with the tokens it brings."""
         run = self._run
+        registers(run.world.fleet.workers.get(message.worker), message, run.plan.spec.iterations)
         held = {
             item.key.sample: (item.key.epoch, response_of(item.tokens, item.log_probabilities, item.versions))
             for item in message.held
@@ -89,12 +91,17 @@ class Intake:
 
     def message(self, worker: str, message: pb.WorkerMessage) -> None:
         """One message; raises ValueError when it makes no sense."""
+        if message.WhichOneof("message") != "batch":
+            self._one(worker, message)
+            return
+        for item in message.batch.messages:
+            self._one(worker, item)
+
+    def _one(self, worker: str, message: pb.WorkerMessage) -> None:
         run = self._run
         run.totals.messages += 1
+        checked(worker, message)
         match message.WhichOneof("message"):
-            case "batch":
-                for item in message.batch.messages:
-                    self.message(worker, item)
             case "progress":
                 self._progress(worker, message.progress)
             case "finished":
@@ -121,7 +128,9 @@ class Intake:
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key
         more = response_of(message.tokens, message.log_probabilities, message.versions)
-        ledger = run.world.ledger
+        ledger, limit = run.world.ledger, run.plan.spec.rollout.max_response_tokens
+        if not 0 <= message.offset <= limit - len(more):
+            raise ValueError(f"sample {key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
         here = key.iteration == run.world.iteration and self._current(more)
         if here:
             migrated = ledger.migrated

@@ -25,6 +25,9 @@ class Batches:
             if not 0 <= iteration <= run.world.iteration:
                 raise LookupError(f"iteration {iteration} has not begun; the job is in {run.world.iteration}")
             ledger = run.world.ledger
+            if iteration < run.world.iteration and iteration not in run.journal.iterations():
+                # Whoever asks is wrong, or late: no checkpoint that is kept needs it.
+                raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.world.iteration}")
             if iteration < run.world.iteration:
                 records = run.journal.read(iteration)
                 ledger = replayed(iteration, run.plan.spec.rollout.batch_size, run.plan.tasks, records)

@@ -1,6 +1,8 @@
 """The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and mutual TLS if given.
 
-Rule: methods translate between the wire and the run; they decide nothing and keep nothing but the stream itself.
+Rule: methods translate between the wire and the run; they decide nothing and keep nothing but the stream itself. Nobody
+without a certificate of the job gets in; what comes from those who have one is untrusted all the same: a message that
+cannot be taken in ends its own session, with a status that says why, and nothing else.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -37,6 +40,8 @@ REGISTER_SECONDS: Final = 10.0
 WORKERS_A_PROGRESS_STEP: Final = 16
 """Progress comes every quarter second up to this many workers, and more seldom in proportion beyond."""
 FASTEST_WATCH_HZ: Final = 20.0
+WORDS_MAX: Final = 1000
+"""Characters of what a caller is told: a status travels in a header, of 8 KiB at most."""
 
 _CODES: Final = {
     Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
@@ -64,13 +69,15 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         number = self._run.sessions.number()
         joined = self._register(register, number)
         if isinstance(joined, Refused):
-            await context.abort(_CODES[joined.cause], joined.reason)
+            await context.abort(_CODES[joined.cause], joined.reason[:WORDS_MAX])
         session = self._run.sessions.open(register.worker, number)
         reader = asyncio.create_task(self._read(session, context))
         try:
             yield pb.CoordinatorMessage(welcome=self._welcome(register.protocol))
             while (message := await session.outgoing.get()) is not None:
                 yield message
+            if session.problem:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.problem[:WORDS_MAX])
         finally:
             reader.cancel()
             self._run.sessions.close(session)
@@ -83,7 +90,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         try:
             parts = self._batches.parts(request.iteration)
         except LookupError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0]))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0])[:WORDS_MAX])
         except JobError as error:
             self._fail(error)
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
@@ -113,7 +120,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Answers when the job has stopped."""
-        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason or "asked to stop")
+        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason[:WORDS_MAX] or "asked to stop")
         await self._run.over.wait()
         world = self._run.world
         return pb.StopReply(iteration=world.version, checkpoint=world.checkpoint.folder)
@@ -123,7 +130,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         try:
             changed = self._run.world.fleet.resize(request.replicas, time.monotonic())
         except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:WORDS_MAX])
         if changed:
             sizes = ", ".join(f"{name} {count}" for name, count in sorted(request.replicas.items()))
             log.info("the groups are resized: %s", sizes)
@@ -133,9 +140,9 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
     async def _first(self, context: Context) -> pb.Register:
         message = None
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ValueError):
             async with asyncio.timeout(REGISTER_SECONDS):
-                message = await context.read()
+                message = await _next(context)
         if not isinstance(message, pb.WorkerMessage) or message.WhichOneof("message") != "register":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Register")
         return message.register
@@ -153,17 +160,30 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Takes in messages until the worker ends the stream or says something that makes no sense."""
         workers = self._run.world.fleet.workers
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await _next(context)) is not grpc.aio.EOF:
                 if workers[session.worker].session != session.number:
                     break
-                self._intake.message(session.worker, message)
+                self._take(session, message)
         except ValueError as error:
-            log.error("%s: %s; its session is ended", session.worker, error)
-            self._run.event("bad-message", str(error), worker=session.worker)
-            self._count_bad_message(session.worker, str(error))
+            session.problem = str(error)[:WORDS_MAX]
+            log.error("%s: %s; its session is ended", session.worker, session.problem)
+            self._run.event("bad-message", session.problem, worker=session.worker)
+            self._count_bad_message(session.worker, session.problem)
         except JobError as error:
             self._fail(error)
-        session.outgoing.put_nowait(None)
+        finally:
+            session.outgoing.put_nowait(None)
+
+    def _take(self, session: WorkerStream, message: pb.WorkerMessage) -> None:
+        """Raises ValueError when the message makes no sense, and when taking it in fails for a reason nobody thought
+        of: a session whose reader is gone would look alive and be heard by nobody."""
+        try:
+            self._intake.message(session.worker, message)
+        except (ValueError, JobError):
+            raise
+        except Exception as error:
+            log.exception("%s: a message could not be taken in", session.worker)
+            raise ValueError(f"a message could not be taken in: {type(error).__name__}: {error}") from error
 
     def _count_bad_message(self, name: str, what: str) -> None:
         worker = self._run.world.fleet.workers[name]
@@ -184,6 +204,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
         )
+
+
+async def _next(context: Context) -> Any:
+    """The next message of a stream. Raises ValueError for bytes that are none."""
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise ValueError(f"bytes that are no message: {error}") from error
 
 
 def order_stop(run: Run, *, checkpoint: bool, reason: str) -> None:

@@ -1,0 +1,77 @@
+"""What a worker says is looked at before it is used: what no worker can mean ends its session, and nothing else."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_operator.coordinator.loop.checks import checked, registers
+from rlhf_operator.coordinator.storage.batch import packed, response_of
+from rlhf_operator.coordinator.world.worker import Worker
+
+NAME = "generation-2"
+
+
+def span(**changes: Any) -> pb.WorkerMessage:
+    given = {"worker": NAME, "name": "decode", "start_ns": 5, "end_ns": 9, "attributes": {"rows": "1.5", "peer": "a:1"}}
+    return pb.WorkerMessage(span=pb.Span(**(given | changes)))
+
+
+NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
+    ("heartbeat.busy_seconds is nan", pb.WorkerMessage(heartbeat=pb.Heartbeat(busy_seconds=float("nan")))),
+    ("heartbeat.tokens is -1", pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=-1))),
+    ("span.worker is 'generation-0'", span(worker="generation-0")),
+    ("span.name has 300 characters", span(name="x" * 300)),
+    ("span.end_ns is 4", span(end_ns=4)),
+    ("span.attributes[rows] is inf", span(attributes={"rows": "inf"})),
+    ("prefix.dropped is -3", pb.WorkerMessage(prefix=pb.ScoredPrefix(dropped=[1, -3]))),
+    (
+        "done.load.seconds is inf",
+        pb.WorkerMessage(done=pb.CommandDone(command_id=1, load=pb.LoadResult(seconds=float("inf")))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("told", "message"), NONSENSE, ids=[told for told, _ in NONSENSE])
+def test_nonsense_is_told_with_its_field(told: str, message: pb.WorkerMessage) -> None:
+    with pytest.raises(ValueError) as error:
+        checked(NAME, message)
+    assert str(error.value).startswith(told)
+
+
+def test_what_a_worker_says_every_day_passes() -> None:
+    metrics = {"actor/loss": -0.5, "actor/kl": float("nan")}
+    result = pb.TrainResult(iteration=1, version=2, metrics=metrics)
+    failure = pb.Failure(reason="Internal", message="x" * 5000, exit_code=-9)
+    for message in (
+        span(),
+        pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=2**40, busy_seconds=3.5)),
+        pb.WorkerMessage(done=pb.CommandDone(command_id=3, train=result)),
+        pb.WorkerMessage(done=pb.CommandDone(command_id=3, failure=failure)),
+    ):
+        checked(NAME, message)
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("state.group_epoch", pb.WorkerState(group_epoch=2**31 - 1)),
+        ("state: version 101 of actor", pb.WorkerState(versions={"actor": 101})),
+        ("state: version 101 of trained_version", pb.WorkerState(trained_version=101)),
+        ("state.role is 'training', and generation-2 holds no training rank", pb.WorkerState(role="training")),
+        ("state.role is 'king'", pb.WorkerState(role="king")),
+    ],
+)
+def test_a_worker_cannot_be_what_its_place_is_not(told: str, state: pb.WorkerState) -> None:
+    """A rank's epoch is counted up in 32 bits: the highest one, believed, would end the coordinator."""
+    worker = Worker(NAME, Group.GENERATION, 2)
+    with pytest.raises(ValueError) as error:
+        registers(worker, pb.Register(worker=NAME, state=state), 100)
+    assert str(error.value).startswith(told)
+
+
+def test_spans_of_versions_have_tokens() -> None:
+    tokens = packed("int32", b"\0" * 8)
+    with pytest.raises(ValueError, match="at least"):
+        response_of(tokens, packed("float32", b"\0" * 8), [pb.VersionSpan(tokens=5), pb.VersionSpan(tokens=-3)])
