@@ -11,7 +11,7 @@ from .job_fixture import ALL, LABEL, Seen, manifest
 
 pytestmark = pytest.mark.slow
 
-LEVELS = 400
+LEVELS = 100
 """Of a template, which the API server stores."""
 
 
@@ -21,7 +21,11 @@ def pod(name: str, namespace: str, **labels: str) -> dict[str, Any]:
         "namespace": namespace,
         "labels": {LABEL: "job"} | {f"rlhf.dev/{k}": labels[k] for k in labels},
     }
-    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    secured = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = {
+        "containers": [{"name": "worker", "image": "none", "securityContext": secured}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
