@@ -34,7 +34,7 @@ def secret_environment(reward: Reward) -> list[Json]:
 def mounted(pod: Mapping[str, Any]) -> str | None:
     """Name of the ConfigMap whose reward function the pod mounts."""
     for volume in pod["spec"]["volumes"]:
-        if volume["name"] == VOLUME:
+        if volume.get("name") == VOLUME:
             return str(volume["configMap"]["name"])
     return None
 

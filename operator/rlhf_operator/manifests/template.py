@@ -64,7 +64,7 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
     (container,) = ours["spec"]["containers"]
     gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
     text = json.dumps(template, sort_keys=True)
-    return _problems(text, path, frozenset(each["name"] for each in ours["spec"]["volumes"]), gpus)
+    return _problems(text, path, frozenset(str(each.get("name")) for each in ours["spec"]["volumes"]), gpus)
 
 
 @remembered(REMEMBERED)
@@ -158,11 +158,11 @@ def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
     left = list(theirs)
     merged = []
     for item in ours:
-        counterpart = next((each for each in left if each.get(key) == item[key]), None)
+        counterpart = next((each for each in left if each.get(key) == item.get(key)), None)
         if counterpart is None:
             merged.append(item)
             continue
         left.remove(counterpart)
-        replaced = item[key] in guarantees.USERS_VARIABLES | _USERS_VOLUMES
+        replaced = item.get(key) in guarantees.USERS_VARIABLES | _USERS_VOLUMES
         merged.append(counterpart if replaced else _merge(counterpart, item))
     return merged + left

@@ -90,6 +90,8 @@ def test_any_json_gives_a_pod_or_template_errors(template: Any) -> None:
         (worker(env=[{"name": "A", "value": 5}]), ".spec.containers[0].env[0].value", 'write it in quotes, "5"'),
         (worker(ports=[{"containerPort": "80"}]), ".spec.containers[0].ports[0].containerPort", "remove the quotes"),
         (worker(image=["x"]), ".spec.containers[0].image", "must be text"),
+        (worker(env=[{"value": "x"}]), ".spec.containers[0].env[0].name", "is required in an EnvVar"),
+        (spec(volumes=[{"emptyDir": {}}]), ".spec.volumes[0].name", "is required in a Volume"),
         ({"metadata": {"labels": {"a": 1}}}, ".metadata.labels.a", 'write it in quotes, "1"'),
         ({"metadata": {"name": "mine"}}, ".metadata.name", "labels and annotations"),
         ({"kind": "PodTemplate"}, ".kind", "metadata and spec only"),
@@ -112,7 +114,7 @@ def test_what_is_malformed_is_told_with_its_path(template: Any, field: str, says
         (worker(volumeMount=[]), "containers[0].volumeMount", "did you mean volumeMounts?"),
         (worker(nodeSelector={}), "containers[0].nodeSelector", "nodeSelector is a field of a PodSpec"),
         (worker(imagePullPolicy="always"), "containers[0].imagePullPolicy", "did you mean Always?"),
-        (worker(env=[{"value": "x"}]), "containers[0].env[0].name", "is required in an EnvVar"),
+        (spec(tolerations=[{"operator": "Exist"}]), "tolerations[0].operator", "did you mean Exists?"),
         (spec(frobnicate=1), "frobnicate", "an API server that is newer may know it, and decides"),
     ],
 )

@@ -33,6 +33,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "quantity": "a quantity such as 2, 500m or 1Gi",
     "time": "a time such as 2026-08-22T10:00:00Z",
 }
+_KEYS: Final = frozenset({"name", "mountPath", "containerPort"})
+"""Required fields by which lists are merged and looked up, so that nobody can do without."""
 _HOMES: Final = ("PodSpec", "Container", "PodSecurityContext", "SecurityContext", "ResourceRequirements")
 """Types of which fields are often put into another."""
 
@@ -73,7 +75,8 @@ def _object(value: object, kind: str, path: str) -> Iterator[Problem]:
     for name in _TYPES[kind]["required"]:
         # Containers are merged with ours, so a template need not have any.
         if value.get(name) is None and (kind, name) != ("PodSpec", "containers"):
-            yield Problem(f"{path}.{name}", None, f"is required in {_a(kind)}", severity=Severity.SERVER)
+            severity = Severity.ERROR if name in _KEYS else Severity.SERVER
+            yield Problem(f"{path}.{name}", None, f"is required in {_a(kind)}", severity=severity)
     for name, item in value.items():
         if name in known:
             if item is not None:
