@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .job_fixture import ALL, Seen, manifest
+from .job_fixture import ALL, SHARED_FILES, Seen, manifest
 from .kwok import TOLERATION
 from .operator_process import OperatorProcess
 
@@ -157,7 +157,9 @@ def test_a_changed_template_is_rolled_without_a_restart_being_counted(
     seen.until_pods(*ALL)
     unchanged = {name for name, uid in seen.uids().items() if uid == before[name]}
     assert unchanged == {each for each in ALL if not each.startswith("generation")}
-    seen.patch(training={"template": template})
+    [mounting] = SHARED_FILES["spec"]["containers"]
+    ranks = {"spec": {"containers": [mounting | {"image": "example.org/worker:2"}]}}
+    seen.patch(training={"template": ranks})
     seen.until("new ranks", lambda: images("training") == {"example.org/worker:2"})
     seen.until_pods(*ALL)
     assert seen.uids()["coordinator"] != before["coordinator"], "it saved a checkpoint first"
