@@ -336,7 +336,6 @@ def _end(uid: str, status: Json, container: Json) -> End | None:
     return End(
         name, code, _word(ended.get("reason")), readable(log) if isinstance(log, str) else _words(log), at, report
     )
-    return None
 
 
 def _ended(container: Json, state: str) -> Json:
