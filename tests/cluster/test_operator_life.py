@@ -6,7 +6,6 @@ Pods run on fake nodes; the tests write the statuses that kubelets would.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from .operator_process import OperatorProcess
 
 pytestmark = pytest.mark.slow
 
-TRAINING = {"parallelism": {"pipeline": 2}, "microBatchSize": 8}
 CERTIFICATE_SECONDS = 30  # renewed after 20
 
 
@@ -82,63 +80,6 @@ def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
         "job-inference-0: exit code 5: no seat is left \U0001f3d6\x7f (rule license"
         in seen.condition("Failed")["message"]
     )
-
-
-def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelets_words_are_told(
-    cluster: Cluster, seen: Seen, namespace: str
-) -> None:
-    told = "Pod was rejected: Allocate failed due to rpc error: device plugin is sick"
-    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": told}
-    cluster.apply(manifest(namespace))
-    seen.until_pods(*ALL)
-    names = {seen.uids()["generation-0"]}
-    since = time.monotonic()
-    while time.monotonic() - since < 25:
-        found = seen.uids().get("generation-0")
-        if found is not None and seen.pods()["generation-0"]["status"].get("phase") != "Failed":
-            names.add(found)
-            seen.report("generation-0", refused)
-    assert len(names) <= 4, "made at once, then 10 s and 20 s after the one before; it was 52"
-    seen.until("the wait is told", lambda: "waits until" in seen.condition("Running")["message"])
-    message = seen.condition("Running")["message"]
-    assert "before job-generation-0 is made again, because it ended" in message
-    assert f"disrupted (UnexpectedAdmissionError: {told})" in message
-    assert seen.restarts()[0] == 0
-    full = {
-        "phase": "Failed",
-        "reason": "Evicted",
-        "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Mi". ',
-    }
-    seen.report("generation-1", full)
-    seen.until("an eviction by its own fault is a failure", lambda: seen.restarts()[0] == 1)
-    assert seen.job()["status"]["restarts"]["lastReason"].startswith("job-generation-1: Evicted: Usage of EmptyDir")
-
-
-def test_a_pod_that_cannot_start_gives_the_resources_of_all_back_for_a_while(
-    cluster: Cluster, seen: Seen, namespace: str
-) -> None:
-    taint = {"key": "nobody", "operator": "Exists"}
-    nowhere = {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}, "tolerations": [taint]}}}
-    cluster.apply(manifest(namespace, runPolicy={"podStartTimeoutSeconds": 5}, training=TRAINING | nowhere))
-    others = [each for each in ALL if not each.startswith("training")]
-    seen.until("everybody but the ranks", lambda: seen.running() == others)
-    seen.until("Unschedulable", lambda: seen.condition("Running").get("reason") == "Unschedulable")
-    assert " since 20" in seen.condition("Running")["message"]
-    time.sleep(7)  # longer than a pod with a node is given
-    assert seen.running() == others, "time without a node does not count"
-    seen.patch(training={"template": None})
-    seen.until_pods(*ALL)
-    pulling = waiting("ImagePullBackOff", 'Back-off pulling image "registry/none"')
-    seen.report("training-0", pulling | {"phase": "Pending"})
-    seen.until("Released", lambda: seen.condition("Running").get("reason") == "Released")
-    seen.until("no pod", lambda: not seen.pods())
-    message = seen.condition("Running")["message"]
-    assert "job-training-0 has a node since" in message
-    assert 'ImagePullBackOff: Back-off pulling image "registry/none"' in message
-    assert seen.job()["status"]["release"]["attempts"] == 1
-    assert seen.restarts() == (0, 0)
-    seen.patch(iterations=50)
-    seen.until_pods(*ALL)
 
 
 def test_a_changed_template_is_rolled_without_a_restart_being_counted(
