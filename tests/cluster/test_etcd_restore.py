@@ -47,7 +47,7 @@ def copied(cluster: Cluster, data: Path, backup: Path) -> None:
 
 def restored(cluster: Cluster, data: Path, backup: Path) -> None:
     """Everything that remembers versions starts anew, on the backup."""
-    for name in ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
+    for name in ("kwok", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
         cluster.component(name).stop(name)
     shutil.rmtree(data)
     shutil.move(backup, data)
@@ -61,7 +61,7 @@ def restored(cluster: Cluster, data: Path, backup: Path) -> None:
             return False
 
     wait_until("the API server", ready, TIMEOUT)
-    for name in ("kube-controller-manager", "kube-scheduler"):
+    for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
         cluster.component(name).restart(name)
 
 
