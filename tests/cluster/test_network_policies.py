@@ -1,8 +1,7 @@
 """What the NetworkPolicies of a job and of the chart let through and what they keep out, on a node that enforces them.
 
 Policies and labels are what the operator and the chart make; behind them stand small servers that listen at every port
-in question, so that nothing but a policy refuses a connection. A whole job under these policies trains in
-test_end_to_end.py.
+in question, so that nothing but a policy refuses a connection.
 """
 
 from __future__ import annotations
