@@ -1,4 +1,5 @@
 """The whole product on a real node: Helm installs the operator's image, and kubectl apply of the quickstart trains it.
+The node enforces NetworkPolicies, the chart's included, so they must let through whatever a job and its operator need.
 
 The rule: the manifest is that of the examples, and what it is adapted by is in `adapted` alone: this machine's Python
 in the worker pods instead of an image with torch, small requests, and few iterations that can be repeated bit for bit.
@@ -21,6 +22,7 @@ import yaml
 from . import environment, images
 from .chart import CHART, HOME, RELEASE
 from .cluster import Cluster, ClusterError
+from .fixture import own_cluster
 from .processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,7 +30,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "quickstart-cluster.yaml"
 PREPARE = ROOT / "examples" / "quickstart" / "prepare.py"
-DEFINITION = "customresourcedefinition/rlhfjobs.rlhf.dev"
 NAMESPACE = "team-rl"
 ITERATIONS = int(os.environ.get("RLHF_QUICKSTART_ITERATIONS", "24"))  # of the example's 120; the reward climbs at once
 PATIENCE = 600.0  # seconds for any step: a job of six processes on two cores, beside other work
@@ -37,26 +38,25 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 @pytest.fixture(scope="module")
-def cluster(node_cluster: Cluster) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The release on a real node, from the image of images/operator.Dockerfile."""
-    node = node_cluster.nodes["n1"]
-    node.import_image(images.mounted(Path(environment.PYTHON).parent))
-    node.import_image(images.operator())
+    archives = [images.mounted(Path(environment.PYTHON).parent), images.operator()]
+    with own_cluster(request, level="node", network_policies=True, images=archives) as found:
+        install(found)
+        yield found
+
+
+def install(cluster: Cluster) -> None:
+    """The release, in its namespace, beside one for jobs."""
     for name in (HOME, NAMESPACE):
-        node_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
     values: dict[str, Any] = {"image": {"registry": "localhost"}}
     for name, image in (("operator", images.OPERATOR), ("worker", images.MOUNTED)):
         repository, _, tag = image.removeprefix("localhost/").partition(":")
         values["image"][name] = {"repository": repository, "tag": tag}
-    # Another test of the shared cluster may have applied it already.
-    values["crds"] = {"enabled": not node_cluster.kubectl("get", DEFINITION, "--ignore-not-found", "--output=name")}
+    values["networkPolicy"] = {"enabled": True, "apiServerPorts": [int(cluster.server.rpartition(":")[2])]}
     given = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
-    node_cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *given)
-    try:
-        yield node_cluster
-    finally:
-        node_cluster.helm("uninstall", RELEASE, f"--namespace={HOME}")
-        node_cluster.kubectl("delete", "namespace", HOME, "--wait=false")
+    cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *given)
 
 
 def adapted(shared: Path) -> dict[str, dict[str, Any]]:
