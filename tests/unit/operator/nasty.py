@@ -17,6 +17,12 @@ def nested(levels: int) -> Any:
     return found
 
 
+def many(value: Any) -> list[Any]:
+    """A long list. Each entry is an object of its own, as JSON's are: one that stood in all places would be changed in
+    all of them, and a few changes would make more than any server stores."""
+    return [copy.deepcopy(value) for _ in range(300)]
+
+
 GONE = object()
 """The place is left out."""
 VALUES: list[Any] = [
@@ -59,12 +65,12 @@ VALUES: list[Any] = [
     {"type": 3},
     {"": ""},
     {"worker": {}},
-    ["x"] * 300,
-    [{"type": "Ready"}] * 300,
+    functools.partial(many, "x"),
+    functools.partial(many, {"type": "Ready"}),
     functools.partial(nested, 70),
     functools.partial(nested, 3000),
 ]
-"""What is written instead; a function makes what cannot be copied."""
+"""What is written instead; a function makes what a copy would not be."""
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(range(len(VALUES)))), min_size=1, max_size=4)
 """(place, number of the value) of each change."""
 
