@@ -22,7 +22,9 @@ from rlhf_operator.stored_job import status_of
 Json = Mapping[str, Any]
 
 NEAR_NAMES: Final = 3
-_SCALARS: Final = frozenset({"iterations", "seed", "deterministic", "placement", "suspend", "managedBy"})
+_SCALARS: Final = frozenset(
+    {"iterations", "seed", "deterministic", "placement", "suspend", "managedBy", "operatorClass"}
+)
 """Fields of a spec that are no objects."""
 _FAILURE_CODES: Final = {
     FinishedReason.USER_CODE: ExitCode.USER_CODE,
