@@ -46,6 +46,21 @@ class Group(StrEnum):
     TRAINING = "training"
 
 
+PHASES: Final = (
+    "Starting",
+    "Generating",
+    "Scoring",
+    "Training",
+    "Publishing",
+    "Checkpointing",
+    "Recovering",
+    "Complete",
+    "Failed",
+    "Stopped",
+)
+"""Of a coordinator, as `JobStatus.phase` has them."""
+
+
 class Env(StrEnum):
     """Environment variables a process of a job is started with; workers know nothing else of where they run."""
 

@@ -20,7 +20,7 @@ import grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import OPTIONS, SERVER_NAME
 from rlhf_api.control_pb2_grpc import CoordinatorStub
-from rlhf_api.names import COORDINATOR_PORT, Group
+from rlhf_api.names import COORDINATOR_PORT, PHASES, Group
 from rlhf_operator.certificates import Certificates
 from rlhf_operator.reconcile.last_log import ITERATION_MAX, PATH_MAX, metrics
 from rlhf_operator.reconcile.observed import Reading
@@ -47,21 +47,6 @@ WORKING: Final = frozenset({"Ready", "Busy"})
 LOST: Final = "Lost"
 AWAY: Final = frozenset({"Missing", LOST})
 """States of workers that have no session."""
-PHASES: Final = frozenset(
-    {
-        "Starting",
-        "Generating",
-        "Scoring",
-        "Training",
-        "Publishing",
-        "Checkpointing",
-        "Recovering",
-        "Complete",
-        "Failed",
-        "Stopped",
-    }
-)
-"""Of a coordinator, as in control.proto."""
 UNKNOWN: Final = "Unknown"
 """Stands for a phase of a newer coordinator."""
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0

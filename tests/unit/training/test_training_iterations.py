@@ -1,7 +1,6 @@
 """Whole iterations: what ran, determinism, exact resume, abstained samples, adaptive KL, failure messages."""
 
 import json
-import math
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,57 +11,28 @@ import torch
 from safetensors.torch import load_file
 from tests import models
 from tests.unit.training.training_ranks import (
+    TWO_EPOCHS,
+    Alone,
     ThreadPeers,
+    assert_bitwise,
     exhaust,
+    finish_folder,
     make_batch,
     make_job,
     on_ranks,
+    run,
     serial,
     trainer_of,
     weights_of,
 )
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.serial import one_f_one_b
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.grpo import group_advantages
 from rlhf_workers.role import WorkError
 from rlhf_workers.training import checkpoint, tensor_file
 from rlhf_workers.training.advantages import with_advantages
-from rlhf_workers.training.batch import Batch
-from rlhf_workers.training.minibatches import epoch_order
 from rlhf_workers.training.trainer import Trainer
-
-TWO_EPOCHS = {"ppo": {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.write_policy(tmp_path_factory.mktemp("models") / "qwen2", "qwen2", seed=1)
-
-
-def run(
-    job: RLHFJob, iterations: range, pipeline: int = 2, data: int = 1, restore: str = "", save: Path | None = None
-) -> tuple[list[Trainer], list[dict[str, float]], list[pb.CheckpointFile]]:
-    """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
-    table, world = serial(job, pipeline, data), pipeline * data
-
-    def work(rank: int, peers: ThreadPeers) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
-        trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)
-        metrics = [exhaust(trainer.train(i, make_batch(seed=i))) for i in iterations]
-        files = checkpoint.save(trainer, save, iterations.stop) if save else []
-        return trainer, metrics, files
-
-    results = on_ranks(world, work)
-    assert all(metrics == results[0][1] for _, metrics, _ in results), "ranks report different metrics"
-    return [trainer for trainer, _, _ in results], results[0][1], [file for _, _, files in results for file in files]
-
-
-def assert_bitwise(ours: list[Trainer], theirs: list[Trainer]) -> None:
-    left, right = weights_of(ours), weights_of(theirs)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
 def test_two_runs_are_bitwise_equal_and_learn_something(folder: Path) -> None:
@@ -123,15 +93,6 @@ def test_checkpoint_files_are_what_they_are_said_to_be(folder: Path, tmp_path: P
             assert set(load_file(tmp_path / file.path)) == set(file.parameters)
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(files) == 5  # replica 1 has nothing to add
-
-
-def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> None:
-    """What the coordinator does to a model folder of a checkpoint: configuration and index."""
-    for model, configured in (("actor", source), ("critic", critic or source)):
-        (folder / model / "config.json").write_bytes((configured / "config.json").read_bytes())
-        parts = sorted((folder / model).glob("*.safetensors"))
-        index = {name: part.name for part in parts for name in load_file(part)}
-        (folder / model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
 def test_1f1b_of_the_actor_and_then_of_the_critic_is_what_runs(folder: Path) -> None:
@@ -224,16 +185,6 @@ def test_log_probabilities_of_the_policy_itself_show_no_mismatch(folder: Path) -
     assert metrics["actor/approximate_kl"] == pytest.approx(0, abs=1e-9)
 
 
-class Alone(ThreadPeers):
-    """Peers of a group of one."""
-
-    def __init__(self) -> None: ...
-
-    def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
-        assert ranks == (0,)
-        return [tensor.clone()]
-
-
 def test_a_batch_in_which_everyone_abstained_changes_no_weight(folder: Path) -> None:
     job = make_job(folder, folder, algorithm=TWO_EPOCHS)
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
@@ -273,106 +224,6 @@ def test_grpo_trains_the_actor_alone(folder: Path) -> None:
     metrics, _ = on_ranks(2, work)
     assert not [name for name in metrics if name.startswith("critic")]
     assert metrics["gradient_norm/actor"] > 0
-
-
-def poisoned(batch: Batch, *rows: int) -> Batch:
-    """One log-probability of each of `rows` is no number."""
-    log_p = batch.fields["log_probabilities"].clone()
-    log_p[list(rows), 0] = float("nan")
-    return batch.with_fields(log_probabilities=log_p)
-
-
-@pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 1), (2, 2)])
-def test_a_step_whose_gradient_is_not_finite_is_skipped_on_all_ranks(folder: Path, pipeline: int, data: int) -> None:
-    """Poison in one sample of one micro-batch of one replica: its mini-batch changes nothing, the other is trained."""
-    job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 4, "groupSize": 4}}, seed=3)
-    table, world = serial(job, pipeline, data, models=("actor",)), pipeline * data
-    order = epoch_order(3, 0, 0, 8)
-
-    def trained(*rows: int) -> tuple[list[Trainer], dict[str, float]]:
-        def work(rank: int, peers: ThreadPeers) -> tuple[Trainer, dict[str, float]]:
-            trainer = trainer_of(job, table, rank, world, peers)
-            metrics = exhaust(trainer.train(0, poisoned(make_batch(), *rows)))
-            return trainer, {name: value for name, value in metrics.items() if not name.startswith("actor/kl")}
-
-        results = on_ranks(world, work)
-        assert all(metrics == results[0][1] for _, metrics in results), "ranks report different metrics"
-        return [trainer for trainer, _ in results], results[0][1]
-
-    trainers, metrics = trained(order[0])
-    assert metrics["train/nonfinite_steps"] == metrics["train/nonfinite_steps_total"] == 1
-    assert all(math.isfinite(value) for value in metrics.values())
-    assert [trainer.progress.steps for trainer in trainers] == [1] * world
-    assert metrics["gradient_norm/actor"] > 0
-    unchanged, metrics = trained(order[0], order[4])
-    assert metrics["train/nonfinite_steps"] == 2
-    start = weights_of([trainer_of(job, serial(job, 1, 1, models=("actor",)), 0, 1, Alone())])
-    assert all(torch.equal(start[name], value) for name, value in weights_of(unchanged).items())
-    assert not all(torch.equal(start[name], value) for name, value in weights_of(trainers).items())
-
-
-def test_a_skipped_step_leaves_what_a_batch_without_it_would(folder: Path) -> None:
-    """Weights, moments and metrics are those of a run in which that mini-batch had abstained."""
-    job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 4, "groupSize": 4}}, seed=3)
-    order = epoch_order(3, 0, 0, 8)
-    table = serial(job, 1, 1, models=("actor",))
-    skipped, without = (trainer_of(job, table, 0, 1, Alone()) for _ in range(2))
-    metrics = exhaust(skipped.train(0, poisoned(make_batch(), order[0])))
-    ready = with_advantages(make_batch(), job.spec.algorithm.fields, 0.0)
-    objectives = without.objectives()
-    objectives["actor"].first_pass = True
-    norms = without._step(0, ready, order[4:], objectives)
-    assert_bitwise([skipped], [without])
-    assert metrics["gradient_norm/actor"] == norms["actor"]
-    assert metrics["actor/entropy"] == objectives["actor"].metrics()["actor/entropy"]
-    assert metrics["actor/mismatch"] == objectives["actor"].metrics()["actor/mismatch"] > 0
-
-
-def test_gradients_that_are_not_finite_several_times_in_a_row_fail_the_job(folder: Path) -> None:
-    optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 2}
-    job = make_job(folder, folder, algorithm=TWO_EPOCHS, training={"optimizer": optimizer})
-    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-    trainer.stages["actor", 0].model.norm.weight.data[0] = float("nan")
-    critic = trainer.stages["critic", 0].model.norm.weight
-    before = critic.detach().clone()
-    said = (
-        r"iteration 3: .*the gradient of the actor is nan \(pipeline stage 0\) at optimizer step 0, as it was 2 times"
-    )
-    with pytest.raises(WorkError, match=said) as caught:
-        exhaust(trainer.train(3, make_batch()))
-    assert "spec.training.optimizer.maxNonFiniteSteps is 2" in caught.value.failure.message
-    assert not caught.value.failure.retryable
-    assert torch.equal(before, critic)
-
-
-def test_a_finite_gradient_in_between_begins_the_count_anew_and_checkpoints_keep_it(
-    folder: Path, tmp_path: Path
-) -> None:
-    optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 1}
-    job = make_job(folder, folder, training={"optimizer": optimizer})
-    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-    for iteration in range(4):
-        rows = [0] * (iteration % 2)
-        metrics = exhaust(trainer.train(iteration, poisoned(make_batch(), *rows)))
-    assert metrics["train/nonfinite_steps_total"] == 2
-    checkpoint.save(trainer, tmp_path, 4)
-    finish_folder(tmp_path, folder)
-    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(tmp_path), 4)
-    assert again.progress == trainer.progress
-    with pytest.raises(WorkError, match="as it was 1 times in a row before"):
-        exhaust(again.train(4, poisoned(make_batch(), 0)))
-
-
-def test_a_sample_whose_log_ratio_is_extreme_does_not_erase_the_others(folder: Path) -> None:
-    """Its tokens count nothing beyond the limit; the gradient is that of the other samples, not of e^200."""
-    job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 8, "groupSize": 4}})
-    batch = make_batch()
-    log_p = batch.fields["log_probabilities"].clone()
-    log_p[0] = -200.0
-    trainer = trainer_of(job, serial(job, 1, 1, models=("actor",)), 0, 1, Alone())
-    metrics = exhaust(trainer.train(0, batch.with_fields(log_probabilities=log_p)))
-    assert metrics["train/nonfinite_steps"] == 0
-    assert 0 < metrics["gradient_norm/actor"] < 100
 
 
 def test_a_mini_batch_that_does_not_fit_the_schedule_names_the_field(folder: Path) -> None:

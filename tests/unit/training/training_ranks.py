@@ -1,5 +1,6 @@
 """Training ranks as threads of one process, joined by queues, over real stages of tiny Hugging Face folders."""
 
+import json
 import queue
 import threading
 from collections import defaultdict, deque
@@ -10,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
+from rlhf_workers.training import checkpoint
 from rlhf_workers.training.batch import Batch, batch_from
 from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.role import build_trainer
@@ -23,6 +26,7 @@ from rlhf_workers.training.trainer import Trainer
 
 WAIT = 20.0
 CPU = torch.device("cpu")
+TWO_EPOCHS = {"ppo": {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}}
 
 
 class ThreadHub:
@@ -224,3 +228,45 @@ def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: Batch) -
         for name, value in found.items():
             assert torch.equal(merged.setdefault(name, value), value), f"copies of {name} differ"
     return merged
+
+
+def run(
+    job: RLHFJob, iterations: range, pipeline: int = 2, data: int = 1, restore: str = "", save: Path | None = None
+) -> tuple[list[Trainer], list[dict[str, float]], list[pb.CheckpointFile]]:
+    """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
+    table, world = serial(job, pipeline, data), pipeline * data
+
+    def work(rank: int, peers: ThreadPeers) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
+        trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)
+        metrics = [exhaust(trainer.train(i, make_batch(seed=i))) for i in iterations]
+        files = checkpoint.save(trainer, save, iterations.stop) if save else []
+        return trainer, metrics, files
+
+    results = on_ranks(world, work)
+    assert all(metrics == results[0][1] for _, metrics, _ in results), "ranks report different metrics"
+    return [trainer for trainer, _, _ in results], results[0][1], [file for _, _, files in results for file in files]
+
+
+def assert_bitwise(ours: list[Trainer], theirs: list[Trainer]) -> None:
+    left, right = weights_of(ours), weights_of(theirs)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> None:
+    """What the coordinator does to a model folder of a checkpoint: configuration and index."""
+    for model, configured in (("actor", source), ("critic", critic or source)):
+        (folder / model / "config.json").write_bytes((configured / "config.json").read_bytes())
+        parts = sorted((folder / model).glob("*.safetensors"))
+        index = {name: part.name for part in parts for name in load_file(part)}
+        (folder / model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+class Alone(ThreadPeers):
+    """Peers of a group of one."""
+
+    def __init__(self) -> None: ...
+
+    def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
+        assert ranks == (0,)
+        return [tensor.clone()]

@@ -26,19 +26,6 @@ from rlhf_operator.coordinator.deciding.decisions import (
 from rlhf_operator.coordinator.world.world import Plan, World
 from rlhf_planner.inter_stage.place import Move
 
-PHASES: Final = (
-    "Starting",
-    "Generating",
-    "Scoring",
-    "Training",
-    "Publishing",
-    "Checkpointing",
-    "Recovering",
-    "Complete",
-    "Failed",
-    "Stopped",
-)
-
 TOGETHER_SECONDS: Final = 10.0
 """A node that is drained asks all its pods to end within seconds of each other."""
 

@@ -13,9 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rlhf_api.endpoint import Application, Endpoint
-from rlhf_api.names import METRICS_PREFIX, ExitCode
+from rlhf_api.names import METRICS_PREFIX, PHASES, ExitCode
 from rlhf_operator.coordinator.deciding import release
-from rlhf_operator.coordinator.deciding.iteration import PHASES
 from rlhf_operator.coordinator.failures import JobError
 from rlhf_operator.coordinator.fusion.fusing import idle_share
 from rlhf_operator.coordinator.job.run import Run
