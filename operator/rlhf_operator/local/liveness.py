@@ -10,13 +10,16 @@ from typing import Final
 from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_operator.manifests.pods import PROBE_SECONDS, PROBE_TIMEOUT_SECONDS
 
+STARTING_SECONDS: Final = 0.5
+"""Between two questions to a process that has not answered yet: one that hangs soon after its start has then."""
+
 
 async def until_hung(address: str, seconds: float) -> None:
     """Returns when the process at host:port has answered once and then not for so many seconds."""
     period = min(float(PROBE_SECONDS), seconds / 3)
     lived, misses = False, 0
     while misses * period < seconds:
-        await asyncio.sleep(period)
+        await asyncio.sleep(period if lived else min(period, STARTING_SECONDS))
         if await _answers(address):
             lived, misses = True, 0
         else:

@@ -37,10 +37,11 @@ def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterabl
     response = Response(
         unpacked(tokens, "int32") if tokens.dtype else b"",
         unpacked(log_probabilities, "float32") if log_probabilities.dtype else b"",
-        tuple((span.version, span.tokens) for span in versions),
+        # One of no token says nothing; a sample that moved before its first token may come with one.
+        tuple((span.version, span.tokens) for span in versions if span.tokens),
     )
-    if any(count <= 0 for _, count in response.versions):
-        raise ValueError(f"spans of weight versions {response.versions[:8]}: each must be of one token at least")
+    if any(count < 0 for _, count in response.versions):
+        raise ValueError(f"spans of weight versions {response.versions[:8]}: none may have less than no token")
     if len(response.log_probabilities) != len(response.tokens):
         raise ValueError(f"{len(response)} tokens but {len(response.log_probabilities) // 4} log-probabilities")
     return response

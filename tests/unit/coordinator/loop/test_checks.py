@@ -72,6 +72,9 @@ def test_a_worker_cannot_be_what_its_place_is_not(told: str, state: pb.WorkerSta
 
 
 def test_spans_of_versions_have_tokens() -> None:
-    tokens = packed("int32", b"\0" * 8)
-    with pytest.raises(ValueError, match="at least"):
-        response_of(tokens, packed("float32", b"\0" * 8), [pb.VersionSpan(tokens=5), pb.VersionSpan(tokens=-3)])
+    """Less than none is refused; none, as of a sample that moved before its first token, says nothing."""
+    tokens, log_probabilities = packed("int32", b"\0" * 8), packed("float32", b"\0" * 8)
+    with pytest.raises(ValueError, match="less than no token"):
+        response_of(tokens, log_probabilities, [pb.VersionSpan(tokens=5), pb.VersionSpan(tokens=-3)])
+    spans = [pb.VersionSpan(version=3, tokens=0), pb.VersionSpan(version=3, tokens=2)]
+    assert response_of(tokens, log_probabilities, spans).versions == ((3, 2),)
