@@ -29,7 +29,6 @@ from tests.cluster.kwok import TAINT
 from tests.cluster.operator_process import OperatorProcess
 
 from rlhf_api import names
-from rlhf_operator import leader
 
 Json = dict[str, Any]
 PODS_A_NODE = 150
@@ -121,7 +120,7 @@ class Rig:
         self.operator.stop()
 
     async def _watch_lease(self) -> None:
-        async for event in self.client.watch("Lease", "default", leader.NAME):
+        async for event in self.client.watch("Lease", "default", names.lease_name("")):
             if renewed := (event["object"].get("spec") or {}).get("renewTime"):
                 self._renewals.append(datetime.fromisoformat(renewed))
 

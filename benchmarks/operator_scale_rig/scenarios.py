@@ -250,8 +250,9 @@ async def one_killed(settings: Settings) -> Json:
         await rig.until_running(NAMESPACE)
         await asyncio.sleep(5)
         for number in range(KILLS):
-            for how in ("deleted", "failed"):
-                name = f"big-generation-{(number * 97) % (pods - 3)}"
+            for turn, how in enumerate(("deleted", "failed")):
+                # Each in a place of its own: a second end in one is replaced later on purpose.
+                name = f"big-generation-{((2 * number + turn) * 97) % (pods - 3)}"
                 made, running = await _replaced(rig, name, failed=how == "failed")
                 times[how].append(made)
                 times[f"{how}_running"].append(running)

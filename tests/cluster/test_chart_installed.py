@@ -50,6 +50,11 @@ NOT_ASKED_HERE = {
     ("", "pods", "get"),  # a pod that exists already
     ("", "secrets", "get"),  # certificates of a job that is older than a minute
     ("", "pods", "patch"),  # the label of the migration pool
+    # What exists is changed when its job is edited, a certificate is renewed, or another version comes.
+    ("", "services", "patch"),
+    ("", "configmaps", "patch"),
+    ("", "secrets", "patch"),
+    ("networking.k8s.io", "networkpolicies", "patch"),
     # What no watch told of, and the ConfigMap of a reward.
     ("rlhf.dev", "rlhfjobs", "get"),
     ("", "services", "get"),
