@@ -6,6 +6,7 @@ Pods run on fake nodes; the tests write the statuses that kubelets would.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,37 @@ def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
         "job-inference-0: exit code 5: no seat is left \U0001f3d6\x7f (rule license"
         in seen.condition("Failed")["message"]
     )
+
+
+def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelets_words_are_told(
+    cluster: Cluster, seen: Seen, namespace: str
+) -> None:
+    told = "Pod was rejected: Allocate failed due to rpc error: device plugin is sick"
+    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": told}
+    cluster.apply(manifest(namespace))
+    seen.until_pods(*ALL)
+    names = {seen.uids()["generation-0"]}
+    since = time.monotonic()
+    while time.monotonic() - since < 25:
+        found = seen.pods().get("generation-0", {})
+        meta = found.get("metadata", {"deletionTimestamp": "gone"})
+        if "deletionTimestamp" not in meta and found["status"].get("phase") == "Running":
+            names.add(meta["uid"])
+            seen.report("generation-0", refused)
+    assert len(names) <= 4, "made at once, then 10 s and 20 s after the one before; it was 52"
+    seen.until("the wait is told", lambda: "waits until" in seen.condition("Running")["message"])
+    message = seen.condition("Running")["message"]
+    assert "before job-generation-0 is made again, because it ended" in message
+    assert f"disrupted (UnexpectedAdmissionError: {told})" in message
+    assert seen.restarts()[0] == 0
+    full = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Mi". ',
+    }
+    seen.report("generation-1", full)
+    seen.until("an eviction by its own fault is a failure", lambda: seen.restarts()[0] == 1)
+    assert seen.job()["status"]["restarts"]["lastReason"].startswith("job-generation-1: Evicted: Usage of EmptyDir")
 
 
 def test_a_changed_template_is_rolled_without_a_restart_being_counted(
