@@ -64,6 +64,13 @@ def save(role: TrainingRole, folder: Path) -> list[pb.CheckpointFile]:
     return list(outbox.answers[0].checkpoint.files)
 
 
+def first_checkpoint(tmp_path: Path) -> tuple[RLHFJob, pb.BecomeTraining, Path, Path]:
+    """A job of two hub models, what makes its only rank, the path of its checkpoints, and the folder of the first."""
+    job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
+    become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
+    return job, become, path, checkpoint.prepare(path, 1)
+
+
 def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile]) -> checkpoint.Checkpoint:
     """As the coordinator does it."""
     sources = {"actor": HUB_ID, "critic": HUB_ID}
@@ -73,9 +80,7 @@ def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile
 def test_a_checkpoint_of_a_hub_model_is_whole_where_the_coordinator_has_no_cache(
     workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
-    become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
-    folder = checkpoint.prepare(path, 1)
+    job, become, path, folder = first_checkpoint(tmp_path)
     files = save(rank_of(job, become), folder)
 
     use_cache(monkeypatch, tmp_path / "coordinator")
@@ -89,9 +94,7 @@ def test_a_checkpoint_of_a_hub_model_is_whole_where_the_coordinator_has_no_cache
 def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
     workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
-    become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
-    folder = checkpoint.prepare(path, 1)
+    job, become, path, folder = first_checkpoint(tmp_path)
     files = save(rank_of(job, become), folder)
     made = finish(path, 1, folder, files)
 
@@ -107,9 +110,7 @@ def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
 def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
     workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
-    become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
-    folder = checkpoint.prepare(path, 1)
+    job, become, path, folder = first_checkpoint(tmp_path)
     trainer = rank_of(job, become)._trainer
     files = save(TrainingRole(job, trainer, Batches(), 0, SpanBuffer()), folder)
 
