@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.chaos import Ended, Kills, run_job
-from tests.local_job import PROCESSES, write_job
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import PROCESSES, write_job
 
 KILLS_A_RUN = 10
 

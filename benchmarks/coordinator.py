@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.coordinated import write_files
-from tests.coordinator_process import Process
-from tests.simulated_worker import Pace, crew
+from tests.support.coordinated import write_files
+from tests.support.coordinator_process import Process
+from tests.support.simulated_worker import Pace, crew
 
 from rlhf_api.names import Group
 

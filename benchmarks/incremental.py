@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.long_tail_policy import write_policy
 from benchmarks.pinned_job import run_job, write_job
 
-from rlhf_operator.coordinator.deciding import incremental
-from rlhf_operator.coordinator.loop import effects
-from rlhf_operator.coordinator.storage import prompts
-from rlhf_operator.coordinator.world.world import Plan, World
-from rlhf_operator.reports.metrics import read_metrics
+from rlhf_coordinator.loop import actions
+from rlhf_coordinator.reports.metrics import read_metrics
+from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.storage import prompts
 
 BATCH, MAX_TOKENS = 32, 512
-SETTINGS = ("Off", "On")
+SETTINGS = ("Disabled", "Enabled")
 WARM_UP = 2
 """Iterations that are not counted: models and caches warm up."""
 REFERENCE = {"hidden_size": 384, "num_hidden_layers": 6}
@@ -47,15 +47,15 @@ def in_turns() -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
     on, random_key = incremental.on, prompts.random_key
 
-    def forced(plan: Plan, world: World) -> bool:
-        return setting(world.iteration)[1] == "On"
+    def forced(context: JobContext, state: JobState) -> bool:
+        return setting(state.iteration)[1] == "Enabled"
 
     incremental.on = forced
-    effects.random_key = lambda seed, iteration, index: random_key(seed, setting(iteration)[0], index)  # type: ignore[attr-defined]
+    actions.random_key = lambda seed, iteration, index: random_key(seed, setting(iteration)[0], index)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        incremental.on, effects.random_key = on, random_key  # type: ignore[attr-defined]
+        incremental.on, actions.random_key = on, random_key  # type: ignore[attr-defined]
 
 
 def run(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def run(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str,
         deterministic=deterministic,
         generation={"replicas": 1, "maxBatchSize": BATCH},
         inference={"replicas": 1, "incremental": "Auto"},
-        fusion={"interStage": {"mode": "Off"}},
+        fusion={"interStage": {"mode": "Disabled"}},
     )
     with in_turns():
         run_dir = run_job(manifest, ["generation", "inference"])
@@ -82,7 +82,7 @@ def report(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of each setting, and of the differences within rounds."""
     table = {name: [line for line in lines if setting(int(line["iteration"]))[1] == name] for name in SETTINGS}
     rows = {name: _row(mine) for name, mine in table.items()}
-    pairs = list(zip(table["Off"], table["On"], strict=True))
+    pairs = list(zip(table["Disabled"], table["Enabled"], strict=True))
     both = "seconds/generation_and_inference"
     name = "incremental/predicted_gain_seconds"
     predicted = [line[name] for line in lines if name in line]

@@ -10,9 +10,10 @@ of the tail: at most it gains 1.33 times in A and 1.5 in C, less what precedes t
 A, B and C run as fast as their cores, one worker to a core, and what a step takes there varies by half from second to
 second on a machine that others use. paced-A, -B, -C are the same with workers of a stated speed (`paced_worker`), above
 what the machine needs; paced-D has four workers and twice the samples, scoring taking all four as long as the tail.
-Reported for each setting: median seconds of generation + inference, how many times faster than Off in the same round
-(quartiles), how far off the simulator is on the same lengths (all in all, and what it makes of the time of generation
-and of the work of decoding and scoring), and the share of control and transfer. The learning rate changes no weight.
+Reported for each setting: median seconds of generation + inference, how many times faster than Disabled in the same
+round (quartiles), how far off the simulator is on the same lengths (all in all, and what it makes of the time of
+generation and of the work of decoding and scoring), and the share of control and transfer. The learning rate
+changes no weight.
 """
 
 import argparse
@@ -35,14 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.long_tail_job import SCENARIOS, write_job
 from benchmarks.pinned_job import run_job
 
-from rlhf_operator.coordinator.fusion import fusing, learning
-from rlhf_operator.coordinator.job.run import Run
-from rlhf_operator.coordinator.loop import effects
-from rlhf_operator.coordinator.service.server import order_stop
-from rlhf_operator.coordinator.storage import prompts
-from rlhf_operator.reports.metrics import read_metrics
-from rlhf_operator.reports.picture import draw_timeline
-from rlhf_operator.reports.timeline import read_spans
+from rlhf_coordinator.fusion import fusing, learning
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.loop import actions
+from rlhf_coordinator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.picture import draw_timeline
+from rlhf_coordinator.reports.timeline import read_spans
+from rlhf_coordinator.service.server import order_stop
+from rlhf_coordinator.storage import prompts
 from rlhf_planner.inter_stage.choose import FusionChoice
 
 SHARES = (1 / 12, 1 / 6, 1 / 3)
@@ -87,8 +88,8 @@ class Turns:
     def of(cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
         """No fusion, Auto, and the sweep of (threshold, pool); `twice`: no fusion once more."""
         sweep = (Setting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
-        again = (Setting("Off again"),) if twice else ()
-        return cls((Setting("Off"), Setting("Auto", auto=True), *sweep, *again), rounds, first)
+        again = (Setting("Disabled again"),) if twice else ()
+        return cls((Setting("Disabled"), Setting("Auto", auto=True), *sweep, *again), rounds, first)
 
     @property
     def iterations(self) -> int:
@@ -118,30 +119,30 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
     deadline = time.monotonic() + seconds
 
     def begin(run: Run) -> None:
-        number, setting = turns.turn(run.world.iteration)
-        if time.monotonic() > deadline and turns.turn(run.world.iteration - 1)[0] != number:
+        number, setting = turns.turn(run.state.iteration)
+        if time.monotonic() > deadline and turns.turn(run.state.iteration - 1)[0] != number:
             order_stop(run, checkpoint=False, reason="its time is over")
         if setting.auto:
             planned(run)
             return
-        run.world.fusion.begin_iteration()
-        run.world.fusion.planning = None  # a plan that is made late is not this setting's
+        run.state.fusion.begin_iteration()
+        run.state.fusion.planning = None  # a plan that is made late is not this setting's
         if setting.threshold:
-            run.world.fusion.choice = FusionChoice(setting.threshold, setting.pool, "Auto", 0.0, 0.0, (), setting.name)
+            run.state.fusion.choice = FusionChoice(setting.threshold, setting.pool, "Auto", 0.0, 0.0, (), setting.name)
 
     def learn(run: Run) -> None:
-        before = run.world.fusion.lengths
+        before = run.state.fusion.lengths
         learned(run)
-        if not turns.ends(run.world.iteration):
-            run.world.fusion.lengths = before
+        if not turns.ends(run.state.iteration):
+            run.state.fusion.lengths = before
 
     fusing.begin, learning.learn = begin, learn
-    effects.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
+    actions.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         fusing.begin, learning.learn = planned, learned
-        effects.random_key = random_key  # type: ignore[attr-defined]
+        actions.random_key = random_key  # type: ignore[attr-defined]
 
 
 def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
@@ -167,7 +168,7 @@ def report(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     by_round: dict[str, dict[int, dict[str, Any]]] = {}
     for point in told:
         by_round.setdefault(point["setting"], {})[point["round"]] = point
-    table = {name: _row(own, by_round["Off"]) for name, own in by_round.items()}
+    table = {name: _row(own, by_round["Disabled"]) for name, own in by_round.items()}
     sweep = [name for name in table if name.startswith("R_t")]
     best = max(sweep, key=lambda name: table[name]["off_over_this"][1])
     errors = [abs(error) for row in table.values() for error in row["simulator_errors"]]
@@ -213,7 +214,7 @@ def _say(scenario: str, result: dict[str, Any]) -> None:
         low, median, high = row["off_over_this"]
         print(
             f"{scenario} {name:>12}: {row['seconds']:6.2f} s (generation {row['generation']:.2f}), {median:.3f} times "
-            f"as fast as Off (quartiles {low:.3f} to {high:.3f}), simulator off by {row['simulator_error']:.1%}, "
+            f"as fast as Disabled (quartiles {low:.3f} to {high:.3f}), simulator off by {row['simulator_error']:.1%}, "
             f"({row['simulated_over_measured']}), overhead {row['overhead']:.2%}, idle {row['idle']:.0%}, moved "
             f"{row['moved']:.0f}",
             flush=True,
@@ -227,7 +228,7 @@ def _say(scenario: str, result: dict[str, Any]) -> None:
 
 
 def _lengths(run_dir: Path) -> list[int]:
-    from rlhf_operator.coordinator.storage.journal import Journal
+    from rlhf_coordinator.storage.journal import Journal
 
     journal = Journal(run_dir / "journal")
     records = [record for number in journal.iterations() for record in journal.read(number)]
@@ -241,7 +242,7 @@ def draw(run_dir: Path, folder: Path, scenario: str, turns: Turns) -> None:
     last = max(span.iteration for span in spans)
     for iteration in range(max(WARM_UP, last + 1 - len(turns.settings)), last + 1):
         name = turns.turn(iteration)[1].name
-        if name in ("Off", "Auto"):
+        if name in ("Disabled", "Auto"):
             mine = [span for span in spans if span.iteration == iteration and span.name.startswith(shown)]
             draw_timeline(mine, folder / f"long-tail-{scenario}-{name.lower()}.png")
 
@@ -251,7 +252,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of a scenario; no round begins later")
-    parser.add_argument("--twice", action="store_true", help="Off twice: it shows how far equal settings lie apart")
+    parser.add_argument(
+        "--twice", action="store_true", help="Disabled twice: it shows how far equal settings lie apart"
+    )
     parser.add_argument("--first-round", type=int, default=0, help="other rounds have other responses")
     parser.add_argument("--thresholds", nargs="+", type=int, help="of the sweep; else a twelfth, a sixth, a third")
     parser.add_argument("--pools", nargs="+", type=int, default=(1, 2), help="of the sweep, where there are as many")

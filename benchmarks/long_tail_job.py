@@ -58,6 +58,6 @@ def write_job(folder: Path, scenario: Scenario, iterations: int) -> Path:
         max_tokens=MAX_TOKENS,
         reference=scenario.scorer,
         generation={"replicas": scenario.workers, "maxBatchSize": ROWS},
-        inference={"replicas": 0, "incremental": "Off"},
-        fusion={"interStage": {"mode": "Auto", "balance": "Off"}},
+        inference={"replicas": 0, "incremental": "Disabled"},
+        fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}},
     )

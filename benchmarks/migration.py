@@ -31,15 +31,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from move_costs import Moved, lines, summary
 from slow_link import SlowLink
-from tests.integration.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
-from tests.models import SPECIAL, VOCABULARY, write_policy
+from tests.support.models import SPECIAL, VOCABULARY, write_policy
+from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import Env
+from rlhf_coordinator.fusion import learning
+from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.coordinator.fusion import learning
-from rlhf_operator.coordinator.world.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime

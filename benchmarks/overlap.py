@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import models
-from tests.chaos import run_job
-from tests.local_job import write_job
+from tests.support import models
+from tests.support.chaos import run_job
+from tests.support.local_job import write_job
 
 REFERENCE_LAYERS = 24
 """Layers of the reference model; the policy has two."""
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    seconds: dict[str, list[float]] = {"On": [], "Off": []}
+    seconds: dict[str, list[float]] = {"Enabled": [], "Disabled": []}
     outcomes = set()
     with tempfile.TemporaryDirectory(prefix="rlhf-overlap-") as folder:
         root = Path(folder)
@@ -44,7 +44,7 @@ def main() -> int:
         reference = models.write_policy(root / "reference", "llama", num_hidden_layers=REFERENCE_LAYERS)
         chosen = [f"spec.models.reference.path={reference}", "spec.generation.replicas=1"]
         for number in range(arguments.rounds):
-            for overlap in ("On", "Off"):
+            for overlap in ("Enabled", "Disabled"):
                 settings = [*chosen, f"spec.inference.overlap={overlap}"]
                 run_dir = root / f"{overlap}-{number}"
                 ended = run_job(manifest, run_dir, options=[part for s in settings for part in ("--set", s)])
@@ -59,9 +59,9 @@ def main() -> int:
                 )
     medians = {overlap: statistics.median(values) for overlap, values in seconds.items()}
     result = {
-        "overlapped_seconds": round(medians["On"], 3),
-        "serial_seconds": round(medians["Off"], 3),
-        "serial_over_overlapped": round(medians["Off"] / medians["On"], 3),
+        "overlapped_seconds": round(medians["Enabled"], 3),
+        "serial_seconds": round(medians["Disabled"], 3),
+        "serial_over_overlapped": round(medians["Disabled"] / medians["Enabled"], 3),
         "same_rewards_and_weights": len(outcomes) == 1,
         "iterations": arguments.iterations,
         "rounds": arguments.rounds,

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 from benchmarks.long_tail_policy import PROMPT, write_scorer
 from benchmarks.pinned_workers import pinned_workers
-from tests.coordinated import free_address
+from tests.support.coordinated import free_address
 
 from rlhf_api.names import Env
-from rlhf_operator.coordinator import __main__ as coordinator
+from rlhf_coordinator import __main__ as coordinator
 
 
 def write_job(

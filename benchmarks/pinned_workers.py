@@ -10,7 +10,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.paced_worker import Pace
-from tests.coordinated import free_address
+from tests.support.coordinated import free_address
 
 from rlhf_api.names import Env
 

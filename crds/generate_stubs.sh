@@ -4,5 +4,5 @@
 set -eu
 cd "$(dirname "$0")"
 "${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out=. --mypy_out=. --grpc_python_out=. --mypy_grpc_out=. rlhf_api/control.proto
-cd ../operator
-"${PYTHON:-python}" -m grpc_tools.protoc -I . -I ../crds --python_out=. --mypy_out=. rlhf_operator/coordinator/storage/journal.proto
+cd ../coordinator
+"${PYTHON:-python}" -m grpc_tools.protoc -I . -I ../crds --python_out=. --mypy_out=. rlhf_coordinator/storage/journal.proto

@@ -24,14 +24,16 @@ RUN uv export --locked --extra operator --no-emit-project --no-annotate --quiet 
 COPY README.md LICENSE ./
 COPY crds crds
 COPY planner planner
+COPY coordinator coordinator
 COPY operator operator
+COPY cli cli
 COPY workers workers
 # Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
 # would compile it again.
 RUN uv pip install --no-deps . \
-    && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_operator.__main__, rlhf_operator.cli.main, \
-        rlhf_operator.coordinator.__main__, rlhf_operator.coordinator.training.schedule_search, ortools.sat.python.cp_model, \
-        rlhf_operator.reports.events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
+    && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_operator.__main__, rlhf_cli.main, \
+        rlhf_coordinator.__main__, rlhf_coordinator.training.schedule_search, ortools.sat.python.cp_model, \
+        rlhf_coordinator.reports.events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
 
 FROM ${BASE}
 ARG VERSION=0.1.0

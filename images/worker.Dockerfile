@@ -29,7 +29,9 @@ RUN case "$TORCH" in \
 COPY README.md LICENSE ./
 COPY crds crds
 COPY planner planner
+COPY coordinator coordinator
 COPY operator operator
+COPY cli cli
 COPY workers workers
 # Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
 # would compile it again, ten seconds for torch and transformers.

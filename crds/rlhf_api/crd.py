@@ -35,8 +35,6 @@ _WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Why, in words"),
 )
 """Shown by `kubectl get -o wide`."""
-_BARE: Final = {"Off": "false", "On": "true"}
-"""Words that YAML 1.1, which kubectl reads, takes for booleans."""
 
 
 def definition() -> dict[str, Any]:
@@ -98,20 +96,11 @@ def _schema() -> Schema:
         _attach(schema, rule.node, _validation(rule))
     for path in IMMUTABLE:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
-    _warn_of_bare_words(schema)
     # Transition rules on a field do not see it come or go; every other field in the list is required or has a default.
     for name in ("checkpoints", "operatorClass"):
         kept = f"has(self.{name}) == has(oldSelf.{name})"
         _attach(schema, "spec", {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     return schema
-
-
-def _warn_of_bare_words(node: Schema) -> None:
-    """The API server says of a bare Off no more than that it must be of type string; `kubectl explain` says why."""
-    for word in [each for each in node.get("enum", ()) if each in _BARE]:
-        node["description"] += f' Write "{word}" in quotes: YAML reads a bare {word} as {_BARE[word]}.'
-    for child in [*node.get("properties", {}).values(), *([node["items"]] if "items" in node else [])]:
-        _warn_of_bare_words(child)
 
 
 def _validation(rule: Rule) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import object_meta, remedies
+from rlhf_api import mode_words, object_meta, remedies
 from rlhf_api.algorithms import graph_of
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import Document, read_all
@@ -127,8 +127,10 @@ def is_other(document: Document) -> bool:
 
 def stored(data: dict[str, Any]) -> RLHFJob:
     """The checked job of an object as the API server stores it: `parse` of what is read already, at a tenth of its
-    cost. Raises ManifestError.
+    cost. The API server kept the words for modes of an earlier version (`mode_words`). Raises ManifestError.
     """
+    if isinstance(spec := data.get("spec"), dict):
+        data = {**data, "spec": mode_words.present(spec)}
     return checked(Document(data), "")
 
 

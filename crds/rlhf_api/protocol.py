@@ -11,7 +11,7 @@ Must never hold what a version can do: that is said where it is done.
 import json
 from typing import Any, Final
 
-from rlhf_api import protocol_zero
+from rlhf_api import mode_words, protocol_zero
 from rlhf_api.job import RLHFJob
 
 PROTOCOL: Final = 1
@@ -45,14 +45,17 @@ def written_job(job: RLHFJob, reader: int) -> str:
     """The resolved job for a process of that version, as JSON: one that refuses unknown fields is told none."""
     document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     if reader == 0:
-        document["spec"] = protocol_zero.readable(document["spec"])
+        document["spec"] = mode_words.before(protocol_zero.readable(document["spec"]))
     return json.dumps(document)
 
 
 def read_job(document: Any) -> RLHFJob:
     """Read the resolved job that another process wrote. Raises ValidationError.
 
-    The writer may be of a newer version, and has checked what it wrote: fields that are not known here are ignored. Not
-    for what a user wrote: there an unknown field is a mistake (`rlhf_api.manifest`).
+    The writer may be of a newer version, and has checked what it wrote: fields that are not known here are ignored. One
+    of an older version may have used its words for modes (`mode_words`). Not for what a user wrote: there an unknown
+    field is a mistake (`rlhf_api.manifest`).
     """
+    if isinstance(document, dict) and isinstance(document.get("spec"), dict):
+        document = {**document, "spec": mode_words.present(document["spec"])}
     return RLHFJob.model_validate(document, extra="ignore")

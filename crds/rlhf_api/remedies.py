@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from rlhf_api import patterns
+from rlhf_api import mode_words, patterns
 from rlhf_api.document import Document
 from rlhf_api.problems import Problem
 from rlhf_api.structure import Schema, fields, job_schema, schema_at
@@ -105,10 +105,8 @@ def _quoted_number_hint(value: str) -> str:
 
 
 def _enum_hint(value: Any, allowed: list[str]) -> str:
-    if isinstance(value, bool):
-        for word in ("On",) if value else ("Off",):
-            if word in allowed:
-                return f': YAML reads a bare {word} as {str(value).lower()}, so write "{word}" in quotes'
+    if renamed := mode_words.REMEDIES.get(str(value).lower()):
+        return f": write {renamed}" if renamed in allowed else ""
     if isinstance(value, str):
         near = _nearest(value, allowed)
         if near:

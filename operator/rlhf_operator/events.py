@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4
 """Posts in flight: an eighth of all requests, so that a thousand events do not stand before the work they tell of."""
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 """Posts under way; beyond, events are dropped rather than kept in memory."""
 NOTE_MAX: Final = 1024
 """Bytes the API server takes."""
@@ -41,7 +41,7 @@ class Recorder:
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
         log.log(kind, "%s: %s: %s", key, event.reason, event.message, extra={"job": key, "event": event.reason})
-        if len(self._tasks) >= MOST_WAITING:
+        if len(self._tasks) >= MAX_WAITING:
             log.warning("%s: the event %s is dropped, too many wait", key, event.reason, extra={"job": key})
             return
         task = asyncio.create_task(self._post(self._manifest(meta, event)))

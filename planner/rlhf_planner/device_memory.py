@@ -24,7 +24,7 @@ OPTIMIZER_BYTES: Final = 8
 GIBIBYTE: Final = 2**30
 REMEDIES: Final = {
     "decoding and scoring": "lower spec.generation.maxBatchSize or spec.rollout.maxResponseTokens, or give scoring "
-    "workers of its own (spec.inference.replicas, and spec.fusion.interStage.mode: Off)",
+    "workers of its own (spec.inference.replicas, and spec.fusion.interStage.mode: Disabled)",
     "training": "raise spec.training.parallelism.pipeline and spec.generation.replicas with it",
 }
 
@@ -116,7 +116,11 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
 
 def scores_too(spec: RLHFJobSpec) -> bool:
     """Generation workers hold the scoring models beside the policy, or may."""
-    fuses = spec.fusion.inter_stage.mode != "Off" and spec.generation.replicas > 1 and spec.inference.overlap != "Off"
+    fuses = (
+        spec.fusion.inter_stage.mode != "Disabled"
+        and spec.generation.replicas > 1
+        and spec.inference.overlap != "Disabled"
+    )
     return not spec.inference.replicas or fuses
 
 

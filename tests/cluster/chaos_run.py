@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import digest
+from tests.support.chaos import digest
 
 from .chaos import Due, Fault, Kind, due, faults
 from .chaos_faults import PATIENCE, Faults

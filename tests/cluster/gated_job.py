@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests import local_job
+from tests.support import local_job
 
 from rlhf_api.names import METRICS_PORT
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 from kubernetes import client, config
-from tests.chaos import digest
+from tests.support.chaos import digest
 
 from . import images
 from .cluster import Cluster

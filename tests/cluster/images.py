@@ -118,7 +118,7 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
 
 def _sources() -> list[Path]:
     """What the Dockerfiles copy."""
-    folders = [ROOT / name for name in ("crds", "planner", "operator", "workers")]
+    folders = [ROOT / name for name in ("crds", "planner", "coordinator", "operator", "cli", "workers")]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     names = (".dockerignore", "pyproject.toml", "uv.lock", "examples/quickstart/prepare.py")
     return [*(ROOT / name for name in names), *sorted(found)]

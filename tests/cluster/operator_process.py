@@ -18,7 +18,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rlhf_operator.local.ports import free_ports
+from rlhf_cli.local.ports import free_ports
 
 from .cluster import Cluster
 from .processes import tail, wait_until

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhf_operator.cli import main as command_line
+from rlhf_cli import main as command_line
 
 from .cluster import Cluster
 from .job_fixture import SHARED_FILES
@@ -271,7 +271,7 @@ def test_a_wait_outlives_the_api_server(bare: Cluster, tmp_path: Path) -> None:
     arguments = ["wait", "lasting", f"--timeout={2 * TIMEOUT:.0f}s", f"--kubeconfig={bare.kubeconfig}"]
     said = tmp_path / "said"
     with said.open("w") as output:
-        command = [sys.executable, "-m", "rlhf_operator.cli.main", *arguments]
+        command = [sys.executable, "-m", "rlhf_cli.main", *arguments]
         waiting = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         wait_until("the wait", lambda: "lasting: Pending" in said.read_text(), TIMEOUT)

@@ -91,7 +91,7 @@ def job(node_cluster: Cluster) -> Iterator[str]:
 
 def start(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
     """The command as a user starts it, its output in a pipe."""
-    command = [sys.executable, "-m", "rlhf_operator.cli.main", *arguments, f"--namespace={NAMESPACE}"]
+    command = [sys.executable, "-m", "rlhf_cli.main", *arguments, f"--namespace={NAMESPACE}"]
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos import digest
+from tests.support.chaos import digest
 
-from rlhf_operator.reports import timeline
-from rlhf_operator.reports.metrics import read_metrics
+from rlhf_coordinator.reports import timeline
+from rlhf_coordinator.reports.metrics import read_metrics
 
 from . import environment, images
 from .chaos_faults import Timer
@@ -143,7 +143,9 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
     told = 'jsonpath={.metadata.name} {.metadata.labels.rlhf\\.dev/migration-pool}{"\\n"}'
     watches = [node_cluster.watch(table, "rlhf", job.where), node_cluster.watch(pods, "pods", job.where, "-o", told)]
     try:
-        with Undisturbed(tmp_path / "undisturbed", "--set=spec.fusion.interStage.mode=Off", **SHAPE) as undisturbed:
+        with Undisturbed(
+            tmp_path / "undisturbed", "--set=spec.fusion.interStage.mode=Disabled", **SHAPE
+        ) as undisturbed:
             _grow_and_gather(elastic, pods)
             _shrink(elastic)
             job.allow(OPEN)

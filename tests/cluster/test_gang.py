@@ -97,7 +97,7 @@ def bound(seen: Seen, name: str = "job") -> list[str]:
 
 def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: Seen, namespace: str) -> None:
     add_node(cluster, 200)
-    cluster.apply(large(namespace, "loose", "Off"))
+    cluster.apply(large(namespace, "loose", "Disabled"))
     seen.until("what has room to hold it", lambda: len(bound(seen, "loose")) == 4, PATIENCE)
     cluster.kubectl("delete", "rlhfjob", "loose", seen.where)
     seen.until("room", lambda: not seen.pods("loose"), PATIENCE)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests import local_job
+from tests.support import local_job
 
 from . import environment
 from .cluster import Cluster

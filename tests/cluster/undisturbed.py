@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests import local_job
-from tests.chaos import digest
+from tests.support import local_job
+from tests.support.chaos import digest
 
 from .processes import STOP_GRACE
 
@@ -23,7 +23,7 @@ class Undisturbed:
         """`options`: of `rlhf run`. `more`: what `write_job` takes."""
         self._folder, self._run = folder, folder / "run"
         manifest = local_job.write_job(folder, **more)
-        module = [sys.executable, "-m", "rlhf_operator.cli.main"]
+        module = [sys.executable, "-m", "rlhf_cli.main"]
         self._command = [*module, "run", str(manifest), f"--run-dir={self._run}", "--plain", *options]
         self._process: subprocess.Popen[bytes] | None = None
 

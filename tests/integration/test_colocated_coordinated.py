@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
-from tests.simulated_worker import Crew, Pace, crew
-from tests.unit.cli.header_job import write_header_job
+from tests.support.coordinated import Coordinated, expected_weights, make_job
+from tests.support.header_job import write_header_job
+from tests.support.simulated_worker import Crew, Pace, crew
 
-from rlhf_operator.coordinator.world import fleet
+from rlhf_coordinator.state import fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 
 
 def begin(jobs: list[Coordinated], folder: Path, pace: Pace | None = None, **spec: Any) -> tuple[Coordinated, Crew]:
-    fusion = {"intraStage": {"mode": "Off"}, "interStage": FUSED}
+    fusion = {"intraStage": {"mode": "Disabled"}, "interStage": FUSED}
     parts = {"fusion": fusion, "placement": "Colocated", "inference": {"replicas": 0}, **spec}
     coordinated = Coordinated(make_job(folder, **parts), folder / "run")
     jobs.append(coordinated)

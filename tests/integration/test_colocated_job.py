@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.chaos import Ended, Kills, run_job
-from tests.local_job import write_job
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import write_job
 
-from rlhf_operator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -14,8 +14,8 @@ ITERATIONS = 4
 VICTIMS = ("generation-0", "generation-1")
 PHASES = ("Generating", "Training")
 SEED = 9
-APART = ("spec.fusion.interStage.mode=Off", "spec.fusion.intraStage.mode=Off")
-TOGETHER = ("spec.placement=Colocated", "spec.inference.replicas=0", "spec.fusion.intraStage.mode=Off")
+APART = ("spec.fusion.interStage.mode=Disabled", "spec.fusion.intraStage.mode=Disabled")
+TOGETHER = ("spec.placement=Colocated", "spec.inference.replicas=0", "spec.fusion.intraStage.mode=Disabled")
 
 
 def options(changes: tuple[str, ...]) -> list[str]:

@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, free_address, make_job
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import Coordinated, expected_weights, free_address, make_job
+from tests.support.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
+from rlhf_coordinator.service.metrics import metrics_of, open_endpoint
+from rlhf_coordinator.state import fleet
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.coordinator.service.metrics import metrics_of, open_endpoint
-from rlhf_operator.coordinator.world import fleet
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def trained_once(workers: Crew, iterations: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-@pytest.mark.parametrize("overlap", ["On", "Off"])
+@pytest.mark.parametrize("overlap", ["Enabled", "Disabled"])
 async def test_a_job_trains_every_sample_once(
     jobs: list[Coordinated], tmp_path: Path, algorithm: str, overlap: str
 ) -> None:
@@ -240,7 +240,7 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
 async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr("rlhf_operator.coordinator.training.saving.DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("rlhf_coordinator.training.saving.DELAY_SECONDS", 0.1)
     given: list[pb.Failure] = []
 
     def full() -> pb.Failure | None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.coordinated import Coordinated, make_job
-from tests.loopback import LOOPBACKS
+from tests.support.coordinated import Coordinated, make_job
+from tests.support.loopback import LOOPBACKS
 
 from rlhf_operator import coordinator_client
 from rlhf_operator.certificates import Certificates, new_authority

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.coordinated import expected_weights, prompts_of, write_files
-from tests.coordinator_process import Process
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import expected_weights, prompts_of, write_files
+from tests.support.coordinator_process import Process
+from tests.support.simulated_worker import Crew, Pace, crew
 
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2 import WatchStatusRequest

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
-from tests.simulated_worker import Crew, Pace, SimulatedWorker, crew
+from tests.support.coordinated import Coordinated, expected_weights, make_job
+from tests.support.simulated_worker import Crew, Pace, SimulatedWorker, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.integration.scripted_coordinator import PATIENCE, ScriptedCoordinator, ScriptedSession, worker_process
-from tests.models import write_policy
-from tests.unit.training.training_ranks import make_job, serial
+from tests.support.models import write_policy
+from tests.support.scripted_coordinator import PATIENCE, ScriptedCoordinator, ScriptedSession, worker_process
+from tests.support.training_ranks import make_job, serial
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob

@@ -13,10 +13,10 @@ from random import Random
 import pytest
 
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_operator.local import forking, leftovers
-from rlhf_operator.local.forking import Forked, ForkServer, ForkServerError, forkable
-from rlhf_operator.local.ports import free_ports
-from rlhf_operator.local.translate import Process
+from rlhf_cli.local import forking, leftovers
+from rlhf_cli.local.forking import Forked, ForkServer, ForkServerError, forkable
+from rlhf_cli.local.ports import free_ports
+from rlhf_cli.local.translate import Process
 
 pytestmark = pytest.mark.slow
 

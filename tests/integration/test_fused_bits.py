@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.unit.training.fused_ranks import (
+from tests.support.fused_ranks import (
     Trained,
     assert_bitwise,
     assert_fused_and_split_train_the_bits_of_serial,
@@ -10,7 +10,7 @@ from tests.unit.training.fused_ranks import (
     fused_table,
     train,
 )
-from tests.unit.training.training_ranks import ThreadPeers, exhaust, make_batch, on_ranks, serial, trainer_of
+from tests.support.training_ranks import ThreadPeers, exhaust, make_batch, on_ranks, serial, trainer_of
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.chaos import Ended, Kills, run_job
-from tests.local_job import write_job
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import write_job
 
 ITERATIONS = 4
 SEED = 5
@@ -28,7 +28,7 @@ def said(*runs: Ended) -> str:
 @pytest.mark.timeout(600)
 def test_a_fused_job_with_a_killed_rank_trains_the_weights_of_a_serial_job(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
-    off = run_job(manifest, tmp_path / "off", options=["--set", "spec.fusion.intraStage.mode=Off"])
+    off = run_job(manifest, tmp_path / "off", options=["--set", "spec.fusion.intraStage.mode=Disabled"])
     kills = Kills(SEED, 1, [VICTIM], in_phases=("Training",), iterations_between=1)
     fused = run_job(
         manifest, tmp_path / "fused", options=["--set", "spec.fusion.intraStage.mode=FusedSplit"], kills=kills

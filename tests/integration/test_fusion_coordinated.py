@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import Coordinated, expected_weights, make_job
+from tests.support.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
@@ -33,7 +33,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 def begin(
     jobs: list[Coordinated], folder: Path, inter_stage: dict[str, Any], pace: Pace | None = None, **spec: Any
 ) -> tuple[Coordinated, Crew]:
-    fusion = {"intraStage": {"mode": "Off"}, "interStage": inter_stage}
+    fusion = {"intraStage": {"mode": "Disabled"}, "interStage": inter_stage}
     generation = spec.pop("generation", {"replicas": 4, "maxBatchSize": 6})
     coordinated = Coordinated(make_job(folder, fusion=fusion, generation=generation, **spec), folder / "run")
     jobs.append(coordinated)
@@ -80,7 +80,7 @@ async def test_the_tail_gathers_on_the_pool_and_the_others_score(
 async def test_without_inference_workers_and_without_fusion_scoring_follows_generation(
     jobs: list[Coordinated], tmp_path: Path
 ) -> None:
-    coordinated, workers = begin(jobs, tmp_path, {"mode": "Off"}, inference={"replicas": 0})
+    coordinated, workers = begin(jobs, tmp_path, {"mode": "Disabled"}, inference={"replicas": 0})
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
@@ -200,7 +200,7 @@ async def test_whoever_dies_while_samples_move_the_weights_are_the_same(
 async def test_scoring_moves_to_generation_workers_when_the_inference_workers_leave(
     jobs: list[Coordinated], tmp_path: Path
 ) -> None:
-    coordinated, workers = begin(jobs, tmp_path, {"mode": "Off"}, iterations=4, inference={"replicas": 1})
+    coordinated, workers = begin(jobs, tmp_path, {"mode": "Disabled"}, iterations=4, inference={"replicas": 1})
     await coordinated.until("Generating", 1, SECONDS)
     async with aio_channel(coordinated.address, None) as channel:
         await CoordinatorStub(channel).Resize(pb.ResizeRequest(replicas={"inference": 0}))

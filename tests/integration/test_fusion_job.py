@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos import Ended, Kills, run_job
-from tests.local_job import write_job
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import write_job
 
-from rlhf_operator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -19,7 +19,7 @@ SEED = 6
 
 
 def options(mode: str, **others: object) -> list[str]:
-    values = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Off", **others}
+    values = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Disabled", **others}
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
@@ -48,7 +48,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
     """(manifest, run folder, how it ended) of the job without fusion, scored by a worker of its own."""
     folder = tmp_path_factory.mktemp("fusion")
     manifest = write_job(folder, iterations=ITERATIONS, responses=TOKENS)
-    return manifest, folder / "off", run_job(manifest, folder / "off", options=options("Off"))
+    return manifest, folder / "off", run_job(manifest, folder / "off", options=options("Disabled"))
 
 
 @pytest.mark.parametrize(("transfer", "replicas"), [("KV", 0), ("Tokens", 1)])
@@ -74,7 +74,7 @@ def test_scoring_by_generation_workers_without_fusion_and_auto_change_no_bit(
     off: tuple[Path, Path, Ended], tmp_path: Path
 ) -> None:
     manifest, folder, without = off
-    for mode in ("Off", "Auto"):
+    for mode in ("Disabled", "Auto"):
         run = run_job(manifest, tmp_path / mode, options=options(mode, **{"spec.inference.replicas": 0}))
         assert (without.code, run.code) == (0, 0), said(without, run)
         assert run.weights == without.weights != "", said(run)

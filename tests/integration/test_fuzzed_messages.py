@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.coordinated import expected_weights, prompts_of, write_files
-from tests.coordinator_process import Process
-from tests.integration.fuzzed import bytes_of, register, worker_messages
-from tests.integration.kv_peers import PlayedSink, serving
-from tests.integration.migration_stage import Stage, sample, set_up
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import expected_weights, prompts_of, write_files
+from tests.support.coordinator_process import Process
+from tests.support.fuzzed import bytes_of, register, worker_messages
+from tests.support.kv_peers import PlayedSink, serving
+from tests.support.migration_stage import Stage, sample, set_up
+from tests.support.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import MAX_MESSAGE_BYTES, OPTIONS, SERVER_NAME, aio_channel

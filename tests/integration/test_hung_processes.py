@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.chaos import processes
-from tests.coordinated import expected_weights, free_address, prompts_of, write_files
-from tests.coordinator_process import Process
-from tests.integration.scripted_coordinator import ScriptedCoordinator, worker_process
-from tests.local_job import write_job
-from tests.simulated_worker import Pace, crew
+from tests.support.chaos import processes
+from tests.support.coordinated import expected_weights, free_address, prompts_of, write_files
+from tests.support.coordinator_process import Process
+from tests.support.local_job import write_job
+from tests.support.scripted_coordinator import ScriptedCoordinator, worker_process
+from tests.support.simulated_worker import Pace, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
@@ -167,7 +167,7 @@ async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replac
     """A real job on one machine, which cannot go on without this rank; its processes are asked as a kubelet asks."""
     manifest, run_dir, port = write_job(tmp_path, iterations=8), tmp_path / "run", free_address().rpartition(":")[2]
     policy = ["--set", "spec.runPolicy.hangTimeoutSeconds=20", "--set", "spec.runPolicy.workerTimeoutSeconds=6"]
-    command = [sys.executable, "-m", "rlhf_operator.cli.main", "run", str(manifest), "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "rlhf_cli.main", "run", str(manifest), "--run-dir", str(run_dir)]
     with (tmp_path / "output").open("wb") as output:
         run = await asyncio.create_subprocess_exec(
             *command, "--plain", "--port", port, *policy, stdout=output, stderr=output

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import Coordinated, expected_weights, make_job
+from tests.support.simulated_worker import Crew, Pace, crew
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -42,14 +42,14 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("incremental", ["Off", "On"])
+@pytest.mark.parametrize("incremental", ["Disabled", "Enabled"])
 async def test_scores_are_those_of_a_job_without(jobs: list[Coordinated], tmp_path: Path, incremental: str) -> None:
     coordinated, workers = begin(jobs, tmp_path, Pace(tokens_per_tick=4), incremental=incremental)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
     asked = sum(worker.prefixes for worker in workers.workers)
-    if incremental == "Off":
+    if incremental == "Disabled":
         assert asked == 0
         assert not any("incremental/on" in line for line in lines(tmp_path))
         return
@@ -76,7 +76,7 @@ async def test_auto_goes_by_the_last_iteration(jobs: list[Coordinated], tmp_path
         assert told[-1]["incremental/predicted_gain_seconds"] > 0.01
 
 
-@pytest.mark.parametrize(("seed", "incremental"), [(0, "On"), (2, "Auto")])
+@pytest.mark.parametrize(("seed", "incremental"), [(0, "Enabled"), (2, "Auto")])
 async def test_whoever_dies_the_weights_are_the_same(
     jobs: list[Coordinated], tmp_path: Path, seed: int, incremental: str
 ) -> None:

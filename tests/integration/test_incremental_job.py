@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.chaos import Kills, run_job
-from tests.local_job import write_job
+from tests.support.chaos import Kills, run_job
+from tests.support.local_job import write_job
 
-from rlhf_operator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -17,7 +17,11 @@ SAME = ("iteration", "reward", "tokens", "kl", "kl_per_token", "response_tokens_
 
 
 def options(incremental: str) -> list[str]:
-    values = {"fusion.interStage.mode": "Off", "fusion.intraStage.mode": "Off", "inference.incremental": incremental}
+    values = {
+        "fusion.interStage.mode": "Disabled",
+        "fusion.intraStage.mode": "Disabled",
+        "inference.incremental": incremental,
+    }
     return [word for name, value in values.items() for word in ("--set", f"spec.{name}={value}")]
 
 
@@ -26,8 +30,8 @@ def test_prefixes_and_the_death_of_who_holds_them_change_no_bit(tmp_path: Path) 
     victims = ("inference-0",) * 2
     # When the last response is there its scorer holds prefixes; only two of the three iterations meet a death.
     kills = Kills(7, len(victims), victims[:1], first=victims, in_phases=("Scoring",) * len(victims))
-    off = run_job(manifest, tmp_path / "off", options=options("Off"))
-    killed = run_job(manifest, tmp_path / "on", options=options("On"), kills=kills)
+    off = run_job(manifest, tmp_path / "off", options=options("Disabled"))
+    killed = run_job(manifest, tmp_path / "on", options=options("Enabled"), kills=kills)
     said = f"{killed.kills}\n{off.output[-3000:]}\n{killed.output[-3000:]}"
     assert (off.code, killed.code) == (0, 0), said
     assert len(killed.kills) == len(victims), said

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import local_job
+from tests.support import local_job
 
 from rlhf_api.names import Env
-from rlhf_operator.cli import run
-from rlhf_operator.cli.run import RunOptions, run_job
-from rlhf_operator.local.job import LocalJob, prepare
-from rlhf_operator.local.ports import LOOPBACK
+from rlhf_cli import run
+from rlhf_cli.local.job import LocalJob, prepare
+from rlhf_cli.local.ports import LOOPBACK
+from rlhf_cli.run import RunOptions, run_job
 
 pytestmark = pytest.mark.slow
 

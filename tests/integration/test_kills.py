@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.chaos import Ended, Kills, run_job
-from tests.local_job import PROCESSES, write_job
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import PROCESSES, write_job
 
 ITERATIONS = 20
 BATCH = 16
@@ -46,8 +46,8 @@ def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) 
 @pytest.mark.timeout(600)
 def test_scoring_after_generation_gives_the_same_rewards_and_weights_as_scoring_beside_it(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=3, algorithm="grpo")
-    beside = run_job(manifest, tmp_path / "beside", options=["--set", "spec.inference.overlap=On"])
-    after = run_job(manifest, tmp_path / "after", options=["--set", "spec.inference.overlap=Off"])
+    beside = run_job(manifest, tmp_path / "beside", options=["--set", "spec.inference.overlap=Enabled"])
+    after = run_job(manifest, tmp_path / "after", options=["--set", "spec.inference.overlap=Disabled"])
     assert (beside.code, after.code) == (0, 0), said(beside) + said(after)
     assert beside.weights == after.weights != ""
     rewards = [[line["reward"] for line in metrics(tmp_path / name)] for name in ("beside", "after")]

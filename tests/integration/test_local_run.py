@@ -16,11 +16,11 @@ from random import Random
 import pytest
 
 from rlhf_api.names import Group
-from rlhf_operator.local import leftovers
-from rlhf_operator.local.errors import RunError
-from rlhf_operator.local.ports import claim, free_ports
-from rlhf_operator.local.supervisor import Event, Outcome, Supervisor
-from rlhf_operator.local.translate import Process
+from rlhf_cli.local import leftovers
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.ports import claim, free_ports
+from rlhf_cli.local.supervisor import Event, Outcome, Supervisor
+from rlhf_cli.local.translate import Process
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ import asyncio, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from pathlib import Path
 from test_local_run import FOREVER, STOPS, process
-from rlhf_operator.local.supervisor import Supervisor
+from rlhf_cli.local.supervisor import Supervisor
 folder = Path({str(tmp_path)!r})
 found = [process(folder, "coordinator", STOPS), process(folder, "generation-0", FOREVER)]
 asyncio.run(Supervisor(found, 3, {token!r}, print).run())

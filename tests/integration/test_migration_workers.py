@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.integration.kv_peers import Link, PlayedSink, replay, serving
-from tests.integration.migration_stage import RESPONSE, SLOTS, Stage, caught, sample, set_up
+from tests.support.kv_peers import Link, PlayedSink, replay, serving
+from tests.support.migration_stage import RESPONSE, SLOTS, Stage, caught, sample, set_up
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.chaos import run_job
-from tests.local_job import write_job
+from tests.support.chaos import run_job
+from tests.support.local_job import write_job
 
 SECRET = "sk-tell-nobody-1234"
 REWARD = """

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.coordinated import Coordinated, expected_weights, make_job
-from tests.simulated_worker import Crew, Pace, crew
+from tests.support.coordinated import Coordinated, expected_weights, make_job
+from tests.support.simulated_worker import Crew, Pace, crew
 
 from rlhf_api import control_pb2 as pb
 
@@ -25,7 +25,7 @@ async def jobs() -> AsyncIterator[list[Coordinated]]:
 
 
 def begin(jobs: list[Coordinated], folder: Path, mode: str, pace: Pace) -> tuple[Coordinated, Crew]:
-    fusion = {"intraStage": {"mode": mode}, "interStage": {"mode": "Off"}}
+    fusion = {"intraStage": {"mode": mode}, "interStage": {"mode": "Disabled"}}
     job = make_job(folder, fusion=fusion, training={"parallelism": {"pipeline": 2}, "microBatchSize": 2})
     coordinated = Coordinated(job, folder / "run")
     jobs.append(coordinated)

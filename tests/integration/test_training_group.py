@@ -20,9 +20,8 @@ import grpc
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests import models
-from tests.unit.training.test_training_role import Outbox, finish, train
-from tests.unit.training.training_ranks import (
+from tests.support import models
+from tests.support.training_ranks import (
     ThreadPeers,
     exhaust,
     make_job,
@@ -31,6 +30,7 @@ from tests.unit.training.training_ranks import (
     serial,
     trainer_of,
 )
+from tests.unit.workers.training.test_training_role import Outbox, finish, train
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import control_pb2_grpc

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.integration.scripted_coordinator import PATIENCE, ScriptedCoordinator, ScriptedSession, worker_process
-from tests.models import write_policy
+from tests.support.models import write_policy
+from tests.support.scripted_coordinator import PATIENCE, ScriptedCoordinator, ScriptedSession, worker_process
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlhf_api.job.base import ApiModel, PositiveOrOff
 
-Mode = Literal["Off", "Auto"]
+Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
 """Type of matrix products."""
 
@@ -41,7 +41,7 @@ class Speculation(ApiModel):
     """Speculative decoding in generation; lossless."""
 
     mode: Mode = "Auto"
-    """Off decodes token by token; Auto drafts when it was measured to be faster."""
+    """Disabled decodes token by token; Auto drafts when it was measured to be faster."""
 
 
 class Generation(GroupFields):
@@ -66,11 +66,12 @@ class Inference(GroupFields):
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     """Workers of their own; 0 leaves all scoring to generation workers that have nothing to decode."""
-    overlap: Literal["Off", "On"] = "On"
-    """On scores each sample as it finishes, while others still decode; Off waits for the whole batch."""
-    incremental: Literal["Off", "Auto", "On"] = "Auto"
-    """On lets idle workers score chunks of responses that are still decoded, reference and critic alone, so that a
-    finished one needs only its rest; Auto where simulation says that it is faster; Off never. Read with overlap On."""
+    overlap: Literal["Disabled", "Enabled"] = "Enabled"
+    """Enabled scores each sample as it finishes, while others still decode; Disabled waits for the whole batch."""
+    incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
+    """Enabled lets idle workers score chunks of responses that are still decoded, reference and critic alone, so that a
+    finished one needs only its rest; Auto where simulation says that it is faster; Disabled
+    never. Read with overlap Enabled."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
     """Tokens scored in one forward pass (ignored in a deterministic job, which scores sample by sample)."""
 

@@ -11,7 +11,7 @@ from rlhf_api.job.failure import FailurePolicy
 class InterStageFusion(ApiModel):
     """Migration of the long tail of generation, so that freed workers score (RLHFuse, inter-stage)."""
 
-    mode: Literal["Off", "Auto", "Fixed"] = "Auto"
+    mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     """Auto fuses when the simulation predicts a gain, with the threshold and pool that it predicts to be best. Fixed
     goes by `threshold` and `pool`."""
     threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
@@ -21,7 +21,7 @@ class InterStageFusion(ApiModel):
     transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
     """What moves with a sample: its KV cache, or its tokens alone, from which the destination builds the cache anew.
     Auto takes the one that is predicted to be faster, sample by sample."""
-    balance: Literal["Off", "Auto"] = "Auto"
+    balance: Literal["Disabled", "Auto"] = "Auto"
     """Auto also moves samples before the threshold, from the fullest worker to one that would run dry, when that is
     predicted to gain more than it costs."""
 
@@ -29,8 +29,8 @@ class InterStageFusion(ApiModel):
 class IntraStageFusion(ApiModel):
     """Actor and critic train at the same time in opposite pipelines (RLHFuse, intra-stage)."""
 
-    mode: Literal["Off", "Fused", "FusedSplit", "Auto"] = "Auto"
-    """Off trains the actor, then the critic. FusedSplit also splits the backward pass. Auto measures and takes the
+    mode: Literal["Disabled", "Fused", "FusedSplit", "Auto"] = "Auto"
+    """Disabled trains the actor, then the critic. FusedSplit also splits the backward pass. Auto measures and takes the
     fastest."""
 
 
@@ -52,7 +52,7 @@ class Checkpoints(ApiModel):
     """Iterations between checkpoints; the last iteration always makes one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
     """Newest checkpoints kept."""
-    on_deletion: Literal["Off", "Save"] = "Off"
+    on_deletion: Literal["Disabled", "Save"] = "Disabled"
     """Save: deleting a job that runs waits for a last checkpoint, held by the finalizer rlhf.dev/checkpoint."""
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
     """Time that checkpoint may take; then the deletion goes on without it."""

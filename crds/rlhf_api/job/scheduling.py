@@ -28,10 +28,10 @@ OperatorClass = Annotated[str, Field(max_length=OPERATOR_CLASS_MAX, pattern=r"^[
 class Gang(ApiModel):
     """All pods that the job needs to begin are placed together, or none."""
 
-    mode: Literal["Auto", "Off", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
+    mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
     """Auto is Kueue when the job has the label kueue.x-k8s.io/queue-name and the cluster serves Kueue; else Volcano or
     Coscheduling when a pod template names their scheduler; else Native (scheduling.k8s.io) when the cluster serves it;
-    else Off."""
+    else Disabled."""
     queue: Name | None = None
     """Volcano: the Queue; its default queue when unset. Kueue takes the label kueue.x-k8s.io/queue-name instead."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None

@@ -111,14 +111,14 @@ class Progress(StatusModel):
 
 
 class Plan(StatusModel):
-    """The decisions in force; each names what was chosen, as Auto may fall back to Off."""
+    """The decisions in force; each names what was chosen, as Auto may fall back to Disabled."""
 
     inter_stage: Text
-    """Off, or the migration threshold and pool in words."""
+    """Disabled, or the migration threshold and pool in words."""
     intra_stage: Text | None = None
     """Training schedule in force, such as serial-1f1b."""
     speculation: Text | None = None
-    """Off, or the drafting method."""
+    """Disabled, or the drafting method."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of generation and inference of an iteration."""
 

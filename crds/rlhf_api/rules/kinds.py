@@ -88,11 +88,12 @@ def nothing_to_fuse(algorithm: str) -> Rule:
     return Rule(
         field="spec.fusion.intraStage.mode",
         node="spec",
-        cel=f"!has(self.algorithm.{algorithm}) || self.fusion.intraStage.mode in ['Off', 'Auto']",
+        cel=f"!has(self.algorithm.{algorithm}) || self.fusion.intraStage.mode in ['Disabled', 'Auto']",
         holds=lambda values: (
-            not values.has(f"spec.algorithm.{algorithm}") or values["spec.fusion.intraStage.mode"] in ("Off", "Auto")
+            not values.has(f"spec.algorithm.{algorithm}")
+            or values["spec.fusion.intraStage.mode"] in ("Disabled", "Auto")
         ),
-        message=f"must be Off or Auto with algorithm {algorithm}, which trains one model and so has nothing to fuse",
+        message=f"must be Disabled or Auto with algorithm {algorithm}, which trains one model and has nothing to fuse",
     )
 
 

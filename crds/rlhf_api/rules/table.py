@@ -214,10 +214,10 @@ _STATEMENTS: Final = (
     Rule(
         field="spec.training.schedule.mode",
         node="spec",
-        cel="self.training.schedule.mode != 'OneFOneB' || self.fusion.intraStage.mode in ['Off', 'Auto']",
+        cel="self.training.schedule.mode != 'OneFOneB' || self.fusion.intraStage.mode in ['Disabled', 'Auto']",
         holds=lambda values: (
             values["spec.training.schedule.mode"] != "OneFOneB"
-            or values["spec.fusion.intraStage.mode"] in ("Off", "Auto")
+            or values["spec.fusion.intraStage.mode"] in ("Disabled", "Auto")
         ),
         message="must be Auto when spec.fusion.intraStage.mode asks for a fused schedule, as OneFOneB is serial",
     ),

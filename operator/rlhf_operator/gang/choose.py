@@ -38,9 +38,9 @@ _TO_GET: Final = {
 def choose(job: RLHFJob, served: Served) -> Choice:
     """The backend of a job on a cluster."""
     mode, named = job.spec.scheduling.gang.mode, schedulers(job)
-    if mode not in ("Off", "Auto") and len(named) > 1:
+    if mode not in ("Disabled", "Auto") and len(named) > 1:
         return Choice(problem=_two(named), reason=PlannedReason.INVALID)
-    if mode == "Off":
+    if mode == "Disabled":
         return Choice()
     if mode == "Auto":
         return _auto(job, served, named)

@@ -9,8 +9,8 @@ other), ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-`). NetworkPolicies, Po
 bare name. Pods end in `-coordinator` or in `-<group>-<index>`: the last part tells the first form from the second, as
 an index is digits; what is left without the digits ends in exactly one group. Only Services have both the bare name
 and one with an ending, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`). A kind that gets a
-second form of a name needs such an argument; tests/unit/manifests/test_derived_names.py looks for two jobs that
-contradict it. A job that is older than the rule meets the owner check of `job_objects`.
+second form of a name needs such an argument; tests/unit/operator/manifests/test_derived_names.py looks for two jobs
+that contradict it. A job that is older than the rule meets the owner check of `job_objects`.
 """
 
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """Pods of a job before the user's template is merged in: command, environment contract, ports, mounts, security.
 
 Rule: what is written here is what the process relies on, so a template may add to it but not change it. The same pods
-run as processes on one machine (`rlhf_operator.local.translate`), which rewrites addresses and paths, nothing else.
+run as processes on one machine (`rlhf_cli.local.translate`), which rewrites addresses and paths, nothing else.
 """
 
 import math
@@ -73,9 +73,7 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
         Env.TERMINATION_MESSAGE: TERMINATION_MESSAGE,
         Env.AWAIT_WORKERS: "1",
     }
-    container = _container(
-        image, "rlhf_operator.coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi"
-    )
+    container = _container(image, "rlhf_coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi")
     container["volumeMounts"].append({"name": "job", "mountPath": JOB_PATH, "readOnly": True})
     container["readinessProbe"] = {"tcpSocket": {"port": names.COORDINATOR_PORT}, "periodSeconds": 5}
     volumes = [{"name": "job", "configMap": {"name": identity.configuration_name(job)}}]

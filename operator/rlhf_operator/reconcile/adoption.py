@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import protocol
+from rlhf_api import mode_words, protocol
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_operator.gang import kueue, members
@@ -40,7 +40,8 @@ def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Obser
     written, base = document(job), document_of(observed.kept)
     before = _of_document(base, written)
     if before is not None:
-        spec = adopted(base["spec"], written["spec"], stored.get("spec") or {}, spec_schema())
+        spec = adopted(mode_words.present(base["spec"]), written["spec"], stored.get("spec") or {}, spec_schema())
+        spec = mode_words.like(base["spec"], spec)
         written = {**base, "metadata": written["metadata"], "spec": spec}
     images = _images(job, status, observed)
     active = [pod for pod in observed.pods.values() if pod.active]

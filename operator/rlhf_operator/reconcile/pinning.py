@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import manifest, protocol
+from rlhf_api import manifest, mode_words, protocol
 from rlhf_api.bounds import too_deep
 from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
@@ -162,7 +162,8 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
         return None
     base = json.loads(revision.document)
     written = carried(base, document(then), document(now))
-    written = {**written, "spec": known(written["spec"], base["spec"], spec_schema())[0]}
+    spec = known(written["spec"], base["spec"], spec_schema())[0]
+    written = {**written, "spec": mode_words.like(base["spec"], spec)}
     claims = revision.claims
     if not members.counts(then).keys() <= revision.pods.keys() or (
         kueue.claims(then, revision.pods) != kueue.claims(now, pods)

@@ -1,7 +1,7 @@
 """Moves before the threshold: from the worker that would finish last to one that would run dry.
 
 Rule: one pair of workers after the other, one sample at a time, and only while the later of the two is predicted to
-finish earlier by more than the move costs and by LEAST_GAIN of what is left. Workers in `resting` are left alone: the
+finish earlier by more than the move costs and by MIN_GAIN of what is left. Workers in `resting` are left alone: the
 caller puts those there that took part in a move lately. The same question always gets the same answer. Must never move
 a sample twice, nor give a worker more than it has rows and KV memory for.
 """
@@ -17,9 +17,9 @@ from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.place import Move, Unfinished
 
-LEAST_GAIN: Final = 0.05
+MIN_GAIN: Final = 0.05
 """Of the longer of two predicted finishes: predictions of lengths are no better than this."""
-MOST_MOVES: Final = 8
+MAX_MOVES: Final = 8
 """In one answer: the next one sees what they did."""
 
 
@@ -70,7 +70,7 @@ def balance(
     loads = [load for load in loads if load.name not in resting]
     moves: list[Move] = []
     moved: set[int] = set()
-    while len(loads) > 1 and len(moves) < MOST_MOVES:
+    while len(loads) > 1 and len(moves) < MAX_MOVES:
         loads.sort(key=lambda load: (-load.finish(), load.name))
         source, destination = loads[0], loads[-1]
         best = _best(source, destination, moved, costs, lengths.max_tokens, transfer)
@@ -89,7 +89,7 @@ def _best(
 ) -> Move | None:
     """The move between the two that gains most, when that is enough."""
     before = source.finish()
-    answer, most = None, LEAST_GAIN * before
+    answer, most = None, MIN_GAIN * before
     for sample, (one, left) in sorted(source.samples.items()):
         if sample in moved or not _fits(destination, one, costs, limit):
             continue

@@ -1,11 +1,11 @@
 """The threshold R_t and the pool m of an iteration: simulated over the lengths that the next batch may have.
 
 Rule: every plan is simulated on the same draws (common random numbers), so that plans differ and luck does not. A
-coarse grid first, then the neighbourhood of its best. Off wins unless a plan is faster on average by more than
-LEAST_GAIN and more than the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
+coarse grid first, then the neighbourhood of its best. Disabled wins unless a plan is faster on average by more than
+MIN_GAIN and more than the standard error over the draws. Limits on the pool are rows and KV memory; BS_max, the
 largest batch with a near-flat step, is where the search begins rather than a wall: the simulation knows what larger
 batches cost. The same seed gives the same choice.
-Must never choose a plan whose simulated time is worse than Off.
+Must never choose a plan whose simulated time is worse than Disabled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import fuses, outcome
 from rlhf_planner.inter_stage.tail import Unfinished, unfinished
 
-LEAST_GAIN: Final = 0.03
+MIN_GAIN: Final = 0.03
 """Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
-MOST_DRAWS: Final = 32
+MAX_DRAWS: Final = 32
 """Batches that are drawn; of a large batch fewer, its own samples average."""
 SAMPLES_DRAWN: Final = 4096
 """Samples of all draws together, about; at least one batch."""
@@ -34,7 +34,7 @@ SHARES: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75)
 """Thresholds that are tried first, as shares of the batch."""
 GLANCED: Final = 16384
 """Samples times workers times draws that a first look at a plan is at, about; at least one draw."""
-MOST_TRIED: Final = 64
+MAX_TRIED: Final = 64
 """Samples times workers up to which every plan is tried."""
 TIE: Final = 0.005
 """Plans this close are equal; one at a third of them, by threshold, is taken: it moves less, which costs both workers a
@@ -77,7 +77,7 @@ def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0)
     """The best plan of mode Auto; of the others the given one, with its forecast."""
     trial = _Trial(model, layout, costs, seed)
     off = trial.mean(0, layout.generation_workers)
-    if layout.mode == "Off":
+    if layout.mode == "Disabled":
         return trial.off("fusion is off")
     if layout.generation_workers == 1:
         return trial.off("one generation worker has nobody to leave its tail to")
@@ -90,7 +90,7 @@ def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0)
     if best is None:
         return trial.off(f"no pool of fewer than {layout.generation_workers} workers can hold a tail")
     gain, error = trial.gain(*best)
-    margin = max(LEAST_GAIN * off, error)
+    margin = max(MIN_GAIN * off, error)
     if gain <= margin:
         words = f"the best plan, {_words(*best, layout)}, is simulated to gain {gain / off:.1%}"
         return trial.off(f"{words}, which is not above the margin of {margin / off:.1%}")
@@ -125,7 +125,7 @@ def _words(threshold: int, pool: int, layout: Layout) -> str:
 def _search(trial: _Trial) -> None:
     """A coarse grid at a glance, the best pool of each threshold on all draws, the neighbours of the best; or all."""
     layout = trial.layout
-    if layout.batch * layout.generation_workers <= MOST_TRIED:
+    if layout.batch * layout.generation_workers <= MAX_TRIED:
         for threshold in range(1, layout.batch):
             for pool in _pools(threshold, trial, range(1, layout.generation_workers)):
                 trial.mean(threshold, pool)
@@ -175,7 +175,7 @@ class _Trial:
     def __init__(self, model: LengthModel, layout: Layout, costs: StageCosts, seed: int) -> None:
         self.model, self.layout, self.costs = model, layout, costs
         self.longest = int(max(layout.prompts)) + model.max_tokens
-        count = max(1, min(MOST_DRAWS, SAMPLES_DRAWN // layout.batch))
+        count = max(1, min(MAX_DRAWS, SAMPLES_DRAWN // layout.batch))
         generator = np.random.default_rng(seed)
         draws = [model.draw(generator, layout.prompts, layout.lines) for _ in range(count)]
         self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]
@@ -210,7 +210,7 @@ class _Trial:
         return [self.seconds(threshold, pool, draw) for draw in range(len(self._generations))]
 
     def gain(self, threshold: int, pool: int) -> tuple[float, float]:
-        """(mean seconds won against Off, standard error of that mean over the draws)."""
+        """(mean seconds won against Disabled, standard error of that mean over the draws)."""
         off = self._all(0, self.layout.generation_workers)
         won = np.array(off) - np.array(self._all(threshold, pool))
         error = float(won.std(ddof=1)) / math.sqrt(len(won)) if len(won) > 1 else 0.0

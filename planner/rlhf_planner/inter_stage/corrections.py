@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Kind, StageCosts
 from rlhf_planner.inter_stage.moves_seen import SeenMove, sampled
-from rlhf_planner.inter_stage.steps_seen import LEAST_RATIO, MOST_RATIO, Decoded, grouped
+from rlhf_planner.inter_stage.steps_seen import MAX_RATIO, MIN_RATIO, Decoded, grouped
 
 OBSERVATIONS: Final = 5
 """Iterations that count: a wrong profile is gone after one, and of five two may be anything."""
@@ -69,7 +69,7 @@ def _ratios(profile: StageCosts, observed: Iterable[Observed]) -> Iterable[tuple
             seconds[one.kind] = (forecast + _forecast(profile, one), measured + one.seconds)
     for kind, (forecast, measured) in seconds.items():
         if forecast > 0 and measured > 0:
-            yield kind, min(MOST_RATIO, max(LEAST_RATIO, measured / forecast))
+            yield kind, min(MAX_RATIO, max(MIN_RATIO, measured / forecast))
 
 
 def _forecast(profile: StageCosts, work: Observed) -> float:

@@ -22,11 +22,11 @@ from rlhf_api.incremental import BLOCK
 from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats, Work
 
-LEAST_GAIN: Final = 0.01
+MIN_GAIN: Final = 0.01
 """Share of generation and inference that must be won: less is noise."""
-MOST_PASSES: Final = 16384
+MAX_PASSES: Final = 16384
 """Of prefixes, about: of very many tokens several blocks are taken as one, which bounds the time of a replay."""
-MOST_SAMPLES, MOST_WORKERS = 1024, 8
+MAX_SAMPLES, MAX_WORKERS = 1024, 8
 """In a replay; of more every second, third ... is taken, of samples and of workers, the last to finish among them."""
 
 
@@ -127,7 +127,7 @@ class Gain(NamedTuple):
     @property
     def worthwhile(self) -> bool:
         """Whether prefixes are to be scored."""
-        return self.without - self.with_prefixes > LEAST_GAIN * self.without
+        return self.without - self.with_prefixes > MIN_GAIN * self.without
 
 
 def gain(trace: Trace, costs: TokenCosts) -> Gain:
@@ -139,7 +139,7 @@ def gain(trace: Trace, costs: TokenCosts) -> Gain:
 
 
 def _thinned(trace: Trace) -> Trace:
-    every = max(-(-len(trace.begun) // MOST_SAMPLES), -(-len(trace.joined) // MOST_WORKERS))
+    every = max(-(-len(trace.begun) // MAX_SAMPLES), -(-len(trace.joined) // MAX_WORKERS))
     if every == 1:
         return trace
     kept = np.argsort(trace.finished, kind="stable")[::-1][::every]
@@ -180,7 +180,7 @@ class _Queue:
         self._next = 0
         self._done = np.zeros(len(self._whole), dtype=np.int64)
         self._owner = np.full(len(self._whole), -1)
-        self._step = BLOCK * max(1, math.ceil(int(self._whole.sum()) / BLOCK / MOST_PASSES))
+        self._step = BLOCK * max(1, math.ceil(int(self._whole.sum()) / BLOCK / MAX_PASSES))
         self._pace = (trace.finished - trace.begun) / np.maximum(1, trace.responses)
         self.early = 0
         self.end = 0.0

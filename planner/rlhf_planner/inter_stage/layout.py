@@ -28,7 +28,7 @@ class Layout:
     """Which prompt each sample is of; empty: not known."""
     overlap: bool = True
     """A sample is scored as soon as it is finished; False: when all are."""
-    mode: Literal["Off", "Auto", "Fixed"] = "Auto"
+    mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     threshold: int | None = None
     """Mode Fixed: R_t."""
     pool: int | None = None

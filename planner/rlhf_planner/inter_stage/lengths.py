@@ -25,11 +25,11 @@ from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 
 WINDOW: Final = 8
 """Iterations that are remembered: long enough for the tail, short enough to follow training."""
-MOST_SAMPLES: Final = 16_384
+MAX_SAMPLES: Final = 16_384
 """Samples that are remembered; of larger iterations every k-th one."""
 BANDS: Final = 4
 """Bands of prompt length at most."""
-LEAST_IN_BAND: Final = 64
+MIN_IN_BAND: Final = 64
 """Samples that a band must hold: a tail is not seen in fewer."""
 CORRELATION: Final = 0.1
 """Rank correlation of prompt and response below which prompt lengths are taken to tell nothing."""
@@ -37,7 +37,7 @@ DRIFT_LEVEL: Final = 1.63
 """Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not chance."""
 TILT: Final = 0.1
 """Standard deviations to which what is known of a prompt is rounded, so that alike samples share a distribution."""
-LEAST_DRIFT: Final = 0.15
+MIN_DRIFT: Final = 0.15
 """Distance below which nothing is forgotten: samples of one prompt are alike, so chance alone moves a batch further."""
 
 
@@ -90,7 +90,7 @@ class LengthModel:
             raise ValueError("lengths of prompts and responses must not be negative")
         if len(lines) not in (0, len(data)):
             raise ValueError(f"lines names the prompts of {len(lines)} samples, there are {len(data)}")
-        step = -(-len(data) // MOST_SAMPLES)
+        step = -(-len(data) // MAX_SAMPLES)
         new = Batch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
         distance, beyond_chance = _drift(self.window, new)
         kept = () if beyond_chance else self.window[-(WINDOW - 1) :]
@@ -196,7 +196,7 @@ class LengthModel:
     def _edges(self) -> Ints:
         """Prompt lengths at which the next band begins."""
         prompts, _, _ = self._all
-        bands = min(BANDS, len(prompts) // LEAST_IN_BAND)
+        bands = min(BANDS, len(prompts) // MIN_IN_BAND)
         if bands < 2 or abs(self.correlation) < CORRELATION:
             return np.zeros(0, dtype=np.int64)
         shares = np.arange(1, bands) / bands
@@ -233,15 +233,15 @@ def _drift(window: tuple[Batch, ...], new: Batch) -> tuple[float, bool]:
     points = np.concatenate([old, own])
     shares = [np.searchsorted(values, points, side="right") / len(values) for values in (old, own)]
     distance = float(np.abs(shares[0] - shares[1]).max())
-    return distance, distance > max(LEAST_DRIFT, DRIFT_LEVEL * math.sqrt(1 / len(old) + 1 / len(own)))
+    return distance, distance > max(MIN_DRIFT, DRIFT_LEVEL * math.sqrt(1 / len(old) + 1 / len(own)))
 
 
 def _trimmed(window: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """The newest batches that fit into MOST_SAMPLES, the newest in any case."""
+    """The newest batches that fit into MAX_SAMPLES, the newest in any case."""
     total, kept = 0, 0
     for batch in reversed(window):
         total += len(batch.responses)
-        if kept and total > MOST_SAMPLES:
+        if kept and total > MAX_SAMPLES:
             break
         kept += 1
     return window[-kept:]

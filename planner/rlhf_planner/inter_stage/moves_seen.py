@@ -16,7 +16,7 @@ import numpy as np
 
 from rlhf_planner.inter_stage.fitted import non_negative
 
-MOST_MOVES: Final = 32
+MAX_MOVES: Final = 32
 """Of an iteration and kind that are kept, evenly chosen: more tell nothing new."""
 PROFILE_WEIGHT: Final = 0.25
 """Of the profile's shape at the shortest and the longest move, beside that of one seen move."""
@@ -54,7 +54,7 @@ def sampled(moves: Iterable[SeenMove]) -> tuple[SeenMove, ...]:
     listed, answer = list(moves), list[SeenMove]()
     for paused in (False, True):
         own = [one for one in listed if one.paused == paused and one.waits > 0 and one.seconds > 0]
-        answer += own[:: max(1, -(-len(own) // MOST_MOVES))]
+        answer += own[:: max(1, -(-len(own) // MAX_MOVES))]
     return tuple(answer)
 
 

@@ -19,7 +19,7 @@ from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats
 from rlhf_planner.inter_stage.lengths import LengthModel
 
-LEAST_BETA: Final = 1e-9
+MIN_BETA: Final = 1e-9
 """Of a step: where the batch costs nothing, samples are still spread evenly."""
 
 
@@ -167,4 +167,4 @@ def _affine_step(held: Held, pool: int, costs: StageCosts) -> tuple[float, float
     context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
     one, many = costs.decode_seconds(1, context), costs.decode_seconds(batch, context)
     beta = max(0.0, many - one) / max(1, batch - 1)
-    return max(one - beta, 0.0), max(beta, LEAST_BETA * one)
+    return max(one - beta, 0.0), max(beta, MIN_BETA * one)

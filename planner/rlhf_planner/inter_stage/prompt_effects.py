@@ -18,11 +18,11 @@ import numpy as np
 
 from rlhf_planner.inter_stage.curve import Floats, Ints
 
-LEAST_SHARE: Final = 0.1
+MIN_SHARE: Final = 0.1
 """Share of the variance below which prompts are taken to tell nothing."""
-LEAST_REPEATED: Final = 32
+MIN_REPEATED: Final = 32
 """Prompts with two responses or more that an estimate needs: of fewer it is mostly chance."""
-MOST_PROMPTS: Final = 65_536
+MAX_PROMPTS: Final = 65_536
 """Prompts that are remembered, the last seen: a few megabytes."""
 KEPT: Final = 0.5
 """Weight of what was known of a prompt when it is seen again: training changes what is hard."""
@@ -48,8 +48,8 @@ class PromptEffects:
     def with_batch(self, lines: Ints, scores: Floats) -> PromptEffects:
         """What is known after the responses of one more batch: [n] prompts, [n] normal scores."""
         after = dataclasses.replace(self._with(lines, scores), batches=self.batches + 1)
-        if len(after.lines) > MOST_PROMPTS:
-            kept = np.sort(np.argsort(-after.seen, kind="stable")[:MOST_PROMPTS])
+        if len(after.lines) > MAX_PROMPTS:
+            kept = np.sort(np.argsort(-after.seen, kind="stable")[:MAX_PROMPTS])
             after = dataclasses.replace(after, lines=after.lines[kept], sums=after.sums[kept], seen=after.seen[kept])
         return dataclasses.replace(after, share=_share(after.sums))
 
@@ -89,11 +89,11 @@ def _share(sums: Floats) -> float:
     """Intraclass correlation by one-way analysis of variance; 0 where it is low or cannot be told."""
     weight, total, square = sums[sums[:, 0] > 1].T
     groups, everything = len(weight), float(weight.sum())
-    if groups < LEAST_REPEATED:
+    if groups < MIN_REPEATED:
         return 0.0
     within = float((square - total**2 / weight).sum()) / (everything - groups)
     between = float((total**2 / weight).sum() - total.sum() ** 2 / everything) / (groups - 1)
     each = (everything - float((weight**2).sum()) / everything) / (groups - 1)
     spread = max(0.0, (between - within) / each)
     share = spread / (spread + within) if spread else 0.0
-    return min(share, 1 - 1e-6) if share >= LEAST_SHARE else 0.0
+    return min(share, 1 - 1e-6) if share >= MIN_SHARE else 0.0

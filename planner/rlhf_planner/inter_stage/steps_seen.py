@@ -18,13 +18,13 @@ from rlhf_planner.inter_stage.fitted import DecodeLines, StepTime
 
 PROFILE_WEIGHT: Final = 0.25
 """Of a profiled point beside that of one seen span: it holds the shape where nothing else does."""
-MOST_WEIGHT: Final = 10.0
+MAX_WEIGHT: Final = 10.0
 """Of a kind of step, in spans: noise that lasts is not averaged away by more of them."""
-LEAST_STEPS: Final = 8
+MIN_STEPS: Final = 8
 """A span of fewer is mostly what begins and ends it."""
 BESIDE_SHARE: Final = 0.5
 """Of a span, from which on it counts as decoded beside scoring."""
-LEAST_RATIO, MOST_RATIO = 0.1, 10.0
+MIN_RATIO, MAX_RATIO = 0.1, 10.0
 """Observed over forecast stays within this: one hung step must not turn every forecast into nonsense."""
 PROFILE_CONTEXTS: Final = (64.0, 1024.0)
 """Keys at which a profile's line is kept as points."""
@@ -58,7 +58,7 @@ def grouped(decoded: Iterable[Decoded], profile: DecodeLines) -> tuple[SeenStep,
     """An iteration's spans by kind of step."""
     groups: dict[tuple[int, int, bool], list[tuple[float, float]]] = {}
     for one in decoded:
-        if one.steps < LEAST_STEPS or one.seconds <= 0 or one.rows <= 0:
+        if one.steps < MIN_STEPS or one.seconds <= 0 or one.rows <= 0:
             continue
         batch = min(profile.batches, key=lambda known: abs(math.log(known / one.rows)))
         context = max(1.0, one.context)
@@ -90,7 +90,7 @@ def refitted(profile: DecodeLines, iterations: Sequence[Sequence[SeenStep]]) -> 
         return Refitted(profile, 1.0, 1.0)
     level = _median(_ratio(one, profile) for one in alone or kinds)
     lines = _fitted(profile, level, alone)
-    company = [_ratio(one, lines) for one in kinds if one.beside for _ in range(min(int(MOST_WEIGHT), one.spans))]
+    company = [_ratio(one, lines) for one in kinds if one.beside for _ in range(min(int(MAX_WEIGHT), one.spans))]
     beside = _median(company) if company and alone else 1.0
     return Refitted(lines, beside, level) if beside > 1 else Refitted(_fitted(profile, level, kinds), 1.0, level)
 
@@ -103,7 +103,7 @@ def _fitted(profile: DecodeLines, level: float, kinds: Sequence[SeenStep]) -> De
         for context in PROFILE_CONTEXTS
     ]
     points += [StepTime(one.batch, round(one.context), one.seconds) for one in kinds]
-    weights = [PROFILE_WEIGHT] * (len(points) - len(kinds)) + [min(MOST_WEIGHT, one.spans) for one in kinds]
+    weights = [PROFILE_WEIGHT] * (len(points) - len(kinds)) + [min(MAX_WEIGHT, one.spans) for one in kinds]
     return DecodeLines.fitted(points, weights)
 
 
@@ -116,7 +116,7 @@ def _kinds(profile: DecodeLines, iterations: Sequence[Sequence[SeenStep]]) -> li
     answer = []
     for _, own in sorted(seen.items()):
         context = statistics.fmean(one.context for one in own)
-        ratio = min(MOST_RATIO, max(LEAST_RATIO, _median(_ratio(one, profile) for one in own)))
+        ratio = min(MAX_RATIO, max(MIN_RATIO, _median(_ratio(one, profile) for one in own)))
         seconds = ratio * profile.seconds(own[0].batch, context)
         answer.append(own[0]._replace(context=context, seconds=seconds, spans=sum(one.spans for one in own)))
     return answer

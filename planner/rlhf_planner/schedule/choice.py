@@ -15,7 +15,7 @@ CANDIDATES: Final = {"Fused": (FUSED,), "FusedSplit": (FUSED_SPLIT,), "Auto": (F
 """`fusion.intraStage.mode` -> methods of the tables that are looked for, beside the serial one."""
 METHODS: Final = (SERIAL, FUSED, FUSED_SPLIT)
 """In the order of their number in the metric `training/schedule`."""
-LEAST_GAIN: Final = 0.01
+MIN_GAIN: Final = 0.01
 """A mini-batch must be shorter than the serial one by this share: less is noise."""
 
 
@@ -29,8 +29,8 @@ def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[Pip
 
 
 def pick(seconds: Mapping[str, float]) -> str:
-    """The method with the shortest mini-batch; the serial one unless another is shorter by LEAST_GAIN."""
+    """The method with the shortest mini-batch; the serial one unless another is shorter by MIN_GAIN."""
     best = min(sorted(seconds), key=lambda method: seconds[method])
-    if SERIAL in seconds and seconds[best] > (1 - LEAST_GAIN) * seconds[SERIAL]:
+    if SERIAL in seconds and seconds[best] > (1 - MIN_GAIN) * seconds[SERIAL]:
         return SERIAL
     return best

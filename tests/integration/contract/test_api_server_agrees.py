@@ -40,7 +40,7 @@ CHANGES: dict[str, list[Any]] = {
     "spec.training.schedule": [{"mode": "OneFOneB"}, {"mode": "Zero"}],
     "spec.training.gpusPerReplica": [0, 1, 2],
     "spec.training.optimizer.maxGradientNorm": [0, None, 0.5, -1],
-    "spec.fusion.intraStage.mode": ["Off", "Auto", "Fused", False],
+    "spec.fusion.intraStage.mode": ["Disabled", "Auto", "Fused", False],
     "spec.generation.engine": ["torch", "vllm"],
     "spec.generation.replicas": [0, 1, 4096, 4097],
     "spec.generation.gpusPerReplica": [0, 1, 2, 3, 4],

@@ -15,7 +15,7 @@ from served import Served
 from cluster import Cluster
 from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
-from rlhf_operator.cli.validate import judged
+from rlhf_cli.validate import judged
 from rlhf_operator.cluster import connect
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.admission import admit

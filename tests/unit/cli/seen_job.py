@@ -6,11 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlhf_operator.cli.cluster import facts
-from rlhf_operator.cli.cluster.describe import Facts
-from rlhf_operator.cli.cluster.stored import Stored
-from rlhf_operator.cli.cluster.timeline import iterations
-from rlhf_operator.cli.cluster.workers import workers
+from rlhf_cli.cluster import facts
+from rlhf_cli.cluster.describe import Facts
+from rlhf_cli.cluster.stored import Stored
+from rlhf_cli.cluster.timeline import iterations
+from rlhf_cli.cluster.workers import workers
 
 FOLDER = Path(__file__).parent / "seen"
 STATES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -10,11 +10,11 @@ from tests.unit.cli.seen_job import load
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError
-from rlhf_operator.cli.cluster import answers, changes
-from rlhf_operator.cli.cluster.connection import Connection, connect
-from rlhf_operator.cli.cluster.errors import ForbiddenError, UnreachableError, VerbError
-from rlhf_operator.cli.cluster.stored import Stored
-from rlhf_operator.cli.cluster.waiting import judge, parse_duration, parse_goal, unattainable
+from rlhf_cli.cluster import answers, changes
+from rlhf_cli.cluster.connection import Connection, connect
+from rlhf_cli.cluster.errors import ForbiddenError, UnreachableError, VerbError
+from rlhf_cli.cluster.stored import Stored
+from rlhf_cli.cluster.waiting import judge, parse_duration, parse_goal, unattainable
 
 HERE = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
 

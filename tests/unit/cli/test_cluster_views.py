@@ -12,15 +12,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.unit.cli.seen_job import STATES, facts_of, load
 
-from rlhf_operator.cli.cluster import describe, listing, live, show
-from rlhf_operator.cli.cluster.columns import columns
-from rlhf_operator.cli.cluster.lines import show as shown_line
-from rlhf_operator.cli.cluster.lines import split
-from rlhf_operator.cli.cluster.logs import in_order
-from rlhf_operator.cli.cluster.sentence import sentence
-from rlhf_operator.cli.cluster.stored import Stored, near, shortened
-from rlhf_operator.cli.cluster.timeline import as_metrics
-from rlhf_operator.cli.view import render
+from rlhf_cli.cluster import describe, listing, live, show
+from rlhf_cli.cluster.columns import columns
+from rlhf_cli.cluster.lines import show as shown_line
+from rlhf_cli.cluster.lines import split
+from rlhf_cli.cluster.logs import in_order
+from rlhf_cli.cluster.sentence import sentence
+from rlhf_cli.cluster.stored import Stored, near, shortened
+from rlhf_cli.cluster.timeline import as_metrics
+from rlhf_cli.view import render
 
 
 def text_of(seen: dict[str, Any], width: int | None = None) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.header_job import rlhf, write_header_job
+from tests.support.header_job import rlhf, write_header_job
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 8}},
@@ -113,7 +113,7 @@ def test_plan_says_what_would_run_where(
 
 
 def test_help_needs_nothing_heavy() -> None:
-    code = "import sys, rlhf_operator.cli.main as m; print([n for n in sys.modules if '.' not in n])"
+    code = "import sys, rlhf_cli.main as m; print([n for n in sys.modules if '.' not in n])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for heavy in ("torch", "grpc", "pydantic", "numpy", "kubernetes", "kopf", "matplotlib", "transformers", "yaml"):
         assert f"'{heavy}'" not in loaded

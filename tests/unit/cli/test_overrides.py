@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rlhf_api.problems import ManifestError
-from rlhf_operator.cli.overrides import apply, load, parse_value
-from rlhf_operator.local.errors import RunError
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.overrides import apply, load, parse_value
 
 MANIFEST = """
 apiVersion: rlhf.dev/v1alpha1
@@ -29,7 +29,7 @@ spec:
         (".5", 0.5),
         ("true", True),
         ("null", None),
-        ("Off", "Off"),
+        ("Disabled", "Disabled"),
         ("no", "no"),
         ("assets/policy", "assets/policy"),
         ("[a, 2]", ["a", 2]),
@@ -64,9 +64,11 @@ def test_a_path_through_a_value_is_refused() -> None:
 def test_overrides_go_through_the_same_checks_as_the_manifest(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(MANIFEST)
-    job = load(path, ["spec.iterations=3", "spec.training.optimizer.learningRate=1e-4", "spec.inference.overlap=Off"])
+    job = load(
+        path, ["spec.iterations=3", "spec.training.optimizer.learningRate=1e-4", "spec.inference.overlap=Disabled"]
+    )
     assert (job.spec.iterations, job.spec.training.optimizer.learning_rate) == (3, 1e-4)
-    assert job.spec.inference.overlap == "Off"
+    assert job.spec.inference.overlap == "Disabled"
     with pytest.raises(ManifestError) as refused:
         load(path, ["spec.iterations=many", "spec.nonsense=1"])
     assert {problem.field for problem in refused.value.problems} == {"spec.iterations", "spec.nonsense"}

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.header_job import rlhf, write_header_job
+from tests.support.header_job import rlhf, write_header_job
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.coordinator.storage.journal import frame
-from rlhf_operator.coordinator.storage.journal_pb2 import Record, TokenizedPrompt
+from rlhf_coordinator.storage.journal import frame
+from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted import DecodeLines, Work
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rlhf_api import control_pb2 as pb
-from rlhf_operator.cli.console import duration, size
-from rlhf_operator.cli.plain import iteration_line, summary_line
-from rlhf_operator.cli.progress import MetricsTail
-from rlhf_operator.cli.view import BLOCKS, render, sparkline
-from rlhf_operator.reports.metrics import MetricsFile
+from rlhf_cli.console import duration, size
+from rlhf_cli.plain import iteration_line, summary_line
+from rlhf_cli.progress import MetricsTail
+from rlhf_cli.view import BLOCKS, render, sparkline
+from rlhf_coordinator.reports.metrics import MetricsFile
 
 STATUS = pb.JobStatus(
     job="arithmetic",

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.training.training_ranks import PPO_FIELDS, make_samples
+from tests.support.training_ranks import PPO_FIELDS, make_samples
 
 from rlhf_api.arrays import unpack
-from rlhf_operator.coordinator.job.accounts import batch_metrics
+from rlhf_coordinator.job.iteration_metrics import batch_metrics
 from rlhf_workers.training.advantages import batch_metrics as trained_metrics
 from rlhf_workers.training.batch import batch_from
 

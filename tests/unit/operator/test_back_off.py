@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.world import START, World
+from tests.support.observed_job import START, World
 
 from rlhf_api.patterns import found
 from rlhf_operator.reconcile import pod_of

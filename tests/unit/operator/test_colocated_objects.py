@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.support.observed_job import World, stored_job
 from tests.unit.operator.test_reconcile_restart import come_up, image, leaving, template
-from tests.unit.operator.world import World, stored_job
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import Group

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.observed_job import START, World
 from tests.unit.operator.nasty import CHANGES, VALUES, changed
 from tests.unit.operator.test_gang_queue import PLACE, Queued
 from tests.unit.operator.test_unreadable import KEY, Operator
-from tests.unit.operator.world import START, World
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import names
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_operator.cli.cluster.stored import Stored
+from rlhf_cli.cluster.stored import Stored
 from rlhf_operator.cluster import yaml_of
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.gang.kueue_workload import Report, flavor_of, priority_value, with_report

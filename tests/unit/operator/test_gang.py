@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.world import stored_job
+from tests.support.observed_job import stored_job
 
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
@@ -137,7 +137,7 @@ def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_
         ({}, None, ALL, "Native"),
         ({}, "team", ALL, "Kueue"),
         ({}, "team", served("scheduling.k8s.io/v1beta1"), "Native"),
-        (gang("Off"), "team", ALL, None),
+        (gang("Disabled"), "team", ALL, None),
         ({}, None, served("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"), None),
         ({"generation": {"template": {"spec": {"schedulerName": "volcano"}}}}, None, ALL, "Volcano"),
         (

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.observed_job import World
 from tests.unit.operator.test_gang import ALL, QUEUE
-from tests.unit.operator.world import World
 
 from rlhf_api import names
 from rlhf_operator.gang.kueue import CLAIMS
@@ -332,7 +332,7 @@ def test_a_group_that_cannot_change_is_replaced_when_no_pod_is_left() -> None:
     assert world.workers == [each for each in EVERYBODY if each != "inference-0"]
 
 
-@pytest.mark.parametrize("mode", ["Off", "Auto"])
+@pytest.mark.parametrize("mode", ["Disabled", "Auto"])
 def test_without_a_gang_pods_are_those_of_before(mode: str) -> None:
     world, plain = World(scheduling={"gang": {"mode": mode}}), World()
     world.settle()

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.support.observed_job import World
 from tests.unit.operator.test_gang_queue import PLACE, Queued
-from tests.unit.operator.world import World
 
 from rlhf_operator.reconcile.conditions import rfc3339
 

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from tests.support.observed_job import World
 from tests.unit.operator.test_upgrade import CONFIG, IMAGES
-from tests.unit.operator.world import World
 
 from rlhf_api.names import Group
 from rlhf_operator.job_revisions import NOTHING, JobRevisions

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import World, stored_job
+from tests.support.observed_job import World, stored_job
 
 from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.conditions import rfc3339

@@ -4,7 +4,7 @@ import socket
 
 import aiohttp
 import pytest
-from tests.loopback import LOOPBACKS, bracketed
+from tests.support.loopback import LOOPBACKS, bracketed
 
 from rlhf_operator.health import ailment, serve
 from rlhf_operator.operator_metrics import OperatorMetrics

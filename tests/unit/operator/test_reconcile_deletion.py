@@ -1,6 +1,6 @@
 """A job that asked for it is deleted after a last checkpoint, and never waits for ever."""
 
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_operator.reconcile.conditions import rfc3339
 
@@ -84,7 +84,7 @@ def test_a_manifest_that_can_not_be_read_any_more_changes_nothing_about_the_dele
 
 def test_turning_it_off_takes_the_finalizer_away() -> None:
     world = World(checkpoints=SAVE).begin()
-    world.job["spec"]["checkpoints"] = SAVE | {"onDeletion": "Off"}
+    world.job["spec"]["checkpoints"] = SAVE | {"onDeletion": "Disabled"}
     world.settle()
     assert not held(world)
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from tests.support.observed_job import World
 from tests.unit.operator.test_reconcile_life import EVERYBODY
-from tests.unit.operator.world import World
 
 
 def counts(world: World) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_operator.reconcile.last_log import KEPT, last_report, readable
 

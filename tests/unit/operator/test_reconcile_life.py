@@ -1,7 +1,7 @@
 """The life of a job as its user sees it: conditions, pods and times, from apply to deletion."""
 
 import pytest
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_operator.reconcile.reconcile import PODS_A_TURN
 

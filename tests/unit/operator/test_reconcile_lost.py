@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of

@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 from rlhf_api import names
 from rlhf_api.names import Group

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import FILES, World
+from tests.support.observed_job import FILES, World
 
 CHECKPOINTS = {"path": "/checkpoints"}
 
@@ -140,7 +140,7 @@ def test_a_setting_that_is_read_at_the_start_restarts_the_coordinator_alone() ->
         {"runPolicy": {"backoffLimit": 9, "ttlSecondsAfterFinished": 60}},
         {"checkpoints": CHECKPOINTS | {"onDeletion": "Save"}},
         {"iterations": 100},
-        {"inference": {"replicas": 2, "overlap": "On"}},
+        {"inference": {"replicas": 2, "overlap": "Enabled"}},
     ],
 )
 def test_what_the_operator_alone_reads_and_what_is_the_default_restart_nothing(change: dict[str, Any]) -> None:

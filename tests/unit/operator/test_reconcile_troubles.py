@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import World
+from tests.support.observed_job import World
 
 RESTRICTED = (
     'pods "job-generation-0" is forbidden: violates PodSecurity "restricted:latest": hostNetwork (pod must not set '

@@ -5,7 +5,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 import pytest
-from tests.unit.operator.world import stored_job
+from tests.support.observed_job import stored_job
 
 from rlhf_operator import remembering
 from rlhf_operator.reconcile.admission import admit

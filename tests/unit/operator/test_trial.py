@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import World, stored_job
+from tests.support.observed_job import World, stored_job
 
 from rlhf_operator.cluster import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images

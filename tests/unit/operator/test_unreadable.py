@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.observed_job import World, stored_job
 from tests.unit.operator.test_gang import ALL
-from tests.unit.operator.world import World, stored_job
 
 from rlhf_api import names
 from rlhf_operator.handlers import WATCHED, Intake, telling

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.observed_job import World
 from tests.unit.operator.next_version import FIELD, forget, next_version
 from tests.unit.operator.test_gang_queue import PLACE, Queued
-from tests.unit.operator.world import World
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
@@ -179,6 +179,17 @@ def test_replicas_change_the_size_and_nothing_else(upgraded: Queued) -> None:
     assert {name: uid for name, uid in was.items() if name != "job-generation-1"} == uids(upgraded)
     before["spec"]["generation"]["replicas"] = 1
     assert document(upgraded) == before
+
+
+def test_a_mode_is_changed_in_the_words_that_the_processes_know() -> None:
+    world = Previous()
+    settle(world, 1)
+    before = document(world)["spec"]["fusion"]
+    assert before["interStage"]["mode"] == "Off"
+    edit(world, fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}})
+    settle(world)
+    after = document(world)["spec"]["fusion"]["interStage"]
+    assert (after["mode"], after["balance"]) == ("Auto", "Off")
 
 
 def test_a_template_changes_its_group_in_what_it_says(upgraded: Queued) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests import models
-from tests.unit.training.test_training_iterations import Alone
-from tests.unit.training.training_ranks import CPU, make_job, serial, trainer_of
+from tests.support import models
+from tests.support.training_ranks import CPU, make_job, serial, trainer_of
+from tests.unit.workers.training.test_training_iterations import Alone
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob

@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.loopback import LOOPBACKS, bracketed
+from tests.support.loopback import LOOPBACKS, bracketed
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority

@@ -23,7 +23,7 @@ REPEATS: Final = 2
 """Timed runs after a warm-up, of which the shortest counts."""
 WORD: Final = " a"
 """Repeated, for a reward model with a tokenizer of its own."""
-MOST_SAMPLES: Final = 256
+MAX_SAMPLES: Final = 256
 """Of a full batch."""
 
 
@@ -52,7 +52,7 @@ def _grid(longest: int, batch_tokens: int) -> list[tuple[int, int]]:
     grid = [(1, short), (1, half), (1, max(longest, 2)), (1, quarter)]
     if batch_tokens:
         padded = -(-half // PAD) * PAD
-        grid.insert(2, (min(max(batch_tokens // padded, 1), MOST_SAMPLES), half))
+        grid.insert(2, (min(max(batch_tokens // padded, 1), MAX_SAMPLES), half))
     return list(dict.fromkeys(grid))
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_operator.coordinator.fusion.learning import beside_scoring
-from rlhf_operator.coordinator.world.fusion_state import Worked
+from rlhf_coordinator.fusion.learning import beside_scoring
+from rlhf_coordinator.state.fusion_state import Worked
 from rlhf_planner.inter_stage.corrections import Observed
 
 STEPS = Observed("decode", 10, 4, 100, 1.0)

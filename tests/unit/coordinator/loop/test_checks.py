@@ -6,9 +6,9 @@ import pytest
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_operator.coordinator.loop.checks import checked, registers
-from rlhf_operator.coordinator.storage.batch import packed, response_of
-from rlhf_operator.coordinator.world.worker import Worker
+from rlhf_coordinator.loop.checks import checked, registers
+from rlhf_coordinator.state.worker import Worker
+from rlhf_coordinator.storage.batch import packed, response_of
 
 NAME = "generation-2"
 

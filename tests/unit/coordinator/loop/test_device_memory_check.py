@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from tests.coordinated import make_job
-from tests.unit.cli.header_job import write_header_job
+from tests.support.coordinated import make_job
+from tests.support.header_job import write_header_job
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator.deciding.schedule import schedule_json
-from rlhf_operator.coordinator.loop.memory import DeviceMemory
-from rlhf_operator.coordinator.world.world import plan_of
+from rlhf_coordinator.loop.device_memory_check import DeviceMemory
+from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.state.job_state import job_context
 
 
 def memory(folder: Path, placement: str = "Colocated") -> DeviceMemory:
@@ -20,7 +20,7 @@ def memory(folder: Path, placement: str = "Colocated") -> DeviceMemory:
         path.joinpath("config.json").unlink()
         path.rmdir()
         write_header_job(folder, {})
-    return DeviceMemory(plan_of(job, schedule_json(job.spec)))
+    return DeviceMemory(job_context(job, schedule_json(job.spec)))
 
 
 def on(device: str, size: int) -> pb.Register:

@@ -8,8 +8,8 @@ import pytest
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.storage import checkpoint
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage import checkpoint
 
 
 def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tuple[str, ...] = ()) -> pb.CheckpointFile:

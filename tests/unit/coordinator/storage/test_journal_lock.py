@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.storage import journal_lock
-from rlhf_operator.coordinator.storage.journal import Journal
-from rlhf_operator.coordinator.storage.journal_lock import PATIENCE_SECONDS, JournalLock, doubt_of, hold
-from rlhf_operator.coordinator.storage.journal_pb2 import Begun, Record
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage import journal_lock
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.journal_lock import PATIENCE_SECONDS, JournalLock, doubt_of, hold
+from rlhf_coordinator.storage.journal_pb2 import Begun, Record
 
 
 def test_the_second_waits_until_the_first_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

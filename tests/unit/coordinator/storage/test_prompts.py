@@ -8,10 +8,10 @@ import pytest
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.storage.journal import Journal
-from rlhf_operator.coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_operator.coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, random_key, read_prompts
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, random_key, read_prompts
 
 
 class Characters:

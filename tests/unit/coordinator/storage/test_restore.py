@@ -4,27 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordinated import make_job
+from tests.support.coordinated import make_job
 from tests.unit.coordinator.storage.test_checkpoint import make
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_operator.coordinator.deciding.schedule import schedule_json
-from rlhf_operator.coordinator.failures import JobError
-from rlhf_operator.coordinator.storage.batch import packed, spans_of
-from rlhf_operator.coordinator.storage.journal import Journal, frame
-from rlhf_operator.coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
-from rlhf_operator.coordinator.storage.restore import Restored, restore
-from rlhf_operator.coordinator.world.world import Plan, plan_of
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.state.job_state import JobContext, job_context
+from rlhf_coordinator.storage.batch import packed, spans_of
+from rlhf_coordinator.storage.journal import Journal, frame
+from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
+from rlhf_coordinator.storage.restore import Restored, restore
 
 
-def plan(tmp_path: Path, **spec: Any) -> Plan:
+def context(tmp_path: Path, **spec: Any) -> JobContext:
     job = make_job(tmp_path, batch=8, **{"iterations": 9, **spec})
-    return plan_of(job, schedule_json(job.spec))
+    return job_context(job, schedule_json(job.spec))
 
 
 def begin(tmp_path: Path, digest: str = "d", *, resume: bool = False, **spec: Any) -> Restored:
-    return restore(plan(tmp_path, **spec), Journal(tmp_path / "journal"), digest, 7, resume=resume)
+    return restore(context(tmp_path, **spec), Journal(tmp_path / "journal"), digest, 7, resume=resume)
 
 
 def segment(tmp_path: Path, iteration: int, *, upto: str) -> None:

@@ -47,7 +47,7 @@ def objects() -> dict[str, Any]:
     world.settle()
     world.admit()
     world.begin()
-    world.job["spec"]["fusion"]["interStage"]["mode"] = "Off"
+    world.job["spec"]["fusion"]["interStage"]["mode"] = "Disabled"
     world.job["metadata"]["generation"] = 2
     for _ in range(4):
         world.settle()

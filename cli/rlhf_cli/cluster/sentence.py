@@ -1,0 +1,130 @@
+"""The one sentence on top of a description: what a job does now, or what it waits for and what its user can do. Pure.
+
+Rule: the operator's own words first; the pods' when they know better, because they are read now and the status is
+written at most every ten seconds. A wait always ends in a remedy, or says that none is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
+from rlhf_cli.cluster.stored import Stored, age, moment, number, shortened
+from rlhf_cli.cluster.workers import Worker
+from rlhf_cli.console import duration
+
+OPERATOR_PATIENCE: Final = timedelta(seconds=20)
+"""An operator that runs has looked at a new or changed job long before."""
+SENTENCE_MAX: Final = 400
+"""Characters of the operator's message; whole it stands with the conditions."""
+_PASSING: Final = frozenset({"Leaving", "Ended", "Starting"})
+"""States that pass by themselves."""
+_AGAIN: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
+_REMEDIES: Final[Mapping[str, str]] = {
+    FinishedReason.USER_CODE: "correct the reward",
+    FinishedReason.BAD_MODEL: "correct spec.models or the folder",
+    FinishedReason.BAD_DATA: "correct spec.prompts or the file",
+    FinishedReason.STORAGE: "free space or correct the volume",
+    FinishedReason.DEADLINE: "raise spec.runPolicy.activeDeadlineSeconds",
+    FinishedReason.BACKOFF_LIMIT: "correct the cause, or raise spec.runPolicy.backoffLimit",
+}
+
+
+def sentence(job: Stored, pods: Sequence[Worker], operator_age: timedelta | None, now: datetime) -> str:
+    """`operator_age`: since the operator last said that it lives; None when that could not be read."""
+    if job.body["metadata"].get("deletionTimestamp"):
+        return f"Being deleted; {len(pods)} of its pods are left."
+    if not job.finished and (absent := _unseen(job, operator_age, now)):
+        return absent
+    return _finished(job, now) or _stopped(job) or _refused(job) or _under_way(job, pods)
+
+
+def _unseen(job: Stored, operator_age: timedelta | None, now: datetime) -> str:
+    """The operator has not looked, or does not live."""
+    remedy = "see that it runs: kubectl get pods -A -l app.kubernetes.io/name=rlhf-operator"
+    if not job.status.get("conditions"):
+        since = now - (job.created or now)
+        if since < OPERATOR_PATIENCE:
+            return "Just created; the operator has not looked at it yet."
+        which, named = "No operator", job.operator_class
+        if named:
+            which = f"No operator of class {named}, which spec.operatorClass names,"
+            remedy = (
+                f"see that one was started with --operator-class={named} (operatorClass in the values of its chart)"
+            )
+        return f"{which} has looked at it since it was created {duration(since.total_seconds())} ago; {remedy}."
+    if operator_age is not None and operator_age > OPERATOR_PATIENCE:
+        gone = duration(operator_age.total_seconds())
+        return (
+            f"The operator does not run (its Lease is {gone} old), so what is shown may be as old; a job that runs"
+            f" goes on without it; {remedy}."
+        )
+    if int(job.status.get("observedGeneration") or 0) < int(job.body["metadata"].get("generation") or 0):
+        return "Its manifest was changed, and the operator has not looked at the change yet."
+    return ""
+
+
+def _finished(job: Stored, now: datetime) -> str:
+    if job.holds(ConditionType.FAILED):
+        reason = str(job.condition(ConditionType.FAILED).get("reason"))
+        remedy = f"{_capital(_REMEDIES.get(reason, 'correct the cause'))}, then {_AGAIN}."
+        return f"Failed ({reason}): {_ended(job.told(ConditionType.FAILED))} {remedy}"
+    if not job.holds(ConditionType.COMPLETE):
+        return ""
+    started, ended = moment(job.status.get("startTime")), moment(job.status.get("completionTime"))
+    took = f" in {duration((ended - started).total_seconds())}" if started and ended else ""
+    reward = number(job.progress.get("reward"), 3)
+    checkpoint = (job.status.get("lastCheckpoint") or {}).get("path")
+    model = (
+        f" The model is {checkpoint.rstrip('/')}/actor." if checkpoint else " spec.checkpoints was not set: no model."
+    )
+    last = f", last reward {reward}" if reward else ""
+    return f"Complete: {job.iterations} iterations{took}{last}, {age(ended, now)} ago.{model}"
+
+
+def _stopped(job: Stored) -> str:
+    suspended = job.condition(ConditionType.SUSPENDED)
+    if suspended.get("reason") == SuspendedReason.STOPPING:
+        return f"Stopping, because spec.suspend is true: {_ended(str(suspended.get('message')))}"
+    if suspended.get("status") == "True":
+        at = job.progress.get("summary")
+        told = f"Suspended{f' at {at} iterations' if at else ''}: {_ended(str(suspended.get('message')))}"
+        return f"{told} `rlhf resume {job.name}` does that."
+    return ""
+
+
+def _refused(job: Stored) -> str:
+    planned = job.condition(ConditionType.PLANNED)
+    if planned.get("status") != "False":
+        return ""
+    runs = "" if job.phase == RunningReason.PENDING else " What runs goes on."
+    remedy = "Correct it by kubectl edit or apply; a field that is fixed for life needs a new job."
+    return f"The manifest cannot be run: {_ended(str(planned.get('message')))}{runs} {remedy}"
+
+
+def _under_way(job: Stored, pods: Sequence[Worker]) -> str:
+    running = job.condition(ConditionType.RUNNING)
+    message = str(running.get("message") or "not started yet")
+    if job.holds(ConditionType.RUNNING):
+        about = f" About {duration(job.seconds_left)} left." if job.seconds_left else ""
+        return f"Running {_ended(message)}{about}"
+    told = f"{job.phase}: {_ended(shortened(message, SENTENCE_MAX))}"
+    queue = job.condition(ConditionType.ADMITTED)
+    if queue.get("status") == "False" and str(queue.get("message")) not in message:
+        return f"{told} {_capital(_ended(shortened(str(queue.get('message')), SENTENCE_MAX)))}"
+    stuck = [each for each in pods if not each.well and each.told and each.state not in _PASSING]
+    if stuck and not any(each.pod.name in message for each in stuck):
+        first = stuck[0]
+        return f"{told} {_capital(first.name)} is {first.state}: {_ended(shortened(first.told))}"
+    if not stuck and job.phase in (RunningReason.STARTING, RunningReason.RECOVERING):
+        return f"{told} No pod reports trouble; `rlhf logs {job.name} -f` shows what its pods do."
+    return told
+
+
+def _ended(text: str) -> str:
+    stripped = text.rstrip()
+    return stripped if stripped.endswith((".", "!", "?")) else f"{stripped}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

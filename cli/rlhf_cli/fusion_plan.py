@@ -1,0 +1,195 @@
+"""What inter-stage fusion would bring a job: for `rlhf plan`, from what its last run measured or from assumptions.
+
+Rule: reads the journal of the job's newest run in `runs/`, writes nothing. Where nothing was measured, costs are a
+roofline of public hardware figures and lengths are assumed; every such assumption is a sentence in `assumptions`. A job
+whose models are not on this disk and that never ran has no forecast, and `missing` says so.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_coordinator.model_sizes import read_size
+from rlhf_coordinator.storage.journal import unframe
+from rlhf_planner.inter_stage.assumed import CPU_CORE, HOPPER, Model, assumed_costs
+from rlhf_planner.inter_stage.choose import FusionChoice, choose
+from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
+from rlhf_planner.inter_stage.layout import Forecast, Layout
+from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
+from rlhf_planner.inter_stage.simulate import simulate
+
+TOKEN_BYTES: Final = 4
+"""Of a token in the journal: int32."""
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """The forecast of one iteration's generation and inference."""
+
+    choice: FusionChoice | None
+    """None: there is nothing to forecast from."""
+    layout: Layout
+    costs: StageCosts | None
+    lengths: LengthModel
+    assumptions: tuple[str, ...] = ()
+    missing: str = ""
+
+
+def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
+    """For a resolved job; `runs` is the parent of run folders. Never raises for what a run folder holds."""
+    run = _newest_run(job, runs)
+    costs, assumptions, missing = _costs(job, run)
+    lengths, prompts, guessed = _lengths(job, run)
+    layout = _layout(job, prompts)
+    if costs is None:
+        return FusionPlan(None, layout, None, lengths, (), missing)
+    choice = choose(lengths, layout, costs, job.spec.seed)
+    return FusionPlan(choice, layout, costs, lengths, (*assumptions, *guessed))
+
+
+def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
+    """Without and with fusion, of one drawn batch, for a picture."""
+    import numpy as np
+
+    assert plan.choice is not None
+    assert plan.costs is not None
+    drawn = plan.lengths.draw(np.random.default_rng(0), plan.layout.prompts)
+    choice = plan.choice
+    off = simulate(drawn, plan.layout, plan.costs, spans=True)
+    pictures = [(f"Without fusion: {off.seconds:.3g} s, idle {off.idle_share:.0%}", off)]
+    if choice.fused:
+        on = simulate(
+            drawn, plan.layout, plan.costs, choice.threshold, choice.pool, choice.transfer, model=plan.lengths,
+            spans=True,
+        )  # fmt: skip
+        title = f"Fused at R_t {choice.threshold}, pool {choice.pool}: {on.seconds:.3g} s, idle {on.idle_share:.0%}"
+        pictures.append((title, on))
+    return pictures
+
+
+def document(plan: FusionPlan) -> dict[str, Any]:
+    """For `--json`."""
+    choice = plan.choice
+    if choice is None:
+        return {"missing": plan.missing}
+    return {
+        "threshold": choice.threshold,
+        "pool": choice.pool,
+        "transfer": choice.transfer,
+        "seconds": choice.seconds,
+        "offSeconds": choice.off_seconds,
+        "reason": choice.reason,
+        "curve": [point._asdict() for point in choice.curve],
+        "assumptions": list(plan.assumptions),
+    }
+
+
+# ---------------------------------------------------------------- from the last run
+
+
+def _newest_run(job: RLHFJob, runs: Path) -> Path | None:
+    """The newest run folder of this job that has measured costs."""
+    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+        if _measured(folder) is not None:
+            return folder
+    return None
+
+
+def _measured(folder: Path) -> StageCosts | None:
+    try:
+        facts = json.loads((folder / "journal" / "job.json").read_bytes())
+        return StageCosts.from_document(facts[JOB_KEY]["costs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _costs(job: RLHFJob, run: Path | None) -> tuple[StageCosts | None, tuple[str, ...], str]:
+    """(costs, assumptions, what is missing)."""
+    if run is not None:
+        measured = _measured(run)
+        assert measured is not None
+        return replace(measured, max_batch_size=job.spec.generation.max_batch_size), (), ""
+    return _assumed(job)
+
+
+def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
+    spec = job.spec
+    gpus = spec.generation.gpus_per_replica
+    device, devices, width = (HOPPER, gpus, 2) if gpus else (CPU_CORE, 1, 4)
+    models, needed = spec.models, {task.model for task in graph_of(spec).tasks_of(Group.INFERENCE)}
+    sources = {"reference": models.reference, "critic": models.critic, "reward": models.reward.model}
+    paths = {role: source.path for role, source in sources.items() if source is not None and role in needed}
+    sizes = {role: _model(Path(path), width) for role, path in paths.items()}
+    actor = _model(Path(spec.models.actor.path), width)
+    unknown = [role for role, size in {"actor": actor, **sizes}.items() if size is None]
+    if actor is None or unknown:
+        return None, (), f"the models of {', '.join(unknown)} are not on this disk and no run measured their costs"
+    scorers = [size for size in sizes.values() if size is not None]
+    costs = assumed_costs(
+        actor, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
+    )  # fmt: skip
+    said = [f"costs are assumed, not measured: a roofline of {devices} {device.name} a worker"]
+    if "reward" not in sizes:
+        said.append("the reward function is taken to cost nothing")
+    return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(said), ""
+
+
+def _model(folder: Path, width: int) -> Model | None:
+    size = read_size(folder)
+    if size is None:
+        return None
+    config = json.loads((folder / "config.json").read_text())
+    layers = int((config.get("text_config") or config)["num_hidden_layers"])
+    return Model(size.parameters, layers, size.cache_values_per_token * width, width)
+
+
+def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
+    """(response lengths, prompt lengths of one batch, assumptions)."""
+    rollout = job.spec.rollout
+    model = LengthModel.prior(rollout.max_response_tokens)
+    prompts, said = [max(1, rollout.max_prompt_tokens // 2)] * rollout.batch_size, []
+    if run is not None:
+        known = _prompt_lengths(run)
+        if known:
+            prompts = [known[index % len(known)] for index in range(rollout.batch_size)]
+        for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
+            model = model.with_batch((prompts[0], length) for length in _response_lengths(segment))
+    if not model.samples:
+        said.append(
+            "response lengths are taken to be log-normal: the median at an eighth of maxResponseTokens, "
+            "one in a hundred at the limit"
+        )
+    if run is None:
+        said.append("prompts are taken to be half of maxPromptTokens long")
+    return model, prompts, tuple(said)
+
+
+def _response_lengths(segment: Path) -> list[int]:
+    records = (record for record, _ in unframe(segment.read_bytes()))
+    return [len(r.finished.tokens.data) // TOKEN_BYTES for r in records if r.WhichOneof("record") == "finished"]
+
+
+def _prompt_lengths(run: Path) -> list[int]:
+    lengths: list[int] = []
+    for file in sorted((run / "journal").glob("prompts-*.log")):
+        lengths = [len(record.prompt.tokens) // TOKEN_BYTES for record, _ in unframe(file.read_bytes())]
+    return [length for length in lengths if length]
+
+
+def _layout(job: RLHFJob, prompts: Sequence[int]) -> Layout:
+    spec, settings = job.spec, job.spec.fusion.inter_stage
+    return Layout(
+        generation_workers=spec.generation.replicas,
+        inference_workers=spec.inference.replicas,
+        prompts=tuple(prompts),
+        overlap=spec.inference.overlap != "Disabled",
+        mode=settings.mode,
+        threshold=settings.threshold,
+        pool=settings.pool,
+        transfer=settings.transfer,
+    )

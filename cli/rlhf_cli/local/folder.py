@@ -1,0 +1,82 @@
+"""The run folder: who may use it, and where everything in it is.
+
+Rule: one run at a time uses a folder (a lock that the kernel releases when the process dies), and a folder that holds a
+run is gone on with only when asked. Nothing of a former run is deleted here.
+"""
+
+import fcntl
+import os
+import re
+import uuid
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
+from rlhf_cli.local import leftovers
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.translate import Place
+
+RUNS: Final = Path("runs")
+"""Default parent of run folders, in the working directory."""
+_TOKEN: Final = "token"  # noqa: S105 a file name
+
+
+def choose(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume: bool) -> Path:
+    """The run folder: the given one, a new one named after job and time, or the job's latest one to resume."""
+    if run_dir is not None:
+        return run_dir.absolute()
+    if not resume:
+        return (RUNS / f"{job.name}-{now:%Y%m%d-%H%M%S}").absolute()
+    pattern = re.compile(re.escape(job.name) + r"-\d{8}-\d{6}")
+    found = sorted(path for path in RUNS.glob(f"{job.name}-*") if pattern.fullmatch(path.name) and holds_run(path))
+    if not found:
+        raise RunError(f"--resume: no run of job {job.name!r} in {RUNS.absolute()}; give --run-dir")
+    return found[-1].absolute()
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a job has been started in this folder."""
+    return (folder / "journal").is_dir() or (folder / "metrics.jsonl").exists()
+
+
+class RunFolder:
+    """A folder that is ours until this process ends."""
+
+    def __init__(self, folder: Path, base: Path, *, resume: bool) -> None:
+        """Creates and locks it. Raises RunError when it is in use, or holds (or lacks) a run."""
+        self.place = Place(folder, base)
+        if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
+            raise RunError(f"--resume: there is no run in {folder}")
+        try:
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RunError(f"--run-dir {folder}: {error.strerror}", ExitCode.STORAGE) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"--run-dir {folder}: another `rlhf run` is using this folder") from error
+        if holds_run(folder) and not resume:
+            self.release()
+            raise RunError(f"--run-dir {folder}: holds a run already; give --resume to go on, or another folder")
+        self.token = self._token()
+        leftovers.kill(self.token)
+
+    def release(self) -> None:
+        """Lets another run use the folder; the end of the process does the same."""
+        os.close(self._lock)
+
+    def _token(self) -> str:
+        """Marks the processes of all runs of this folder, so that a killed run's leftovers are found by the next."""
+        path = self.place.run_dir / _TOKEN
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex)
+        return path.read_text().strip()
+
+    def write(self, name: str, content: bytes) -> None:
+        """A file of the run folder, atomically."""
+        partial = self.place.run_dir / f".{name}.tmp"
+        partial.write_bytes(content)
+        partial.replace(self.place.run_dir / name)

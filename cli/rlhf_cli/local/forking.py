@@ -1,0 +1,144 @@
+"""Worker processes forked from one that has imported torch and transformers already (`rlhf_workers.fork_server`).
+
+Rule: only workers on CPU, with one compute thread, are forked: CUDA and thread pools do not survive it. Whatever goes
+wrong here is a reason to start processes the ordinary way, never a reason to fail a job. When the server dies its
+workers die with it, their ends are reported as signal 9, and the next start makes another server.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE
+from asyncio.subprocess import Process as Child
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlhf_api.names import Env
+from rlhf_cli.local import launch
+from rlhf_cli.local.translate import Process
+
+WORKER: Final = ("-m", "rlhf_workers")
+"""Arguments after the interpreter of a process that can be forked."""
+READY_SECONDS: Final = 120.0
+"""Importing torch from a cold disk on a busy machine."""
+LOG: Final = "fork-server.log"
+
+
+class ForkServerError(Exception):
+    """Why nothing could be forked, for people."""
+
+
+def forkable(process: Process) -> bool:
+    """A worker without an accelerator, with one thread."""
+    env = process.env
+    return process.command[1:] == WORKER and not env.get("CUDA_VISIBLE_DEVICES") and env.get(Env.THREADS, "1") == "1"
+
+
+class Forked:
+    """A forked worker; as much of asyncio's Process as the supervisor uses."""
+
+    def __init__(self, pid: int, code: "asyncio.Future[int]") -> None:
+        self.pid = pid
+        self._code = code
+
+    async def wait(self) -> int:
+        """Its exit code; negative: the signal."""
+        return await asyncio.shield(self._code)
+
+
+class ForkServer:
+    """The server process, started with the first worker."""
+
+    def __init__(self, token: Mapping[str, str]) -> None:
+        """`token`: the variable by which leftovers of the run are found."""
+        self._token = token
+        self._lock = asyncio.Lock()
+        self._server: Child | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._forked: asyncio.Queue[int | None] = asyncio.Queue()
+        self.broken = ""
+        """Why no server can be had; empty while one can."""
+
+    async def start(self, process: Process) -> Forked:
+        """Forks a worker. Raises ForkServerError; then `broken` says whether to ask again."""
+        async with self._lock:
+            if self.broken:  # meanwhile: the others came while the first waited for the server
+                raise ForkServerError(self.broken)
+            if self._reader is None or self._reader.done():  # the first, or its server has died
+                await self._open(process)
+            server = self._server
+            assert server is not None
+            assert server.stdin is not None
+            order = {
+                "name": process.name,
+                "environment": {**os.environ, **process.env, **self._token},
+                "folder": str(process.folder),
+                "log": str(process.log),
+                "cores": sorted(process.cores) if process.cores else None,
+            }
+            with contextlib.suppress(ConnectionError):
+                server.stdin.write(json.dumps(order).encode() + b"\n")
+                await server.stdin.drain()
+            pid = await self._forked.get()
+            if pid is None:
+                raise ForkServerError("the process that workers are forked from has died")
+            return Forked(pid, self._ends[pid])
+
+    def kill(self) -> None:
+        """Ends the server, and with it every worker it forked."""
+        if self._server is not None and self._server.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._server.send_signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Ends the server and waits for it."""
+        self.kill()
+        if self._server is not None:
+            await self._server.wait()
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _open(self, process: Process) -> None:
+        log = process.log.with_name(LOG)
+        with log.open("ab") as errors:
+            self._server = await asyncio.create_subprocess_exec(
+                *launch.through(None),
+                *(process.command[0], "-m", "rlhf_workers.fork_server"),
+                env={**os.environ, **process.env, **self._token},
+                cwd=process.folder,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        stdout = self._server.stdout
+        assert stdout is not None
+        self._forked = asyncio.Queue()
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                ready = await stdout.readline()
+        except TimeoutError:
+            ready = b""
+        if not ready:
+            self.kill()
+            self.broken = f"workers are started one by one: see {log}"
+            raise ForkServerError(self.broken)
+        self._reader = asyncio.create_task(self._read(stdout, self._forked))
+
+    async def _read(self, stdout: asyncio.StreamReader, forked: "asyncio.Queue[int | None]") -> None:
+        mine: set[int] = set()
+        while line := await stdout.readline():
+            reply: dict[str, Any] = json.loads(line)
+            if "pid" in reply:
+                mine.add(reply["pid"])
+                self._ends[reply["pid"]] = asyncio.get_running_loop().create_future()
+                forked.put_nowait(reply["pid"])
+            else:
+                mine.discard(reply["ended"])
+                self._ends.pop(reply["ended"]).set_result(reply["code"])
+        for pid in mine:
+            self._ends.pop(pid).set_result(-signal.SIGKILL)
+        forked.put_nowait(None)

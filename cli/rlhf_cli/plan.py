@@ -1,0 +1,174 @@
+"""`rlhf plan`: what a job will be on this machine: its processes, their devices and memory, what fusion would bring.
+
+Rule: starts nothing, and writes nothing but the picture it is asked for. `--json` prints one object and nothing else.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import yaml
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from rlhf_api import manifest as manifests
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode, Group
+from rlhf_cli import overrides
+from rlhf_cli.console import output, size
+from rlhf_cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
+from rlhf_cli.local.devices import this_machine
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.folder import RUNS
+from rlhf_cli.local.job import LocalJob, plan
+from rlhf_cli.local.ports import free_ports
+from rlhf_cli.local.resolve import resolve
+from rlhf_cli.local.translate import Place, Process
+from rlhf_coordinator.model_sizes import read_sizes
+from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
+from rlhf_planner.inter_stage.terminal import threshold_chart
+
+NO_ESTIMATE: Final = Estimate({})
+
+
+def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
+    """The whole command. Raises ManifestError, RunError, TemplateError."""
+    _check_picture(picture)
+    job = overrides.load(path, changes)
+    base = path.absolute().parent
+    run_dir = (RUNS / f"{job.name}-<time>").absolute()
+    resolved = resolve(job, base, run_dir)
+    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
+    local = plan(resolved, Place(run_dir, base), this_machine(), free)
+    sizes = read_sizes(resolved.spec)
+    memory = estimates(resolved.spec, sizes)
+    turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
+    fusion = fusion_plan(resolved, RUNS)
+    if as_json:
+        found = {"phases": _phases(turns)} if turns else {}
+        print(json.dumps(_document(resolved, local, memory) | found | {"fusion": document(fusion)}))
+    else:
+        _print_tables(resolved, local, memory)
+        _print_phases(turns)
+        _print_fusion(fusion)
+    if picture is not None:
+        _draw(fusion, picture)
+    return ExitCode.OK
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and picture.suffix not in (".svg", ".png"):
+        raise RunError(f"--picture {picture}: must end in .svg or .png")
+
+
+def _draw(fusion: FusionPlan, picture: Path) -> None:
+    """Before and after, worker by worker."""
+    if fusion.choice is None:
+        raise RunError(f"--picture {picture}: nothing to draw, {fusion.missing}")
+    from rlhf_planner.inter_stage.draw import draw_forecasts
+
+    layout = fusion.layout
+    names = [f"generation-{index}" for index in range(layout.generation_workers)]
+    names += [f"inference-{index}" for index in range(layout.inference_workers)]
+    try:
+        picture.write_bytes(draw_forecasts(forecasts(fusion), names, picture.suffix.removeprefix(".")))
+    except OSError as error:
+        raise RunError(f"--picture {picture}: {error.strerror}", ExitCode.STORAGE) from error
+
+
+def _print_fusion(fusion: FusionPlan) -> None:
+    out, choice = output(), fusion.choice
+    out.print("\nGeneration and inference of one iteration", style="bold")
+    if choice is None:
+        out.print(f"no forecast: {fusion.missing}", markup=False, soft_wrap=True)
+        return
+    gain = choice.off_seconds / choice.seconds if choice.seconds > 0 else 1.0
+    out.print(
+        f"predicted {choice.off_seconds:.3g} s without fusion, {choice.seconds:.3g} s with the choice ({gain:.2f}x)"
+    )
+    out.print(choice.reason, markup=False, soft_wrap=True)
+    if len(choice.curve) > 1:
+        out.print(threshold_chart(choice, fusion.layout.batch, min(out.width, 100)), markup=False, soft_wrap=True)
+    for sentence in fusion.assumptions:
+        out.print(f"assumption: {sentence}", markup=False, soft_wrap=True)
+
+
+def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> dict[str, Any]:
+    return {
+        "job": manifests.dump(job),
+        "processes": [
+            {
+                "name": process.name,
+                "group": process.group.value,
+                "device": process.device,
+                "cores": sorted(process.cores) if process.cores else None,
+                "port": process.port,
+                "memory": dict(memory.get(process.group, NO_ESTIMATE).parts),
+                "memory_total": memory.get(process.group, NO_ESTIMATE).total,
+                "memory_unknown": list(memory.get(process.group, NO_ESTIMATE).unknown),
+            }
+            for process in local.processes
+        ],
+        "notes": list(local.notes),
+    }
+
+
+def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> None:
+    out = output()
+    out.print(
+        yaml.safe_dump(manifests.dump(job), sort_keys=False, default_flow_style=None, width=110),
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in ("process", "device", "cores", "port", "memory", "of which"):
+        justify: JustifyMethod = "right" if heading in ("port", "memory") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "of which")
+    for process in local.processes:
+        table.add_row(*_row(process, memory.get(process.group, NO_ESTIMATE)))
+    out.print(table)
+    out.print(
+        "\nMemory is estimated: weights, key-value cache at the full batch, gradients and optimizer; "
+        "activations come on top. Ports are chosen anew at each start.",
+        style="dim",
+    )
+    for note in local.notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _phases(turns: Budget) -> dict[str, Any]:
+    named = {phase.name: dict(phase.awake.parts) for phase in turns.phases}
+    return {"awake": named, "peak": turns.peak.name, "host": dict(turns.host.parts)}
+
+
+def _print_phases(turns: Budget | None) -> None:
+    if turns is None:
+        return
+    out = output()
+    out.print("\nMemory of a generation worker and its training rank, in turn", style="bold")
+    for phase in turns.phases:
+        out.print(f"{phase.name}: {_told(phase.awake)}", markup=False, soft_wrap=True)
+    if turns.host.parts:
+        out.print(f"host memory, for what sleeps: {_told(turns.host)}", markup=False, soft_wrap=True)
+
+
+def _told(estimate: Estimate) -> str:
+    return f"{size(estimate.total)} ({', '.join(_parts(estimate))})"
+
+
+def _parts(estimate: Estimate) -> list[str]:
+    parts = [f"{name} {size(count)}" for name, count in estimate.parts.items()]
+    return parts + [f"{role} unknown (not on this disk)" for role in estimate.unknown]
+
+
+def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:
+    return (
+        process.name,
+        process.device,
+        ",".join(map(str, sorted(process.cores))) if process.cores else "any",
+        str(process.port),
+        size(estimate.total) if estimate.parts else "",
+        ", ".join(_parts(estimate)),
+    )

@@ -1,0 +1,206 @@
+"""`rlhf run`: prepares a local job, supervises it, shows it, and says where to look when it is over.
+
+Rule: the job does not depend on this view of it: whatever fails here while showing is left out, and the processes end
+with this command however it ends (`local.supervisor`).
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.live import Live
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_cli import overrides as manifests
+from rlhf_cli.console import errors, output
+from rlhf_cli.local.devices import this_machine
+from rlhf_cli.local.folder import RunFolder, choose
+from rlhf_cli.local.job import LocalJob, prepare
+from rlhf_cli.local.supervisor import Event, Outcome, Supervisor
+from rlhf_cli.plain import iteration_line, summary_line
+from rlhf_cli.progress import MetricsTail, follow
+from rlhf_cli.view import render
+from rlhf_coordinator.reports.summary import FILE as SUMMARY
+from rlhf_coordinator.reports.summary import write_summary
+
+LIVE_HZ: Final = 4.0
+"""Refreshes of the live view; more cannot be read."""
+PLAIN_SECONDS: Final = 0.5
+"""Between looks for finished iterations."""
+QUIET_SECONDS: Final = 30.0
+"""Without a finished iteration for this long, plain output says what the job waits for."""
+NOTICES: Final = 4
+"""Latest events shown below the live view."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Arguments of `rlhf run`."""
+
+    manifest: Path
+    run_dir: Path | None
+    resume: bool
+    port: int | None
+    plain: bool
+    overrides: tuple[str, ...] = ()
+
+
+def run_job(options: RunOptions) -> int:
+    """The whole command; returns its exit code. Raises ManifestError, RunError, TemplateError before it starts any."""
+    job = manifests.load(options.manifest, options.overrides)
+    run_dir = choose(job, options.run_dir, datetime.now().astimezone(), resume=options.resume)
+    folder = RunFolder(run_dir, options.manifest.absolute().parent, resume=options.resume)
+    local = prepare(job, folder, this_machine(), options.port, resume=options.resume)
+    return asyncio.run(_Session(options, folder, local).run())
+
+
+class _Session:
+    """One `rlhf run` while it runs."""
+
+    def __init__(self, options: RunOptions, folder: RunFolder, local: LocalJob) -> None:
+        self._out = output()
+        self._folder, self._local = folder, local
+        self._live = self._out.is_terminal and not options.plain
+        self._notices: deque[str] = deque(maxlen=NOTICES)
+        self._status: pb.JobStatus | None = None
+        self._tail = MetricsTail(folder.place.run_dir / "metrics.jsonl")
+        policy = local.job.spec.run_policy
+        self._supervisor = Supervisor(
+            local.processes,
+            policy.backoff_limit,
+            folder.token,
+            self._notice,
+            hang_seconds=policy.hang_timeout_seconds,
+        )
+        self._interrupts = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupted)
+        run_dir = self._folder.place.run_dir
+        self._say(f"{self._local.job.name}: {len(self._local.processes)} processes, run folder {run_dir}")
+        for note in self._local.notes:
+            self._say(f"note: {note}")
+        self._tail.read()
+        watching = asyncio.create_task(self._watch())
+        showing = asyncio.create_task(self._show_live() if self._live else self._show_plain())
+        try:
+            outcome = await self._supervisor.run()
+        finally:
+            for task in (showing, watching):
+                task.cancel()
+            await asyncio.gather(showing, watching, return_exceptions=True)
+        return self._finish(outcome)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._notice(Event("", "stopping after a checkpoint; Ctrl-C again stops at once"))
+            self._supervisor.stop()
+        else:
+            self._supervisor.kill()
+
+    def _notice(self, event: Event) -> None:
+        text = f"{event.worker}: {event.message}" if event.worker else event.message
+        self._notices.append(f"{time.strftime('%H:%M:%S')} {text}")
+        if not self._live:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._out.print(text, markup=False, soft_wrap=True)
+
+    async def _watch(self) -> None:
+        """Keeps the latest status."""
+        async for status in follow(self._local.address, self._folder.place.certificates, LIVE_HZ):
+            self._status = status
+
+    async def _show_live(self) -> None:
+        with Live(console=self._out, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
+            while True:
+                self._tail.read()
+                status = self._status or pb.JobStatus(
+                    job=self._local.job.name, phase="Starting", iterations=self._local.job.spec.iterations
+                )
+                live.update(render(status, self._tail.lines, list(self._notices)), refresh=True)
+                await asyncio.sleep(1 / LIVE_HZ)
+
+    async def _show_plain(self) -> None:
+        try:
+            said = time.monotonic()
+            while True:
+                if self._say_iterations():
+                    said = time.monotonic()
+                elif time.monotonic() - said > QUIET_SECONDS and self._status and self._status.waiting_for:
+                    self._say(f"{self._status.phase}: waiting for {self._status.waiting_for[0]}")
+                    said = time.monotonic()
+                await asyncio.sleep(PLAIN_SECONDS)
+        finally:
+            self._say_iterations()
+
+    def _say_iterations(self) -> bool:
+        fresh = self._tail.read()
+        left = self._status.seconds_left if self._status else 0.0
+        for line in fresh:
+            self._say(iteration_line(line, self._local.job.spec.iterations, left if line is fresh[-1] else 0.0))
+        return bool(fresh)
+
+    def _finish(self, outcome: Outcome) -> int:
+        """Pictures, summary, where to look; the exit code."""
+        run_dir = self._folder.place.run_dir
+        code = outcome.code
+        if self._interrupts and code in (ExitCode.OK, ExitCode.INTERRUPTED):
+            code = int(ExitCode.INTERRUPTED)
+        if code not in (ExitCode.OK, ExitCode.INTERRUPTED):
+            errors().print(f"error: {outcome.reason}", style="red", markup=False, soft_wrap=True)
+        summary = self._complete_summary(run_dir, outcome, code)
+        pictures = self._draw(run_dir)
+        if summary:
+            self._say(summary_line(summary))
+        self._where_to_look(run_dir, summary, pictures)
+        return code
+
+    def _complete_summary(self, run_dir: Path, outcome: Outcome, code: int) -> Mapping[str, Any]:
+        """Adds what only the supervisor knows; empty when the coordinator never got as far as a summary."""
+        try:
+            summary = json.loads((run_dir / SUMMARY).read_text())
+        except (OSError, json.JSONDecodeError):
+            return {}
+        summary |= {"restarts": {name: n for name, n in outcome.restarts.items() if n}, "exit_code": code}
+        with contextlib.suppress(OSError):
+            write_summary(run_dir, summary)
+        return dict(summary)
+
+    def _draw(self, run_dir: Path) -> list[Path]:
+        from rlhf_coordinator.reports.picture import draw
+
+        try:
+            return draw(run_dir)
+        except Exception as error:  # a picture is never worth the outcome of a run
+            self._say(f"no pictures: {error}")
+            return []
+
+    def _where_to_look(self, run_dir: Path, summary: Mapping[str, Any], pictures: list[Path]) -> None:
+        shown = _short(run_dir)
+        checkpoint = summary.get("checkpoint") or (self._status.last_checkpoint if self._status else "")
+        if checkpoint:
+            self._say(f"  model        {_short(Path(checkpoint) / 'actor')}")
+        self._say(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
+        if pictures:
+            self._say(f"  pictures     {' '.join(str(_short(picture)) for picture in pictures)}")
+        self._say(f"  timeline     {shown / 'timeline.json'} (ui.perfetto.dev or chrome://tracing)")
+        self._say(f"  look at      {shown} (summary.json, metrics.jsonl, logs/, job.json)")
+
+
+def _short(path: Path) -> Path:
+    """Relative to the working directory when it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

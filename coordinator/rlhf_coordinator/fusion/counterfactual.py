@@ -1,0 +1,87 @@
+"""Incremental scoring in mode Auto: a scored iteration is replayed with and without, and the next one follows.
+
+Rule: until an iteration was seen whole nothing is scored early, and whatever goes wrong leaves it at that. Replaying
+takes milliseconds to a second, in a thread while training runs; nobody waits for it. When the process dies the first
+iteration of the next one does without.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+import numpy as np
+
+from rlhf_api.incremental import prefix_tasks
+from rlhf_api.names import Group
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.scheduling import incremental
+from rlhf_planner.inter_stage.costs import SCORE_BATCH
+from rlhf_planner.inter_stage.early import Gain, TokenCosts, Trace, gain
+from rlhf_planner.inter_stage.fitted import Work
+
+log = logging.getLogger(__name__)
+
+MODE: Final = "Auto"
+
+
+def look_back(run: Run) -> None:
+    """All of an iteration is scored: what does scoring early gain in it?"""
+    if run.context.spec.inference.incremental != MODE or not incremental.possible(run.context):
+        return
+    trace = trace_of(run)
+    if trace is not None:
+        run.replaying = asyncio.get_running_loop().create_task(_replay(run, run.state.iteration, trace, costs_of(run)))
+
+
+def trace_of(run: Run) -> Trace | None:
+    """The iteration as it went; None when this process has not seen all of it."""
+    state, fusion = run.state, run.state.incremental
+    indices = range(len(state.ledger.samples))
+    if any(index not in fusion.begun or index not in fusion.finished for index in indices):
+        return None
+    first = min(fusion.begun.values())
+    joined = {name: moment - first for name, moment in fusion.joined.items()}
+    joined |= {worker.name: 0.0 for worker in state.fleet.of(Group.INFERENCE) if worker.connected}
+    if not joined:
+        return None
+    return Trace(
+        begun=np.array([fusion.begun[index] - first for index in indices]),
+        finished=np.array([fusion.finished[index] - first for index in indices]),
+        prompts=np.array(state.prompt_tokens, dtype=np.int64),
+        responses=np.array([len(sample.response) for sample in state.ledger.samples], dtype=np.int64),
+        joined=dict(enumerate(joined.values())),
+    )
+
+
+def costs_of(run: Run) -> TokenCosts:
+    """What scoring took in the iteration, by the spans of its passes."""
+    early, late = Work(), Work()
+    for task, line in run.state.incremental.passes.items():
+        work = line.fitted()
+        if task in prefix_tasks(run.context.tasks):
+            early = Work(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
+        else:
+            late = Work(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)
+    return TokenCosts(early, late, 1 if run.context.spec.deterministic else SCORE_BATCH)
+
+
+async def _replay(run: Run, iteration: int, trace: Trace, costs: TokenCosts) -> None:
+    fusion = run.state.incremental
+    told = await asyncio.to_thread(gain, trace, costs)
+    if told.worthwhile != fusion.chosen:
+        text = _words(told)
+        log.info(text)
+        run.event("incremental-choice", text)
+    fusion.planned = told.worthwhile
+    if run.state.iteration == iteration:
+        fusion.predicted = told.without - told.with_prefixes
+    else:
+        fusion.adopt()
+        run.wake()
+
+
+def _words(told: Gain) -> str:
+    change = f"take {told.with_prefixes:.3g} s instead of {told.without:.3g} s"
+    if told.worthwhile:
+        return f"unfinished samples are scored early: the last iteration would {change}"
+    return f"samples are scored when they are finished: with prefixes the last iteration would {change}"

@@ -1,0 +1,234 @@
+"""Inter-stage fusion over a job's life: costs are measured once, lengths learned, every iteration's tail planned.
+
+    measure (Auto, once a job) -> costs, written down -> all is scored: learn, and choose for the next iteration
+Choosing simulates, in a thread, while training runs; until it is done an iteration fuses nothing, and nobody waits for
+it. Whatever goes wrong in measuring or choosing leaves generation and inference as they are without fusion: slower,
+never wrong. When the process dies the costs are in the journal's facts, and the next plan is made anew.
+"""
+
+import asyncio
+import logging
+import statistics
+import time
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.fusion import counterfactual, learning
+from rlhf_coordinator.fusion.learning import layout_of
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.run import Run, prompts_of
+from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import release
+from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
+from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_planner.inter_stage.choose import FusionChoice, choose
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.layout import Layout
+
+log = logging.getLogger(__name__)
+
+FUSED_PHASES: Final = ("Generating", "Scoring")
+"""What fusion makes shorter, and is to add little to."""
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at how evenly samples are spread."""
+ATTEMPTS_PER_COORDINATOR: Final = 1 << 20
+"""Numbers of attempts start at the coordinator's epoch times this."""
+
+
+# ---------------------------------------------------------------- costs
+
+
+def ask(run: Run, decision: d.MeasureWork) -> None:
+    """Lets a worker measure what the work of a role costs."""
+    fusion = run.state.fusion
+    fusion.attempt = fusion.attempt or run.coordinator_epoch * ATTEMPTS_PER_COORDINATOR + 1
+    order = pb.Measure(attempt=fusion.attempt, role=decision.role)
+    pending = Pending(Work.MEASURE, 0.0, f"measure what {decision.role} costs", role=decision.role)
+    send(run, decision.worker, pb.Command(measure=order), pending)
+
+
+def measured(run: Run, worker: str, role: str, result: pb.MeasureResult) -> None:
+    """A worker has measured one of its roles."""
+    if result.attempt == run.state.fusion.attempt:
+        run.state.fusion.results[worker, role] = result
+
+
+def give_up(run: Run, why: str) -> None:
+    """This job fuses nothing any more."""
+    if run.state.fusion.given_up:
+        return
+    run.state.fusion.given_up = why
+    run.state.fusion.choice = NO_FUSION
+    log.warning("generation and inference are not fused: %s", why)
+    run.event("fusion-off", why)
+
+
+def take_costs(run: Run) -> None:
+    """Everybody has measured: the costs are the job's from here on."""
+    fusion, results = run.state.fusion, run.state.fusion.results
+    generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
+    scoring = [result.scoring for (_, role), result in results.items() if role == Group.INFERENCE]
+    try:
+        fusion.costs = _costs(run, generation, scoring)
+    except ValueError as error:
+        give_up(run, f"what was measured makes no sense: {error}")
+        return
+    fusion.measured = True
+    learning.write_down(run)
+    flat = fusion.costs.saturation_batch
+    text = (
+        f"a decode step of one sample takes {1000 * fusion.costs.decode_seconds(1, 256):.3g} ms, of {flat} about as "
+        f"long; scoring one sample of 256 tokens {1000 * fusion.costs.score_seconds(1, 256):.3g} ms"
+    )
+    log.info(text)
+    run.event("fusion-costs", text)
+    begin(run)
+
+
+def _costs(run: Run, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
+    """The median of what the workers measured; they are alike, and one may have been held up."""
+    spec, first = run.context.spec, generation[0]
+    tasks: dict[str, list[list[pb.StepCost]]] = {}
+    for one in scoring:
+        for task in one.tasks:
+            tasks.setdefault(task.task, []).append(list(task.costs))
+    return StageCosts.measured(
+        decode=_medians([list(one.decode) for one in generation]),
+        prefill=_medians([list(one.prefill) for one in generation]),
+        tasks={name: _medians(costs) for name, costs in tasks.items()},
+        max_batch_size=first.max_batch_size or spec.generation.max_batch_size,
+        wake_seconds=statistics.median([one.wake_seconds for one in scoring] or [0.0]),
+        kv_bytes_per_token=float(first.kv_bytes_per_token),
+        kv_room_bytes=float(first.kv_room_bytes) or None,
+        bandwidth=LINK_BYTES_PER_SECOND,
+        replays=first.replays,
+        **({"score_batch": 1} if spec.deterministic else {}),
+    )
+
+
+def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
+    by_shape: dict[tuple[int, int], list[float]] = {}
+    for costs in measured:
+        for cost in costs:
+            by_shape.setdefault((cost.batch, cost.tokens), []).append(cost.seconds)
+    return [StepTime(*shape, statistics.median(seconds)) for shape, seconds in sorted(by_shape.items())]
+
+
+# ---------------------------------------------------------------- an iteration
+
+
+def begin(run: Run) -> None:
+    """An iteration begins (or the costs have come): what is its tail to do?"""
+    fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
+    ahead = fusion.planned
+    fusion.begin_iteration()
+    if not release.possible(run.context, run.state) or run.state.ledger.all_generated:
+        return
+    if settings.mode == "Fixed":
+        fusion.choice = FusionChoice(
+            settings.threshold or 0, settings.pool or 0, settings.transfer, 0.0, 0.0, (), "as set in the manifest"
+        )
+    elif fusion.measured:
+        asked = run.state.iteration, layout_of(run, run.state.prompt_tokens, run.state.prompt_lines)
+        if fusion.planning != asked:
+            _context(run, *asked)
+        elif ahead is not None:
+            _adopt(run, ahead)
+
+
+def look_ahead(run: Run) -> None:
+    """All of an iteration is scored: while training runs, the next one's tail is planned, and what is scored early."""
+    learning.learn(run)
+    counterfactual.look_back(run)
+    after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
+    wanted = mode == "Auto" and run.state.fusion.measured and release.possible(run.context, run.state)
+    if wanted and not run.context.last(run.state.iteration):
+        prompts = prompts_of(run.prompts, after, run.context.spec.rollout.batch_size)
+        _context(run, after, layout_of(run, *prompts))
+
+
+def _context(run: Run, iteration: int, layout: Layout) -> None:
+    run.state.fusion.planning = iteration, layout
+    run.choosing = asyncio.get_running_loop().create_task(_choose(run, iteration, layout))
+
+
+async def _choose(run: Run, iteration: int, layout: Layout) -> None:
+    state, fusion = run.state, run.state.fusion
+    try:
+        choice = await asyncio.to_thread(
+            choose, fusion.lengths, layout, fusion.costs, run.context.spec.seed + iteration
+        )  # fmt: skip
+    except ValueError as error:
+        give_up(run, f"no plan could be simulated: {error}")
+        return
+    if fusion.given_up or fusion.planning != (iteration, layout):
+        return
+    if iteration > state.iteration:
+        fusion.planned = choice
+    elif iteration == state.iteration:
+        _adopt(run, choice)
+        run.wake()
+
+
+def _adopt(run: Run, choice: FusionChoice) -> None:
+    """The iteration in progress goes by it from now on."""
+    run.state.fusion.choice = choice
+    run.event("fusion-choice", choice.reason, threshold=str(choice.threshold), pool=str(choice.pool))
+    log.info("iteration %d: %s", run.state.iteration, choice.reason)
+
+
+def watch(run: Run) -> None:
+    """Writes down when the tail gathers and when that is over; status shows what was seen last."""
+    state, fusion, now = run.state, run.state.fusion, time.monotonic()
+    if fusion.learned is None and state.ledger.all_scored:
+        look_ahead(run)
+    fusion.look_again = now + LOOK_SECONDS if now >= fusion.look_again else fusion.look_again
+    pool = release.placement(run.context, state).pool if release.gathering(run.context, state) else ()
+    fusion.released = tuple(worker.name for worker in release.released(run.context, state, pool))
+    if bool(pool) == bool(fusion.pool):
+        fusion.pool = pool or fusion.pool
+        return
+    fusion.pool = pool
+    kind, words = ("pool-formed", ", ".join(pool)) if pool else ("pool-dissolved", "every response is finished")
+    text = f"{state.ledger.unfinished} samples are unfinished; the tail gathers on {words}" if pool else words
+    run.event(kind, text, workers=",".join(pool))
+
+
+def figures(run: Run) -> dict[str, float]:
+    """What the fusion of an iteration did, and what was learned from it, for its metrics."""
+    learning.learn(run)
+    state, fusion = run.state, run.state.fusion
+    seconds, moved = run.iteration_metrics.seconds, fusion.moved
+    taken = max(1e-9, sum(seconds.get(phase, 0.0) for phase in FUSED_PHASES))
+    control = sum(run.iteration_metrics.control.get(phase, 0.0) for phase in FUSED_PHASES)
+    metrics = dict(fusion.learned or {})
+    for group in (Group.GENERATION, Group.INFERENCE):
+        idle = [idle_share(run, worker.name) for worker in state.fleet.of(group)]
+        if idle:
+            metrics[f"idle/{group}"] = statistics.fmean(idle)
+    if release.possible(run.context, state):
+        fused = release.fuses(run.context, state)
+        metrics |= {
+            "fusion/threshold": float(fusion.choice.threshold if fused else 0),
+            "fusion/pool": float(fusion.choice.pool if fused else state.fleet.sizes[Group.GENERATION]),
+            "fusion/decode_busy": sum(busy.get("decode", 0.0) for busy in fusion.busy.values()),
+            "fusion/score_busy": sum(busy.get("score", 0.0) for busy in fusion.busy.values()),
+            "fusion/moved_kv": float(moved.kv),
+            "fusion/moved_tokens": float(moved.tokens),
+            "fusion/stayed": float(moved.stayed),
+            "fusion/moved_bytes": float(moved.bytes),
+            "fusion/migration_seconds": moved.seconds,
+            "fusion/paused_seconds": moved.paused,
+            "fusion/overhead_share": (control + moved.longest_pause) / taken,
+        }
+    return metrics
+
+
+def idle_share(run: Run, worker: str) -> float:
+    """Of the generation and inference of the iteration so far: share in which a worker neither decoded nor scored."""
+    seconds = run.iteration_metrics.seconds
+    taken = seconds.get("Generating", 0.0) + seconds.get("Scoring", 0.0)
+    spent = sum(run.state.fusion.busy.get(worker, {}).values())
+    return min(1.0, max(0.0, 1 - spent / taken)) if taken else 0.0

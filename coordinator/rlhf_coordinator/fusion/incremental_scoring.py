@@ -1,0 +1,138 @@
+"""Carries out incremental scoring: sends prefixes, takes in what became of them, keeps its counts.
+
+Rule: nothing here touches the ledger or the journal. A worker that is lost, or answers nothing, takes its prefixes with
+it: its samples are begun anew elsewhere, or scored as a whole when they are finished.
+"""
+
+import logging
+import time
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.incremental import prefix_tasks
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling.decisions import ScorePrefix
+from rlhf_coordinator.state.incremental_state import Held
+from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.storage.batch import packed
+from rlhf_planner.inter_stage.early import Line
+
+log = logging.getLogger(__name__)
+
+
+def ask(run: Run, decision: ScorePrefix) -> None:
+    """Sends all that is known of some unfinished samples to a worker."""
+    ledger, tasks = run.state.ledger, prefix_tasks(run.context.tasks)
+    samples = []
+    for index in decision.samples:
+        sample = ledger.samples[index]
+        run.state.incremental.asked[index] = Held(decision.worker, incremental.goal(run.state, index))
+        samples.append(
+            pb.PrefixSample(
+                key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=sample.epoch),
+                tasks=tasks,
+                prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
+                response=packed("int32", sample.response.tokens),
+            )
+        )
+    command = pb.Command(score_prefix=pb.ScorePrefix(samples=samples))
+    detail = f"begin to score {len(samples)} unfinished samples"
+    send(run, decision.worker, command, Pending(Work.PREFIX, 0.0, detail))
+    run.state.fleet.workers[decision.worker].awake = True
+    run.state.incremental.joined.setdefault(decision.worker, time.monotonic())
+
+
+def told(run: Run, worker: str, message: pb.ScoredPrefix) -> None:
+    """A worker has gone as far as it can with a sample."""
+    incremental_state, index = run.state.incremental, message.key.sample
+    if message.key.iteration != run.state.iteration:
+        return
+    asked = incremental_state.asked.get(index)
+    if asked is not None and asked.worker == worker:
+        del incremental_state.asked[index]
+        incremental_state.held.pop(index, None)
+        if message.tokens:
+            incremental_state.held[index] = Held(worker, message.tokens)
+        if message.tokens < asked.tokens:
+            incremental_state.full[worker] = incremental_state.loads()[worker]
+    for other in message.dropped:
+        held = incremental_state.held.get(other)
+        if held is not None and held.worker == worker and other != index:
+            del incremental_state.held[other]
+            incremental_state.full[worker] = incremental_state.loads()[worker]
+    incremental_state.dropped += len(message.dropped)
+    incremental_state.cache_bytes[worker] = message.cache_bytes
+    incremental_state.most_bytes = max(incremental_state.most_bytes, message.cache_bytes)
+    run.wake()
+
+
+def begun(run: Run, index: int) -> None:
+    """A sample was handed out to decode."""
+    run.state.incremental.begun.setdefault(index, time.monotonic())
+
+
+def finished(run: Run, index: int) -> None:
+    """A response is complete: nothing more is begun, what is there is kept for its Score."""
+    run.state.incremental.asked.pop(index, None)
+    run.state.incremental.finished[index] = time.monotonic()
+
+
+def handed_out(run: Run, index: int, worker: str, tasks: tuple[str, ...]) -> None:
+    """A finished sample's tasks went to a worker: a prefix is used there, or for nothing."""
+    incremental_state = run.state.incremental
+    incremental_state.joined.setdefault(worker, time.monotonic())
+    if index in incremental_state.held and not set(tasks).isdisjoint(prefix_tasks(run.context.tasks)):
+        incremental_state.dropped += incremental_state.held.pop(index).worker != worker
+
+
+def scored(run: Run, message: pb.ScoredSample) -> None:
+    """A score was taken in: how much of it was there before the sample ended?"""
+    if message.task in prefix_tasks(run.context.tasks):
+        incremental_state, index = run.state.incremental, message.key.sample
+        incremental_state.early_tokens += message.early_tokens
+        incremental_state.tokens += run.state.prompt_tokens[index] + len(run.state.ledger.samples[index].response)
+
+
+def annotate(run: Run, span: pb.Span) -> None:
+    """A worker's pass: so many tokens of a task took so long."""
+    kind, _, task = span.name.partition("/")
+    if kind in ("score", "score-prefix") and "tokens" in span.attributes and span.iteration == run.state.iteration:
+        line = run.state.incremental.passes.setdefault(task, Line())
+        line.add(float(span.attributes["tokens"]), (span.end_ns - span.start_ns) / 1e9)
+
+
+def lost(run: Run, worker: str) -> None:
+    """A worker is gone, or its session is a new one: it holds nothing."""
+    incremental_state = run.state.incremental
+    before = len(incremental_state.held)
+    incremental_state.held = {index: item for index, item in incremental_state.held.items() if item.worker != worker}
+    incremental_state.asked = {index: item for index, item in incremental_state.asked.items() if item.worker != worker}
+    incremental_state.dropped += before - len(incremental_state.held)
+    incremental_state.full.pop(worker, None)
+    incremental_state.cache_bytes.pop(worker, None)
+
+
+def refused(run: Run, worker: str, failure: pb.Failure) -> None:
+    """A worker could not begin: it is asked for nothing more in this iteration."""
+    log.warning("%s could not score what is unfinished: %s", worker, failure.message)
+    lost(run, worker)
+    run.state.incremental.full[worker] = 0
+
+
+def figures(run: Run) -> dict[str, float]:
+    """What incremental scoring did in an iteration, for its metrics."""
+    incremental_state = run.state.incremental
+    if not incremental.possible(run.context):
+        return {}
+    predicted = (
+        {}
+        if incremental_state.predicted is None
+        else {"incremental/predicted_gain_seconds": incremental_state.predicted}
+    )
+    return predicted | {
+        "incremental/on": float(incremental.on(run.context, run.state)),
+        "incremental/early_share": incremental_state.early_tokens / max(1, incremental_state.tokens),
+        "incremental/dropped": float(incremental_state.dropped),
+        "incremental/cache_bytes": float(incremental_state.most_bytes),
+    }

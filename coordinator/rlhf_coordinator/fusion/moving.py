@@ -1,0 +1,142 @@
+"""Samples on their way from worker to worker: the commands, and what the answers make of the ledger.
+
+Rule: what was asked is kept with the pending command, so an answer is judged against that and the ledger alone. A
+sample that a worker reports under an epoch that is not in force is taken from it: whatever way it got there (a receipt
+that was lost, a source that died after the hand-over), nobody decodes it twice for long.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.fusion import learning
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.state.sample import Lease, Response
+from rlhf_coordinator.state.worker import Leaving, Pending, Work
+from rlhf_coordinator.storage.batch import response_of
+
+log = logging.getLogger(__name__)
+
+MIGRATE_SECONDS: Final = 30.0
+"""For one Migrate: a cache takes milliseconds to seconds; what hangs for longer is decoded on where it is."""
+
+
+def migrate(run: Run, decision: d.Migrate) -> None:
+    """Asks a worker to move samples to another with their KV cache."""
+    ledger, leaving = run.state.ledger, []
+    address = run.state.fleet.workers[decision.destination].address
+    order = pb.Migrate(destination=address, timeout_seconds=MIGRATE_SECONDS)
+    for index in decision.samples:
+        source, arriving = ledger.migrate(index, decision.destination)
+        leaving.append(Leaving(ledger.iteration, index, source, arriving))
+        order.samples.add(key=_key(leaving[-1]), new_epoch=arriving.epoch)
+    detail = f"move {len(leaving)} samples to {decision.destination}"
+    now = time.monotonic()
+    run.state.fusion.moved_at |= {decision.source: now, decision.destination: now}
+    send(run, decision.source, pb.Command(migrate=order), Pending(Work.MIGRATE, 0.0, detail, leaving=tuple(leaving)))
+
+
+def withdraw(run: Run, decision: d.Withdraw) -> None:
+    """Asks a worker to give samples back with their tokens."""
+    ledger = run.state.ledger
+    leaving = tuple(
+        Leaving(ledger.iteration, index, Lease(*ledger.withdraw(index))) for index in decision.samples
+    )  # fmt: skip
+    order = pb.Withdraw(keys=[_key(item) for item in leaving])
+    detail = f"give back {len(leaving)} samples"
+    run.state.fusion.moved_at[decision.worker] = time.monotonic()
+    send(run, decision.worker, pb.Command(withdraw=order), Pending(Work.WITHDRAW, 0.0, detail, leaving=leaving))
+
+
+def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
+    """A worker decodes a sample that is not its own any more: it is to stop.
+
+    Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is.
+    Told to stop now it would answer that the sample did not move.
+    """
+    left = (key.iteration, key.sample, key.epoch)
+    pending = run.state.fleet.workers[worker].pending.values()
+    if any(left == (item.iteration, item.sample, item.source.epoch) for work in pending for item in work.leaving):
+        return
+    order = pb.Command(withdraw=pb.Withdraw(keys=[key]))
+    send(run, worker, order, Pending(Work.WITHDRAW, 0.0, f"forget sample {key.sample}"))
+
+
+def answered(run: Run, worker: str, pending: Pending, message: pb.CommandDone) -> None:
+    """The answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
+    if message.HasField("failure"):
+        log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
+        run.event("migration-failed", f"{worker} could not {pending.detail}: {message.failure.message}", worker=worker)
+        _stay(run, _current(run, pending))
+    elif pending.work is Work.MIGRATE:
+        _migrated(run, pending, message.migrate)
+    else:
+        _withdrawn(run, pending, message.withdraw)
+
+
+def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
+    ledger, counts = run.state.ledger, run.state.fusion.moved
+    told = {(item.key.iteration, item.key.sample, item.key.epoch): item for item in result.samples}
+    stayed = []
+    for leaving in _current(run, pending):
+        item = told.get((leaving.iteration, leaving.sample, leaving.source.epoch))
+        if item is None or not item.moved:
+            stayed.append(leaving)
+            if item is not None:
+                log.info("sample %d stays on %s: %s", leaving.sample, leaving.source.worker, item.why)
+            continue
+        assert leaving.destination is not None
+        ledger.moved(leaving.sample, leaving.source, leaving.destination, _response(run, item.progress))
+        counts.kv += 1
+        counts.bytes += item.bytes
+        counts.seconds += item.seconds
+        counts.paused += item.paused_seconds
+        counts.longest_pause = max(counts.longest_pause, item.paused_seconds)
+    learning.moved(run, pending, [item for item in result.samples if item.moved])
+    _stay(run, stayed)
+
+
+def _stay(run: Run, leaving: Iterable[Leaving]) -> None:
+    ledger = run.state.ledger
+    for item in leaving:
+        if item.destination is not None and ledger.stayed(item.sample, item.source):
+            run.state.fusion.moved.stayed += 1
+        elif item.destination is None:
+            ledger.unknown(item.sample, item.source.epoch, item.source.worker)
+
+
+def _withdrawn(run: Run, pending: Pending, result: pb.WithdrawResult) -> None:
+    ledger = run.state.ledger
+    told = {(item.key.iteration, item.key.sample, item.key.epoch): item for item in result.samples}
+    if pending.leaving:
+        learning.gave_back(run, pending)
+    for leaving in _current(run, pending):
+        index, source = leaving.sample, leaving.source
+        item = told.get((leaving.iteration, index, source.epoch))
+        if item is None:
+            ledger.unknown(index, source.epoch, source.worker)
+        elif ledger.withdrawn(index, source.epoch, source.worker, _response(run, item)):
+            run.state.fusion.moved.tokens += 1
+
+
+def _current(run: Run, pending: Pending) -> list[Leaving]:
+    """Samples of the iteration in progress; those of an earlier one are long trained on."""
+    return [item for item in pending.leaving if item.iteration == run.state.iteration]
+
+
+def _response(run: Run, progress: pb.SampleProgress) -> Response:
+    response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
+    spans = response.versions
+    if progress.offset or sum(count for _, count in spans) != len(response):
+        raise ValueError(f"sample {progress.key.sample} was given away without its whole response")
+    if any(version != run.state.iteration for version, _ in spans):
+        raise ValueError(f"sample {progress.key.sample} has weight versions {spans}, wanted is {run.state.iteration}")
+    return response
+
+
+def _key(leaving: Leaving) -> pb.SampleKey:
+    return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, epoch=leaving.source.epoch)

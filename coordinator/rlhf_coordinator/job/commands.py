@@ -1,0 +1,19 @@
+"""Sends a command to a worker: from that moment it is pending, until it is answered or the worker's session ends.
+
+Rule: every command but Exit goes out by here, so that what a worker was asked is always known.
+"""
+
+import time
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.state.worker import Pending
+
+
+def send(run: Run, worker: str, command: pb.Command, pending: Pending) -> None:
+    """Numbers the command and queues it; a worker that is gone is asked again when it is back."""
+    command.id = next(run.command_ids)
+    here = run.state.fleet.workers[worker]
+    pending.sent = here.moved = time.monotonic()
+    here.pending[command.id] = pending
+    run.sessions.send(worker, pb.CoordinatorMessage(command=command))

@@ -1,0 +1,39 @@
+"""The last words of a job: what summary.json says beside what the reports add themselves."""
+
+import math
+import time
+from typing import Any
+
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.storage.restore import mean
+
+
+def summary(run: Run, samples_per_prompt: int) -> dict[str, Any]:
+    """Facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means of the
+    first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
+    assert run.outcome is not None
+    rewards = run.rewards
+    seconds = max(1e-9, (time.time_ns() - run.started_ns) / 1e9)
+    tenth = max(1, len(rewards) // 10)
+    facts: dict[str, Any] = {
+        "job": run.context.job.name,
+        "algorithm": run.context.graph.algorithm,
+        "phase": run.outcome.phase,
+        "iterations": len(rewards),
+        "iteration": run.state.version,
+        "samples": len(rewards) * run.context.spec.rollout.batch_size,
+        "samples_per_prompt": samples_per_prompt,
+        "samples_per_second": len(rewards) * run.context.spec.rollout.batch_size / seconds,
+        "seconds": seconds,
+        "nonfinite_steps": round(run.last_metrics.get("nonfinite_steps", 0.0)),
+        "weight_version": run.state.version,
+        "checkpoint": run.state.checkpoint.folder,
+        "coordinator_starts": run.coordinator_epoch,
+        "rewards": [value if math.isfinite(value) else None for value in rewards],
+        "reward_first": mean(rewards[:tenth]),
+        "reward_last": mean(rewards[-tenth:]),
+    }
+    failure = run.outcome.failure
+    if failure is not None:
+        facts["failure"] = {"reason": failure.reason, "field": failure.field, "message": failure.message}
+    return facts

@@ -1,0 +1,254 @@
+"""Carries out decisions: hands out samples, sends commands, writes the journal, ends iterations and the job.
+
+Rule: one small method a kind of decision, in the order they were decided; no method decides anything itself.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.names import ExitCode, Group
+from rlhf_coordinator.fusion import fusing, incremental_scoring, moving
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.iteration_metrics import skipped_steps
+from rlhf_coordinator.job.run import Outcome, Run, take_prompts
+from rlhf_coordinator.job.summary import summary
+from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import training_group
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.storage.batch import packed, spans_of
+from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
+from rlhf_coordinator.storage.prompts import random_key
+from rlhf_coordinator.training import choosing
+from rlhf_coordinator.training.saving import Saving
+
+log = logging.getLogger(__name__)
+
+
+class Actions:
+    """Changes a run as was decided."""
+
+    def __init__(self, run: Run, saving: Saving) -> None:
+        self._run = run
+        self._saving = saving
+        self._methods: Mapping[type[Any], Callable[[Any], None]] = {
+            d.Generate: self._generate,
+            d.Score: self._score,
+            d.ScorePrefix: partial(incremental_scoring.ask, run),
+            d.Migrate: partial(moving.migrate, run),
+            d.Withdraw: partial(moving.withdraw, run),
+            d.Park: self._park,
+            d.MeasureWork: partial(fusing.ask, run),
+            d.TakeCosts: lambda _: fusing.take_costs(run),
+            d.Become: self._become,
+            d.Form: self._form,
+            d.MeasureSchedule: lambda _: choosing.ask(run),
+            d.Train: self._train,
+            d.Leave: self._leave,
+            d.RestartGroup: self._restart_group,
+            d.CommitBatch: lambda _: run.journal.commit(),
+            d.CommitTrained: self._commit_trained,
+            d.SaveCheckpoint: lambda decision: saving.begin(decision.version),
+            d.CloseIteration: self._close_iteration,
+            d.Finish: self._finish,
+        }
+
+    def carry_out(self, decision: d.Decision) -> None:
+        """Does what was decided; raises JobError when the journal cannot be written."""
+        self._methods[type(decision)](decision)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """A segment and a ledger for an iteration nobody has begun."""
+        run = self._run
+        run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
+        spec = run.context.spec
+        run.state.ledger = Ledger(iteration, spec.rollout.batch_size, run.context.tasks, run.coordinator_epoch)
+        take_prompts(run.state, run.prompts)
+        run.state.trained = False
+        run.training_metrics = {}
+        run.state.incremental.begin_iteration()
+        fusing.begin(run)
+
+    # ---------------------------------------------------------------- samples
+
+    def _generate(self, decision: d.Generate) -> None:
+        run = self._run
+        samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
+        command = pb.Command(generate=pb.Generate(samples=samples))
+        send(run, decision.worker, command, Pending(Work.GENERATE, 0.0, f"take {len(samples)} samples"))
+        run.state.ever_ready = True
+
+    def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
+        run, ledger = self._run, self._run.state.ledger
+        known = ledger.samples[index].response
+        epoch = ledger.assign(index, worker)
+        incremental_scoring.begun(run, index)
+        message = pb.GenerateSample(
+            key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+            prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
+            random_key=random_key(run.context.spec.seed, ledger.iteration, index),
+            max_response_tokens=run.context.spec.rollout.max_response_tokens,
+        )
+        if len(known):
+            message.tokens.CopyFrom(packed("int32", known.tokens))
+            message.log_probabilities.CopyFrom(packed("float32", known.log_probabilities))
+            message.versions.extend(spans_of(known.versions))
+        return message
+
+    def _score(self, decision: d.Score) -> None:
+        run, ledger = self._run, self._run.state.ledger
+        samples = []
+        for index, tasks in decision.samples:
+            epoch = ledger.assign_scores(index, tasks, decision.worker)
+            incremental_scoring.handed_out(run, index, decision.worker, tasks)
+            sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
+            message = pb.ScoreSample(
+                key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+                tasks=tasks,
+                prompt=packed("int32", prompt.tokens),
+                response=packed("int32", sample.response.tokens),
+                prompt_text=prompt.text,
+                response_text=sample.text,
+                record=prompt.record,
+            )
+            samples.append(message)
+        command = pb.Command(score=pb.Score(samples=samples))
+        send(run, decision.worker, command, Pending(Work.SCORE, 0.0, f"take {len(samples)} samples to score"))
+        run.state.fleet.workers[decision.worker].awake = True
+
+    # ---------------------------------------------------------------- workers
+
+    def _become(self, decision: d.Become) -> None:
+        pending = Pending(
+            Work.LOAD if decision.model else Work.BECOME,
+            0.0,
+            decision.detail,
+            version=decision.version,
+            model=decision.model,
+            from_ranks=decision.from_ranks,
+            role=str(decision.command.WhichOneof("command")).removeprefix("become_"),
+        )
+        send(self._run, decision.worker, decision.command, pending)
+
+    def _park(self, decision: d.Park) -> None:
+        self._run.state.fleet.workers[decision.worker].awake = False
+        detail = f"park its {decision.role} models"
+        send(self._run, decision.worker, pb.Command(park=pb.Park(role=decision.role)), Pending(Work.PARK, 0.0, detail))
+
+    def _form(self, decision: d.Form) -> None:
+        run, state = self._run, self._run.state.checkpoint
+        group = training_group.ranks(run.state)
+        run.state.group_epoch = decision.group_epoch
+        for number, rank in enumerate(group):
+            rank.group_epoch, rank.table = decision.group_epoch, self._table
+            order = pb.BecomeTraining(
+                rank=number,
+                world_size=len(group),
+                rendezvous=group[0].rendezvous,
+                group_epoch=decision.group_epoch,
+                schedule=rank.table,
+                checkpoint=state.folder,
+                version=state.newest,
+            )
+            detail = f"join training group {decision.group_epoch} at version {state.newest}"
+            pending = Pending(Work.BECOME, 0.0, detail, version=state.newest, role=Group.TRAINING)
+            send(run, rank.name, pb.Command(become_training=order), pending)
+        text = f"training group {decision.group_epoch} of {len(group)} ranks forms at version {state.newest}"
+        log.info(text)
+        run.event("training-group", text)
+
+    def _train(self, decision: d.Train) -> None:
+        rank = self._run.state.fleet.workers[decision.worker]
+        order = pb.Train(
+            iteration=decision.iteration, iterations=self._run.state.lengths.iterations_at(decision.iteration)
+        )
+        if rank.table != self._table:
+            rank.table = order.schedule = self._table
+        detail = f"train on iteration {decision.iteration}"
+        send(self._run, rank.name, pb.Command(train=order), Pending(Work.TRAIN, 0.0, detail, role=Group.TRAINING))
+        self._run.state.ever_ready = True
+
+    @property
+    def _table(self) -> str:
+        return self._run.state.schedule.table or self._run.context.schedule
+
+    def _leave(self, decision: d.Leave) -> None:
+        worker = self._run.state.fleet.workers[decision.worker]
+        order = pb.Exit(code=decision.code, reason=decision.reason)
+        self._run.sessions.send(worker.name, pb.CoordinatorMessage(command=pb.Command(exit=order)))
+        worker.leaving, worker.since = True, time.monotonic()
+        if decision.code:
+            log.warning("%s is told to restart: %s", worker.name, decision.reason)
+            self._run.event("worker-restart-asked", decision.reason, worker=worker.name)
+
+    def _restart_group(self, decision: d.RestartGroup) -> None:
+        run = self._run
+        run.totals.group_restarts += 1
+        run.state.group_failures += decision.counted
+        for name in decision.members:
+            self._saving.lost(name)
+            self._leave(d.Leave(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
+
+    # ---------------------------------------------------------------- iterations
+
+    def _commit_trained(self, decision: d.CommitTrained) -> None:
+        run = self._run
+        metrics = training_group.merged_metrics(run.state)
+        metrics["schedule"] = choosing.number(run)
+        if run.state.schedule.predicted:
+            metrics["predicted_step_seconds"] = run.state.schedule.predicted
+        if told := skipped_steps(metrics, run.state.iteration):
+            log.warning(told)
+            run.event("steps-skipped", told)
+        result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
+        run.state.ledger.train()
+        run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
+        run.journal.commit()
+        run.training_metrics = metrics
+        run.state.trained = True
+        run.state.group_failures = 0
+
+    def _close_iteration(self, decision: d.CloseIteration) -> None:
+        run, iteration = self._run, self._run.state.iteration
+        metrics = run.iteration_metrics.metrics(run.state.ledger, run.training_metrics, time.monotonic())
+        metrics |= fusing.figures(run) | incremental_scoring.figures(run)
+        moved = run.state.fusion.moved
+        run.totals.moved_kv += moved.kv
+        run.totals.moved_tokens += moved.tokens
+        run.totals.moved_bytes += moved.bytes
+        run.rewards.append(metrics.get("reward", math.nan))
+        run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
+        run.journal.commit()
+        run.recorder.iteration(iteration, metrics)
+        run.last_metrics = metrics
+        log.info(
+            "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
+            iteration + 1,
+            run.context.spec.iterations,
+            f"{metrics['reward']:.4g}" if "reward" in metrics else "none",
+            metrics["samples_per_second"],
+            metrics["seconds/iteration"],
+        )
+        if run.context.last(iteration):
+            self._finish(d.Finish("Complete"))
+            return
+        run.iteration_metrics.begin(time.monotonic())
+        self.begin_iteration(iteration + 1)
+
+    def _finish(self, decision: d.Finish) -> None:
+        run = self._run
+        if run.outcome is not None:
+            return
+        run.outcome = Outcome(decision.phase, decision.failure)
+        reason = decision.failure.message if decision.failure else f"the job is {decision.phase.lower()}"
+        for worker in run.state.fleet:
+            if worker.session:
+                self._leave(d.Leave(worker.name, ExitCode.OK, reason))
+        run.recorder.finish(summary(run, samples_per_prompt(run.context.spec)))
+        run.over.set()

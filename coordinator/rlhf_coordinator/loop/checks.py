@@ -1,0 +1,115 @@
+"""What a message of a worker may hold at all: finite numbers, counts from zero, names and texts of a size.
+
+Rule: pure, and before anything else looks at a message. A worker runs code of users in a process that holds the job's
+certificate, so a message is untrusted even when its sender is not: what is taken in ends in the ledger, in commands to
+others, in metrics and files. Raises ValueError, which ends the session of its sender and nothing else. What a value
+means (is this sample its own, is this version what was asked for) is judged by those who know.
+"""
+
+import math
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.state.worker import Worker
+
+NAME_MAX: Final = 256
+"""Characters of a name, an address, an attribute."""
+TEXT_MAX: Final = 65536
+"""Characters of words about a failure."""
+LISTED_MAX: Final = 100_000
+"""Entries of a list or a map that is no batch and no response."""
+NUMBER_MAX: Final = 1e18
+"""Of a number in a span: bytes, nanoseconds."""
+EPOCH_MAX: Final = 2**30
+"""Of a training group: it is counted up from what workers say, and has 32 bits."""
+_CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix"})
+"""Kinds that are looked at field by field. Progress and results are arrays, and too many for that: their few numbers
+are checked where they are used."""
+_ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
+"""Fields with numbers of any kind: a metric may be NaN and is left out later, a code may have a sign."""
+_TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
+_ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
+"""Messages that hold responses: their form is checked as they are read."""
+_FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+
+
+def checked(worker: str, message: pb.WorkerMessage) -> None:
+    """Raises ValueError naming the field, what it holds, and what would be right."""
+    kind = message.WhichOneof("message")
+    if kind not in _CHECKED:
+        return
+    _fields(getattr(message, kind), kind)
+    if kind == "span" and message.span.worker != worker:
+        raise ValueError(f"span.worker is {message.span.worker[:NAME_MAX]!r}, must be {worker!r}, who sends it")
+    if kind == "span" and message.span.end_ns < message.span.start_ns:
+        raise ValueError(f"span.end_ns is {message.span.end_ns}, must not be before start_ns {message.span.start_ns}")
+    if kind == "span":
+        _figures(message.span)
+
+
+def _figures(span: pb.Span) -> None:
+    """Attributes are texts, and costs are learned from those that are numbers."""
+    for name, value in span.attributes.items():
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if not 0 <= number <= NUMBER_MAX:
+            raise ValueError(f"span.attributes[{name}] is {value[:20]}, must be a number from 0 to {NUMBER_MAX:g}")
+
+
+def registers(worker: Worker | None, message: pb.Register, iterations: int) -> None:
+    """Raises ValueError when a worker says of itself what no worker of its place can be."""
+    _fields(message, "register")
+    state = message.state
+    unknown = set(state.role.split("+")) - {"", *(group.value for group in Group if group is not Group.COORDINATOR)}
+    if unknown:
+        raise ValueError(f"state.role is {state.role!r}, must be of generation, inference, training")
+    if worker is not None and Group.TRAINING in state.role.split("+") and worker.rank is None:
+        raise ValueError(f"state.role is {state.role!r}, and {worker.name} holds no training rank")
+    for field, value in (("trained_version", state.trained_version), *state.versions.items()):
+        if value > iterations:
+            raise ValueError(f"state: version {value} of {field}, the job has {iterations} iterations")
+    if state.group_epoch > EPOCH_MAX:
+        raise ValueError(f"state.group_epoch is {state.group_epoch}, must be at most {EPOCH_MAX}")
+
+
+def _fields(message: Any, place: str) -> None:
+    for field, value in message.ListFields():
+        if field.full_name in _ANY_NUMBER:
+            continue
+        inner = f"{place}.{field.name}"
+        if not field.is_repeated:
+            _value(field, value, inner)
+            continue
+        if len(value) > LISTED_MAX:
+            raise ValueError(f"{inner} has {len(value)} entries, allowed are {LISTED_MAX}")
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            for key, each in value.items():
+                _value(entry.fields_by_name["key"], key, f"{inner}: name")
+                _value(entry.fields_by_name["value"], each, f"{inner}: value")
+            continue
+        for each in value:
+            _value(field, each, inner)
+
+
+def _value(field: Any, value: Any, place: str) -> None:
+    kind = field.cpp_type
+    if kind == FieldDescriptor.CPPTYPE_MESSAGE:
+        if field.message_type.full_name not in _ARRAYS:
+            _fields(value, place)
+    elif kind in _FLOATS:
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{place} is {value}, must be a number from 0")
+    elif kind in _INTEGERS:
+        if value < 0:
+            raise ValueError(f"{place} is {value}, must not be below 0")
+    elif kind == FieldDescriptor.CPPTYPE_STRING:
+        most = TEXT_MAX if field.full_name in _TEXTS else NAME_MAX if field.name != "parameters" else TEXT_MAX
+        if len(value) > most:
+            raise ValueError(f"{place} has {len(value)} characters, allowed are {most}")

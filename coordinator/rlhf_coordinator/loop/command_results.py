@@ -1,0 +1,124 @@
+"""CommandResults to commands: what a worker now is, or why a command failed and what follows from that.
+
+Rule: an answer changes what the coordinator believes of the worker, nothing else; what to do about it is decided later.
+A failure that another try may cure delays the next try; one that it cannot cure ends the job with the worker's words.
+"""
+
+import logging
+import time
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode, Group
+from rlhf_coordinator.fusion import fusing, incremental_scoring, moving
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.state.worker import Pending, Work, Worker
+from rlhf_coordinator.training import choosing
+from rlhf_coordinator.training.saving import Saving
+
+log = logging.getLogger(__name__)
+
+LONGEST_DELAY_SECONDS: Final = 10.0
+"""Between tries of a failed command."""
+
+VERDICTS: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
+"""Exit codes of a worker that no restart cures."""
+
+
+class CommandResults:
+    """Takes CommandDone messages."""
+
+    def __init__(self, run: Run, saving: Saving) -> None:
+        self._run = run
+        self._saving = saving
+
+    def done(self, name: str, message: pb.CommandDone) -> None:
+        """One answer; an unknown id belongs to a command of an earlier session and says nothing."""
+        worker = self._run.state.fleet.workers[name]
+        if not message.command_id:
+            self._last_words(worker, message.failure)
+            return
+        pending = worker.pending.pop(message.command_id, None)
+        if pending is None:
+            return
+        worker.moved = time.monotonic()
+        if pending.work in (Work.MIGRATE, Work.WITHDRAW):
+            moving.answered(self._run, name, pending, message)
+        elif message.HasField("failure"):
+            self._failed(worker, pending, message.failure)
+        else:
+            worker.failures = 0
+            self._succeeded(worker, pending, message)
+        self._run.wake()
+
+    def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
+        context = self._run.context
+        kind = message.WhichOneof("result")
+        if kind == "measure" and pending.role == Group.TRAINING:
+            choosing.measured(self._run, worker.name, message.measure)
+        elif kind == "measure":
+            fusing.measured(self._run, worker.name, pending.role, message.measure)
+        elif kind == "train":
+            worker.trained_version, worker.trained = message.train.version, message.train
+        elif pending.work is Work.CHECKPOINT:
+            self._saving.written(worker.name, message.checkpoint)
+        elif pending.work is Work.BECOME:
+            worker.add_role(pending.role)
+            if pending.role == Group.TRAINING:
+                worker.trained_version = pending.version
+            else:
+                models = ("actor",) if pending.role == Group.GENERATION else context.scored_models
+                worker.versions |= dict.fromkeys(models, pending.version)
+        elif pending.work is Work.LOAD:
+            worker.versions[pending.model] = pending.version
+        elif kind == "load" and worker.group is Group.GENERATION:
+            worker.versions["actor"] = message.load.version
+        elif pending.work is Work.UNKNOWN and not pending.from_ranks and worker.rank is not None and not worker.trains:
+            # It joined a group of an earlier coordinator; which version it holds is not known.
+            message_text = "it joined a training group of an earlier coordinator"
+            self._training_failed(worker, pb.Failure(message=message_text, exit_code=ExitCode.RESTART))
+
+    def _failed(self, worker: Worker, pending: Pending, failure: pb.Failure) -> None:
+        log.warning("%s failed to %s: %s", worker.name, pending.detail, failure.message)
+        self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
+        if pending.work is Work.CHECKPOINT:
+            self._saving.failed(failure)
+        elif worker.rank is not None and self._of_rank(pending):
+            if pending.work is Work.MEASURE and failure.exit_code != ExitCode.RESTART:
+                choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
+            self._training_failed(worker, failure)
+        elif pending.work is Work.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
+            fusing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
+        elif pending.work is Work.PREFIX:
+            incremental_scoring.refused(self._run, worker.name, failure)
+        elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
+            self._try_again(worker, failure)
+        else:
+            # The samples of the command may or may not be held: a new session settles it.
+            self._try_again(worker, failure)
+            self._run.sessions.end(worker.name)
+
+    @staticmethod
+    def _of_rank(pending: Pending) -> bool:
+        return pending.role == Group.TRAINING or (pending.work is Work.UNKNOWN and not pending.from_ranks)
+
+    def _can_do_without(self, worker: Worker) -> bool:
+        """A generation worker need not score: there are inference workers."""
+        return worker.group is Group.GENERATION and bool(self._run.state.fleet.sizes.get(Group.INFERENCE))
+
+    def _last_words(self, worker: Worker, failure: pb.Failure) -> None:
+        """It broke outside any command and ends now; most causes pass with a new process, a verdict does not."""
+        log.error("%s ends: %s", worker.name, failure.message)
+        self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
+        if not failure.retryable and failure.exit_code in VERDICTS:
+            self._run.state.failure = failure
+            self._run.wake()
+
+    def _training_failed(self, worker: Worker, failure: pb.Failure) -> None:
+        worker.train_failure, worker.failed_at = failure, time.monotonic()
+
+    def _try_again(self, worker: Worker, failure: pb.Failure) -> None:
+        worker.failures += 1
+        if not failure.retryable or worker.failures > self._run.context.spec.run_policy.backoff_limit:
+            self._run.state.failure = failure
+        worker.not_before = time.monotonic() + min(LONGEST_DELAY_SECONDS, 0.5 * 2.0**worker.failures)

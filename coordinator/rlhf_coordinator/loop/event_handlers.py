@@ -1,0 +1,257 @@
+"""What workers say, brought into the ledger, the fleet and the journal.
+
+Rule: a result is journaled in the same step in which the ledger takes it, before anything is decided on it. What is
+stale is counted and dropped; what makes no sense ends the session (the worker comes back and gives back what it
+holds); what failed stays open, to be tried again elsewhere, and ends the job when its tries are used up. Must never let
+a result in whose shape, numbers or weight version are not what was asked for.
+"""
+
+import logging
+import time
+from typing import Final
+
+import numpy as np
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.fusion import incremental_scoring, learning, moving
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.loop.checks import checked, registers
+from rlhf_coordinator.loop.command_results import CommandResults
+from rlhf_coordinator.loop.device_memory_check import DeviceMemory
+from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.state.fleet import Joined, Refused
+from rlhf_coordinator.state.sample import Response, Sample
+from rlhf_coordinator.storage.batch import response_of, unpacked
+from rlhf_coordinator.storage.journal_pb2 import Record
+from rlhf_coordinator.training import choosing
+from rlhf_coordinator.training.saving import Saving
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.5
+"""Before the first repetition of a failed score; doubles with each, so that a short outage passes."""
+
+
+class EventHandlers:
+    """Applies messages to a run."""
+
+    def __init__(self, run: Run, saving: Saving) -> None:
+        self._run = run
+        self._saving = saving
+        self._answers = CommandResults(run, saving)
+        self._memory = DeviceMemory(run.context)
+
+    # ---------------------------------------------------------------- sessions
+
+    def register(self, message: pb.Register, session: int) -> Joined | Refused:
+        """A worker opens a session; what it held goes back to the queue, with the tokens it brings."""
+        run = self._run
+        registers(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
+        held = {
+            item.key.sample: (item.key.epoch, response_of(item.tokens, item.log_probabilities, item.versions))
+            for item in message.held
+            if item.key.iteration == run.state.iteration
+        }
+        held = {index: item for index, item in held.items() if self._current(item[1])}
+        result = run.state.fleet.register(message, session, time.monotonic())
+        if isinstance(result, Refused):
+            run.event("worker-refused", result.reason, worker=message.worker)
+            return result
+        run.state.ledger.release(message.worker, held)
+        incremental_scoring.lost(run, message.worker)
+        run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
+        self._saving.lost(message.worker)
+        run.state.failure = run.state.failure or self._memory.problem(message, result.worker.rank)
+        kind = "worker-restarted" if result.restarted else "worker-registered"
+        run.event(kind, f"{message.worker} registered from process {message.pid}", worker=message.worker)
+        run.wake()
+        return result
+
+    def closed(self, worker: str, session: int) -> None:
+        """A session ended."""
+        if self._run.state.fleet.closed(worker, session, time.monotonic()):
+            self._run.wake()
+
+    def expire(self, now: float) -> None:
+        """Takes back what workers held that are lost."""
+        run = self._run
+        for worker in run.state.fleet.expire(now):
+            released = run.state.ledger.release(worker.name)
+            incremental_scoring.lost(run, worker.name)
+            self._saving.lost(worker.name)
+            run.sessions.end(worker.name)
+            wanted = worker.index < run.state.fleet.sizes[worker.group]
+            kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, as its group shrank")
+            text = f"{worker.name} {how}; {len(released.queued)} samples and {len(released.tasks)} scores go back"
+            log.log(logging.WARNING if wanted else logging.INFO, text)
+            run.event(kind, text, worker=worker.name)
+
+    # ---------------------------------------------------------------- messages
+
+    def message(self, worker: str, message: pb.WorkerMessage) -> None:
+        """One message; raises ValueError when it makes no sense."""
+        if message.WhichOneof("message") != "batch":
+            self._one(worker, message)
+            return
+        for item in message.batch.messages:
+            self._one(worker, item)
+
+    def _one(self, worker: str, message: pb.WorkerMessage) -> None:
+        run = self._run
+        run.totals.messages += 1
+        checked(worker, message)
+        match message.WhichOneof("message"):
+            case "progress":
+                self._progress(worker, message.progress)
+            case "finished":
+                self._finished(worker, message.finished)
+            case "scored":
+                self._scored(worker, message.scored)
+            case "prefix":
+                incremental_scoring.told(run, worker, message.prefix)
+            case "done":
+                self._answers.done(worker, message.done)
+            case "heartbeat":
+                run.state.fleet.beat(worker, message.heartbeat, time.monotonic())
+            case "span":
+                choosing.annotate(run, message.span)
+                learning.seen(run, message.span)
+                incremental_scoring.annotate(run, message.span)
+                run.iteration_metrics.turned(message.span)
+                run.recorder.span(message.span)
+            case None:
+                return  # of a kind that only newer workers know; see rlhf_api.protocol
+            case other:
+                raise ValueError(f"a {other} message in the middle of a session")
+
+    def _progress(self, worker: str, message: pb.SampleProgress) -> None:
+        run, key = self._run, message.key
+        more = response_of(message.tokens, message.log_probabilities, message.versions)
+        ledger, limit = run.state.ledger, run.context.spec.rollout.max_response_tokens
+        if not 0 <= message.offset <= limit - len(more):
+            raise ValueError(f"sample {key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
+        here = key.iteration == run.state.iteration and self._current(more)
+        if here:
+            migrated = ledger.migrated
+            new = ledger.progress(key.sample, key.epoch, worker, message.offset, more)
+            run.totals.tokens += new
+            self._moved(worker)
+            if ledger.migrated > migrated or (new and self._begins(key.sample, new)):
+                run.wake()
+        own = key.iteration == run.state.iteration and ledger.decodes(key.sample, key.epoch, worker)
+        run.totals.stale += not (here and own)
+        if not own:
+            moving.fenced(run, worker, key)
+
+    def _finished(self, worker: str, message: pb.FinishedSample) -> None:
+        run, key = self._run, message.key
+        if key.iteration != run.state.iteration:
+            run.totals.stale += 1
+            return
+        response = response_of(message.tokens, message.log_probabilities, message.versions)
+        limit = run.context.spec.rollout.max_response_tokens
+        if not 0 < len(response) <= limit:
+            raise ValueError(f"sample {key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
+        if not self._current(response):
+            wanted = run.state.iteration
+            raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
+        before = run.state.ledger.tokens
+        if not run.state.ledger.finish(key.sample, key.epoch, worker, response, message.finish_reason, message.text):
+            run.totals.stale += 1
+            return
+        run.journal.append(Record(finished=message))
+        incremental_scoring.finished(run, key.sample)
+        run.totals.tokens += max(0, run.state.ledger.tokens - before)
+        run.totals.samples += 1
+        self._moved(worker)
+        run.wake()
+
+    def _scored(self, worker: str, message: pb.ScoredSample) -> None:
+        run, key = self._run, message.key
+        samples = run.state.ledger.samples
+        if key.iteration != run.state.iteration or not 0 <= key.sample < len(samples):
+            run.totals.stale += 1
+            return
+        problem = _failure_of(message, samples[key.sample], self._task_field(message.task))
+        if problem is not None:
+            self._score_failed(worker, message, problem)
+            return
+        values = None if message.abstained else unpacked(message.result, "float32")
+        if not run.state.ledger.score(key.sample, key.epoch, worker, message.task, values):
+            run.totals.stale += 1
+            return
+        run.journal.append(Record(scored=message))
+        incremental_scoring.scored(run, message)
+        self._moved(worker)
+        run.wake()
+
+    def _score_failed(self, worker: str, message: pb.ScoredSample, failure: pb.Failure) -> None:
+        run, key = self._run, message.key
+        tried = run.state.ledger.samples[key.sample].failures[message.task]
+        again = time.monotonic() + RETRY_SECONDS * 2**tried
+        tries = run.state.ledger.fail_score(key.sample, key.epoch, worker, message.task, again)
+        if not tries:
+            run.totals.stale += 1
+            return
+        limit = run.context.spec.models.reward.retries
+        text = f"{message.task} of sample {key.sample} failed on {worker} (try {tries} of {limit + 1}): "
+        log.warning("%s%s", text, failure.message)
+        run.event("score-failed", text + failure.message, worker=worker, reason=failure.reason)
+        if tries > limit:
+            run.state.failure = _final(message.task, key.sample, tries, failure)
+        self._moved(worker)
+        run.wake()
+
+    def _task_field(self, task: str) -> str:
+        fields = {item.name: item.produces[0] for item in self._run.context.tasks}
+        if task not in fields:
+            raise ValueError(f"a score of task {task!r}; this job has {', '.join(fields)}")
+        return fields[task]
+
+    def _begins(self, index: int, new: int) -> bool:
+        """New tokens make a block that can be scored early."""
+        state = self._run.state
+        known = len(state.ledger.samples[index].response)
+        return incremental.on(self._run.context, state) and incremental.gained(state, index, known - new)
+
+    def _current(self, response: Response) -> bool:
+        """Sampled by the iteration's weights alone."""
+        tokens = sum(count for _, count in response.versions)
+        return tokens == len(response) and all(v == self._run.state.iteration for v, _ in response.versions)
+
+    def _moved(self, worker: str) -> None:
+        self._run.state.fleet.workers[worker].moved = time.monotonic()
+
+
+def _failure_of(message: pb.ScoredSample, sample: Sample, field: str) -> pb.Failure | None:
+    """The reported failure, or what is wrong with the result."""
+    if message.HasField("failure"):
+        return message.failure
+    if message.abstained:
+        if field == "reward":
+            return None
+        return pb.Failure(reason="BadResult", message=f"task {message.task} abstained; only a reward may")
+    try:
+        values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
+    except ValueError as error:
+        return pb.Failure(reason="BadResult", message=str(error))
+    expected = 1 if field == "reward" else len(sample.response)
+    if len(values) != expected:
+        return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for {expected}")
+    if not np.isfinite(values).all():
+        return pb.Failure(reason="BadResult", message="the result holds numbers that are not finite")
+    return None
+
+
+def _final(task: str, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:
+    """The failure that ends the job when a task's tries are used up."""
+    final = pb.Failure()
+    final.CopyFrom(failure)
+    final.message = f"{task} of sample {sample} failed {tries} times: {failure.message}"
+    if task == "reward":
+        final.exit_code = failure.exit_code if failure.exit_code > 1 else ExitCode.USER_CODE
+        final.field = failure.field or "spec.models.reward"
+    else:
+        final.exit_code = failure.exit_code or ExitCode.FAILED
+    return final

@@ -1,0 +1,96 @@
+"""The coordinator's heartbeat: take in what arrived, decide, carry out, until nothing more is decided; then wait.
+
+Rule: the only place where deciding and doing meet. It wakes on every message worth deciding on and on a slow tick for
+what only time changes (lost workers, time-outs, retries).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.fusion import fusing
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.scheduling import iteration
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.25
+"""Resolution of everything that only time changes."""
+
+GATHER_SECONDS: Final = 0.002
+"""Messages that arrive together are decided on together; far below the time of a decode step. Longer when deciding
+takes long (hundreds of workers), see REST."""
+
+REST: Final = 4.0
+"""Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
+
+LONGEST_REST_SECONDS: Final = 0.02
+"""A turn that took long did something rare (began an iteration); what follows it must not wait for that."""
+
+MAX_ROUNDS: Final = 64
+"""Decisions that follow from decisions; more means that a decision does not change what it was made from."""
+
+
+class Loop:
+    """Runs one job to its end."""
+
+    def __init__(self, run: Run, event_handlers: EventHandlers, actions: Actions) -> None:
+        self._run = run
+        self._event_handlers = event_handlers
+        self._actions = actions
+
+    async def until_over(self) -> None:
+        """Returns when the job is Complete, Failed or Stopped."""
+        run, spent = self._run, 0.0
+        while run.outcome is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await run.changed.wait()
+                await asyncio.sleep(max(GATHER_SECONDS, min(LONGEST_REST_SECONDS, REST * spent)))
+            run.changed.clear()
+            begun = time.monotonic()
+            self.turn()
+            spent = time.monotonic() - begun
+
+    def turn(self) -> None:
+        """Decides and acts until there is nothing left to decide."""
+        run = self._run
+        arrived, run.arrived = run.arrived, 0.0
+        try:
+            self._event_handlers.expire(time.monotonic())
+            for _ in range(MAX_ROUNDS):
+                wanted = iteration.decide(run.context, run.state, time.monotonic())
+                for decision in wanted:
+                    self._actions.carry_out(decision)
+                    if run.outcome is not None:
+                        return
+                self._enter_phase(arrived)
+                if not wanted:
+                    fusing.watch(run)
+                    return
+            log.error("decisions do not settle: %s", wanted)
+        except JobError as error:
+            run.state.failure = error.failure
+            self._actions.carry_out(iteration.decide(run.context, run.state, time.monotonic())[0])
+
+    def _enter_phase(self, arrived: float) -> None:
+        run, now = self._run, time.monotonic()
+        phase, before = iteration.phase(run.context, run.state), run.iteration_metrics.phase
+        if phase == before:
+            return
+        seconds = run.iteration_metrics.enter(phase, now)
+        run.totals.phase_seconds[before] = run.totals.phase_seconds.get(before, 0.0) + seconds
+        if arrived:
+            run.iteration_metrics.control[before] = run.iteration_metrics.control.get(before, 0.0) + now - arrived
+        end = time.time_ns()
+        start = end - int(seconds * 1e9)
+        run.recorder.span(
+            pb.Span(worker="coordinator", name=before, start_ns=start, end_ns=end, iteration=run.state.iteration)
+        )
+        log.info("%s (iteration %d)", phase, run.state.iteration)

@@ -1,0 +1,144 @@
+"""Dispatch: which queued sample goes to which generation worker, which scoring task to whom of those that score.
+
+Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
+late work is still spread evenly. What takes longest to score is handed out first: short samples even out the end. A
+failed task goes to another worker than the one it failed on, if there is one.
+Rule: pure; only workers with the current weights get anything.
+"""
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from rlhf_api.names import Group
+from rlhf_coordinator.scheduling import incremental, release, weights
+from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.sample import Sample, SampleState
+from rlhf_coordinator.state.worker import Worker
+
+PREFETCH_SHARE: Final = 8
+"""A worker holds 1/8 more samples than it decodes at once: a finished row is refilled within the same step."""
+
+SCORES_IN_FLIGHT: Final = 64
+"""Samples a worker may be scoring: enough for slow rewards to overlap, few enough to share among late joiners."""
+
+SHARES: Final = 2
+"""Of what is not scored yet, one worker of n takes 1 / (2 n) at a time."""
+
+FEWEST_IN_FLIGHT: Final = 4
+"""One in work, and enough behind it that the next command comes in time."""
+
+MAX_SORTED: Final = 4096
+"""Waiting samples that are sorted by length in every turn: a millisecond."""
+
+SCORE_CHUNK: Final = 16
+"""Samples in one Score command; the worker starts on the first ones while more arrive."""
+
+
+def decide(
+    context: JobContext, state: JobState, now: float, decoders: Sequence[Worker], released: Sequence[Worker]
+) -> list[Decision]:
+    """Hands out what can be handed out now. `decoders`: generation workers that may be given samples; `released`: those
+    that score."""
+    if state.trained or state.stop is not None:
+        return []
+    return [*_generate(context, state, decoders), *_score(context, state, now, released)]
+
+
+def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -> list[Decision]:
+    ledger = state.ledger
+    if not ledger.queued(1):
+        return []
+    batch = context.spec.generation.max_batch_size
+    capacity = batch + max(1, batch // PREFETCH_SHARE)
+    loads = [
+        (ledger.decoding_on(worker.name) + ledger.arriving_on(worker.name), order)
+        for order, worker in enumerate(workers)
+    ]
+    heapq.heapify(loads)
+    room = sum(max(0, capacity - load) for load, _ in loads)
+    given: dict[int, list[int]] = {}
+    for index in ledger.queued(room):
+        load, order = heapq.heappop(loads)
+        given.setdefault(order, []).append(index)
+        # A full worker never comes first again: the room above counts only what is left in the others.
+        heapq.heappush(loads, (load + 1, order))
+    return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
+
+
+def _score(context: JobContext, state: JobState, now: float, released: Sequence[Worker]) -> list[Decision]:
+    ledger = state.ledger
+    waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
+    if waiting or not ledger.unscored():
+        return []
+    workers = [
+        worker
+        for worker in (*state.fleet.of(Group.INFERENCE), *released)
+        if weights.current(context, state, worker, Group.INFERENCE)
+    ]
+    given: dict[str, dict[int, list[str]]] = {}
+    for tasks, limit in _kinds(context, state, len(workers)):
+        load = {worker.name: ledger.scoring_on(worker.name, tasks) for worker in workers}
+        for index in _while_room(_longest_first(state), load, limit * len(tasks)):
+            sample = ledger.samples[index]
+            if now < sample.not_before:
+                continue
+            for worker, chosen in _places(sample, tasks, load, incremental.holder(state, index)).items():
+                given.setdefault(worker, {}).setdefault(index, []).extend(chosen)
+                load[worker] += len(chosen)
+    return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
+
+
+def _kinds(context: JobContext, state: JobState, workers: int) -> list[tuple[tuple[str, ...], int]]:
+    """Tasks that are handed out together, and of how many samples a worker may have them. Where workers are released
+    one after another, rewards by calls are apart from models: they want many in flight, models the last ones spread."""
+    names = tuple(task.name for task in context.tasks)
+    if not release.doubles(context, state):
+        return [(names, SCORES_IN_FLIGHT)]
+    by_call = context.spec.models.reward.model is None
+    calls = tuple(task.name for task in context.tasks if by_call and task.model == "reward")
+    models = tuple(name for name in names if name not in calls)
+    return [kind for kind in ((models, _share(state, workers)), (calls, SCORES_IN_FLIGHT)) if kind[0]]
+
+
+def _share(state: JobState, workers: int) -> int:
+    """Samples a worker may have: each takes a share of what is left, so what comes late finds work, and the last ones
+    are spread evenly (guided self-scheduling)."""
+    scored = state.ledger.count(SampleState.SCORED)
+    everybody = max(workers, len(state.fleet.of(Group.GENERATION)) + len(state.fleet.of(Group.INFERENCE)))
+    share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
+    return min(SCORES_IN_FLIGHT, max(FEWEST_IN_FLIGHT, share))
+
+
+def _longest_first(state: JobState) -> Collection[int]:
+    """What waits to be scored. Of very many the first that came go first: the order counts at the end alone."""
+    waiting, samples = state.ledger.unscored(), state.ledger.samples
+    if len(waiting) > MAX_SORTED:
+        return waiting
+    return sorted(waiting, key=lambda index: (-len(samples[index].response), index))
+
+
+def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Iterable[int]:
+    for index in samples:
+        if not load or min(load.values()) >= limit:
+            return
+        yield index
+
+
+def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
+    """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones. The
+    `holder`, which has scored the sample's beginning, is preferred while not much waits there."""
+    places: dict[str, list[str]] = {}
+    for task in (task for task in tasks if task in sample.open_tasks):
+        others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)
+        idlest = min(others, key=lambda worker: (load[worker], worker))
+        near = holder in others and load[holder] <= load[idlest] + incremental.LEAD * len(tasks)
+        places.setdefault(holder if holder is not None and near else idlest, []).append(task)
+    return places
+
+
+def _chunks(samples: dict[int, list[str]]) -> Iterable[tuple[tuple[int, tuple[str, ...]], ...]]:
+    items: Sequence[tuple[int, tuple[str, ...]]] = [(index, tuple(tasks)) for index, tasks in samples.items()]
+    for start in range(0, len(items), SCORE_CHUNK):
+        yield tuple(items[start : start + SCORE_CHUNK])

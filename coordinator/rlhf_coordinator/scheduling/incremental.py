@@ -1,0 +1,114 @@
+"""Incremental scoring: which prefixes of unfinished samples go to which worker that scores and has nothing to score.
+
+A worker is given prefixes only while no finished sample waits for a model, a sample's tasks stay on one worker, and
+the one with most to do comes first. When a sample is finished its worker is preferred, unless others wait for it there.
+Rule: pure; hints only. Whatever is decided here changes when a score is computed, never what it is.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlhf_api.incremental import BLOCK, prefix_tasks, whole_blocks
+from rlhf_api.names import Group
+from rlhf_coordinator.scheduling import weights
+from rlhf_coordinator.scheduling.decisions import Decision, ScorePrefix
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.sample import SampleState
+from rlhf_coordinator.state.worker import Worker
+
+IN_FLIGHT: Final = 8
+"""Samples a worker is asked for at a time: some share a pass, and what finishes waits for one pass only."""
+LEAD: Final = 2
+"""Finished samples that its worker may have more than the idlest one and still be given the sample it began."""
+UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
+
+
+def possible(context: JobContext) -> bool:
+    """There is something to score before a sample ends, and it is not forbidden."""
+    settings = context.spec.inference
+    return settings.incremental != "Disabled" and settings.overlap != "Disabled" and bool(prefix_tasks(context.tasks))
+
+
+def on(context: JobContext, state: JobState) -> bool:
+    """Prefixes are scored in this iteration."""
+    return possible(context) and (context.spec.inference.incremental == "Enabled" or state.incremental.chosen)
+
+
+def decide(context: JobContext, state: JobState, now: float, released: Sequence[Worker]) -> list[Decision]:
+    """One command a worker that has nothing else to do. `released`: generation workers that score now."""
+    ledger, incremental_state = state.ledger, state.incremental
+    if not on(context, state) or state.trained or state.stop is not None or ledger.all_generated:
+        return []
+    models = _models(context)
+    if any(_waits(state, index, models, now) for index in ledger.unscored()):
+        return []
+    loads = incremental_state.loads()
+    room = {worker.name: IN_FLIGHT for worker in _idle(context, state, models, released)}
+    for item in incremental_state.asked.values():
+        if item.worker in room:
+            room[item.worker] -= 1
+    given: dict[str, list[int]] = {}
+    for index in _by_work(state) if any(room.values()) else []:
+        worker = _place(state, index, room, loads)
+        if worker is not None:
+            given.setdefault(worker, []).append(index)
+            room[worker] -= 1
+            loads[worker] += index not in incremental_state.held
+    return [ScorePrefix(worker, tuple(samples)) for worker, samples in given.items()]
+
+
+def holder(state: JobState, index: int) -> str | None:
+    """The worker that has begun with this sample."""
+    item = state.incremental.held.get(index)
+    return None if item is None else item.worker
+
+
+def gained(state: JobState, index: int, tokens: int) -> bool:
+    """Tokens came to a sample that had so many before: it has a whole block more."""
+    prompt = state.prompt_tokens[index]
+    return whole_blocks(prompt + len(state.ledger.samples[index].response)) > whole_blocks(prompt + tokens)
+
+
+def goal(state: JobState, index: int) -> int:
+    """Tokens of a sample, prompt included, that can be scored now."""
+    return whole_blocks(state.prompt_tokens[index] + len(state.ledger.samples[index].response)) * BLOCK
+
+
+def _models(context: JobContext) -> frozenset[str]:
+    """Scoring tasks that keep a worker's device busy: all but rewards by calls."""
+    by_call = context.spec.models.reward.model is None
+    return frozenset(task.name for task in context.tasks if not (by_call and task.model == "reward"))
+
+
+def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> bool:
+    sample = state.ledger.samples[index]
+    return now >= sample.not_before and not models.isdisjoint(sample.open_tasks)
+
+
+def _idle(context: JobContext, state: JobState, models: frozenset[str], released: Sequence[Worker]) -> list[Worker]:
+    return [
+        worker
+        for worker in (*state.fleet.of(Group.INFERENCE), *released)
+        if weights.current(context, state, worker, Group.INFERENCE) and not state.ledger.scoring_on(worker.name, models)
+    ]
+
+
+def _by_work(state: JobState) -> list[int]:
+    """Unfinished samples that have a whole block to score, those with most of them first."""
+    incremental_state, samples = state.incremental, state.ledger.samples
+    work = []
+    for sample in samples:
+        if sample.state in UNFINISHED and len(sample.response) and sample.index not in incremental_state.asked:
+            held = incremental_state.held.get(sample.index)
+            left = goal(state, sample.index) - (0 if held is None else held.tokens)
+            if left >= BLOCK:
+                work.append((-left, sample.index))
+    return [index for _, index in sorted(work)]
+
+
+def _place(state: JobState, index: int, room: dict[str, int], loads: dict[str, int]) -> str | None:
+    held, full = state.incremental.held.get(index), state.incremental.full
+    if held is not None:
+        return held.worker if room.get(held.worker) else None
+    free = [name for name, left in room.items() if left and loads[name] < full.get(name, loads[name] + 1)]
+    return min(free, key=lambda name: (loads[name], name), default=None)

@@ -1,0 +1,77 @@
+"""What the job waits for: one list that the status shows as sentences and the time-outs are checked against.
+
+Rule: pure. Every wait names the worker and what it is to do, and since when.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.worker import Work, Worker
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One thing the job waits for."""
+
+    worker: str
+    sentence: str
+    """`generation-1 to load actor version 3`."""
+    since: float
+    """The last sign of life in the matter."""
+    stuck: bool
+    """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
+    fatal: bool
+    """Nobody can stand in for an absent worker, and nobody else sees to its coming."""
+    allowance: float = 0.0
+    """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
+
+
+def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:
+    """All waits that began before a moment, by worker."""
+    found: list[Wait] = []
+    for worker in state.fleet:
+        if worker.leaving:
+            found += _leaving(worker) if worker.since < before else []
+        elif not worker.session:
+            found += _absent(context, state, worker) if worker.since < before else []
+        else:
+            found += _working(context, state, worker, before)
+    return found
+
+
+def sentences(context: JobContext, state: JobState, now: float) -> list[str]:
+    """`generation-1 to load actor version 3 (12 s)`, longest wait first."""
+    ordered = sorted(waits(context, state), key=lambda wait: wait.since)
+    return [f"{wait.sentence} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+
+
+def _leaving(worker: Worker) -> list[Wait]:
+    return [Wait(worker.name, f"{worker.name} to restart", worker.since, False, True)]
+
+
+def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
+    others = any(other.session for other in state.fleet.of(worker.group) if other is not worker)
+    fatal = not context.awaits_workers and (worker.rank is not None or not others)
+    verb = "come back" if worker.seen else "register"
+    why = f": {worker.refused}" if worker.refused else ""
+    return [Wait(worker.name, f"{worker.name} to {verb}{why}", worker.since, False, fatal)]
+
+
+def _working(context: JobContext, state: JobState, worker: Worker, before: float) -> list[Wait]:
+    slow = worker.slow
+    if slow is not None:
+        # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
+        since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
+        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
+    moves = [item for item in worker.pending.values() if item.work in (Work.MIGRATE, Work.WITHDRAW)]
+    late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
+    if worker.moved >= before or late:
+        return [wait for wait in late if wait.since < before]
+    decoding, scoring = state.ledger.decoding_on(worker.name), state.ledger.scoring_on(worker.name)
+    work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
+    if not work:
+        return []
+    reward = context.spec.models.reward
+    allowance = float(reward.timeout_seconds * (reward.retries + 1)) if scoring else 0.0
+    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False, allowance)]

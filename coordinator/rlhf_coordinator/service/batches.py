@@ -1,0 +1,39 @@
+"""Batches as training ranks fetch them: this iteration's from the ledger, an earlier one's from the journal.
+
+Rule: a batch is built once and shared by the ranks that fetch it; replays walk forward, so two are kept.
+"""
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.storage.batch import batch_parts, replayed
+
+KEPT = 2
+"""Batches in memory: the one being trained on and the one before, which a slower rank may still fetch."""
+
+
+class Batches:
+    """The batches of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._parts: dict[int, list[pb.BatchPart]] = {}
+
+    def parts(self, iteration: int) -> list[pb.BatchPart]:
+        """All parts of a batch; LookupError when it is not complete, JobError when its segment is damaged."""
+        run = self._run
+        if iteration not in self._parts:
+            if not 0 <= iteration <= run.state.iteration:
+                raise LookupError(f"iteration {iteration} has not begun; the job is in {run.state.iteration}")
+            ledger = run.state.ledger
+            if iteration < run.state.iteration and iteration not in run.journal.iterations():
+                # Whoever asks is wrong, or late: no checkpoint that is kept needs it.
+                raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.state.iteration}")
+            if iteration < run.state.iteration:
+                records = run.journal.read(iteration)
+                ledger = replayed(iteration, run.context.spec.rollout.batch_size, run.context.tasks, records)
+            elif not ledger.all_scored:
+                raise LookupError(f"iteration {iteration} is not scored yet: {ledger.counts()}")
+            while len(self._parts) >= KEPT:
+                del self._parts[next(iter(self._parts))]
+            self._parts[iteration] = list(batch_parts(ledger, run.prompts))
+        return self._parts[iteration]

@@ -1,0 +1,46 @@
+"""What a coordinator says last, for the operator, which may have read its status ten seconds ago: the kubelet keeps it.
+
+A line of the log that carries the report, as the kubelet keeps the log's end of a process that failed or was stopped;
+of one that ended well it keeps only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. When the process
+dies before that, the status stays as it was last read.
+"""
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.names import Env
+from rlhf_coordinator.job.run import Run
+
+log = logging.getLogger(__name__)
+
+METRICS: Final = ("reward", "kl", "kl_per_token", "samples_per_second", "nonfinite_steps")
+"""Those that the status shows."""
+
+
+def report(run: Run) -> dict[str, Any]:
+    """Iterations trained, the newest checkpoint, and metrics of the last iteration."""
+    done = run.outcome is not None and run.outcome.phase == "Complete"
+    metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
+    return {
+        "iteration": run.context.spec.iterations if done else run.state.iteration,
+        "checkpoint": run.state.checkpoint.folder,
+        "metrics": metrics,
+    }
+
+
+def say(run: Run) -> None:
+    """Says it once; never raises, as the job has its outcome already."""
+    last, phase = report(run), run.outcome.phase if run.outcome else "over"
+    kept = f"the last checkpoint is {last['checkpoint']}" if last["checkpoint"] else "there is no checkpoint"
+    message = f"the job is {phase} after {last['iteration']} iterations; {kept}"
+    log.info(message, extra={"report": last})
+    path = os.environ.get(Env.TERMINATION_MESSAGE)
+    if path and phase == "Complete":
+        try:
+            Path(path).write_text(json.dumps({"message": message, "report": last}), encoding="utf-8")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", path, error)

@@ -1,0 +1,245 @@
+"""The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and mutual TLS if given.
+
+Rule: methods translate between the wire and the run; they decide nothing and keep nothing but the stream itself. Nobody
+without a certificate of the job gets in; what comes from those who have one is untrusted all the same: a message that
+cannot be taken in ends its own session, with a status that says why, and nothing else.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api import control_pb2_grpc
+from rlhf_api.channels import OPTIONS, server_credentials
+from rlhf_api.names import ExitCode
+from rlhf_api.protocol import PROTOCOL, written_job
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.sessions import WorkerStream
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.service.batches import Batches
+from rlhf_coordinator.service.status import job_status
+from rlhf_coordinator.state.fleet import Cause, Refused
+from rlhf_coordinator.state.job_state import StopOrder
+
+log = logging.getLogger(__name__)
+
+REGISTER_SECONDS: Final = 10.0
+"""A stream that says nothing for this long is not a worker."""
+WORKERS_A_PROGRESS_STEP: Final = 16
+"""Progress comes every quarter second up to this many workers, and more seldom in proportion beyond."""
+FASTEST_WATCH_HZ: Final = 20.0
+WORDS_MAX: Final = 1000
+"""Characters of what a caller is told: a status travels in a header, of 8 KiB at most."""
+
+_CODES: Final = {
+    Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
+    Cause.TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    Cause.INCOMPATIBLE: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
+    """`rlhf.v1.Coordinator` of one run."""
+
+    def __init__(self, run: Run, event_handlers: EventHandlers) -> None:
+        self._run = run
+        self._event_handlers = event_handlers
+        self._batches = Batches(run)
+        self._written_job = cache(partial(written_job, run.context.job))
+
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """One worker's stream."""
+        register = await self._first(context)
+        number = self._run.sessions.number()
+        joined = self._register(register, number)
+        if isinstance(joined, Refused):
+            await context.abort(_CODES[joined.cause], joined.reason[:WORDS_MAX])
+        session = self._run.sessions.open(register.worker, number)
+        reader = asyncio.create_task(self._read(session, context))
+        try:
+            yield pb.CoordinatorMessage(welcome=self._welcome(register.protocol))
+            while (message := await session.outgoing.get()) is not None:
+                yield message
+            if session.problem:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.problem[:WORDS_MAX])
+        finally:
+            reader.cancel()
+            self._run.sessions.close(session)
+            self._event_handlers.closed(register.worker, number)
+
+    async def FetchBatch(  # noqa: N802
+        self, request: pb.FetchBatchRequest, context: Context
+    ) -> AsyncIterator[pb.BatchPart]:
+        """An iteration's batch in parts."""
+        try:
+            parts = self._batches.parts(request.iteration)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0])[:WORDS_MAX])
+        except JobError as error:
+            self._fail(error)
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        for part in parts:
+            yield part
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.JobStatus:  # noqa: N802
+        """The status now."""
+        return job_status(self._run)
+
+    async def WatchStatus(  # noqa: N802
+        self, request: pb.WatchStatusRequest, context: Context
+    ) -> AsyncIterator[pb.JobStatus]:
+        """A status whenever it differs from the last one sent; ends with the job."""
+        rate = min(FASTEST_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
+        last = pb.JobStatus()
+        while True:
+            status = job_status(self._run)
+            if status != last:
+                yield status
+                last = status
+            if self._run.outcome is not None:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1 / rate):
+                    await self._run.over.wait()
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
+        """CommandResults when the job has stopped."""
+        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason[:WORDS_MAX] or "asked to stop")
+        await self._run.over.wait()
+        state = self._run.state
+        return pb.StopReply(iteration=state.version, checkpoint=state.checkpoint.folder)
+
+    async def Resize(self, request: pb.ResizeRequest, context: Context) -> pb.ResizeReply:  # noqa: N802
+        """CommandResults when the sizes are in force; INVALID_ARGUMENT when a group cannot have its size."""
+        try:
+            changed = self._run.state.fleet.resize(request.replicas, time.monotonic())
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:WORDS_MAX])
+        if changed:
+            sizes = ", ".join(f"{name} {count}" for name, count in sorted(request.replicas.items()))
+            log.info("the groups are resized: %s", sizes)
+            self._run.event("resize", sizes)
+            self._run.wake()
+        return pb.ResizeReply()
+
+    async def _first(self, context: Context) -> pb.Register:
+        message = None
+        with contextlib.suppress(TimeoutError, ValueError):
+            async with asyncio.timeout(REGISTER_SECONDS):
+                message = await _next(context)
+        if not isinstance(message, pb.WorkerMessage) or message.WhichOneof("message") != "register":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Register")
+        return message.register
+
+    def _register(self, register: pb.Register, number: int) -> Refused | None:
+        if self._run.outcome is not None:
+            return Refused(f"the job is {self._run.outcome.phase}")
+        try:
+            joined = self._event_handlers.register(register, number)
+        except ValueError as error:
+            return Refused(f"Register of {register.worker} makes no sense: {error}")
+        return joined if isinstance(joined, Refused) else None
+
+    async def _read(self, session: WorkerStream, context: Context) -> None:
+        """Takes in messages until the worker ends the stream or says something that makes no sense."""
+        workers = self._run.state.fleet.workers
+        try:
+            while (message := await _next(context)) is not grpc.aio.EOF:
+                if workers[session.worker].session != session.number:
+                    break
+                self._take(session, message)
+        except ValueError as error:
+            session.problem = str(error)[:WORDS_MAX]
+            log.error("%s: %s; its session is ended", session.worker, session.problem)
+            self._run.event("bad-message", session.problem, worker=session.worker)
+            self._count_bad_message(session.worker, session.problem)
+        except JobError as error:
+            self._fail(error)
+        finally:
+            session.outgoing.put_nowait(None)
+
+    def _take(self, session: WorkerStream, message: pb.WorkerMessage) -> None:
+        """Raises ValueError when the message makes no sense, and when taking it in fails for a reason nobody thought
+        of: a session whose reader is gone would look alive and be heard by nobody."""
+        try:
+            self._event_handlers.message(session.worker, message)
+        except (ValueError, JobError):
+            raise
+        except Exception as error:
+            log.exception("%s: a message could not be taken in", session.worker)
+            raise ValueError(f"a message could not be taken in: {type(error).__name__}: {error}") from error
+
+    def _count_bad_message(self, name: str, what: str) -> None:
+        worker = self._run.state.fleet.workers[name]
+        worker.failures += 1
+        if worker.failures > self._run.context.spec.run_policy.backoff_limit:
+            self._fail(JobError("BadMessage", f"{name} keeps sending what makes no sense: {what}"))
+
+    def _fail(self, error: JobError) -> None:
+        self._run.state.failure = error.failure
+        self._run.wake()
+
+    def _welcome(self, reader: int) -> pb.Welcome:
+        fleet = self._run.state.fleet
+        return pb.Welcome(
+            coordinator_epoch=self._run.coordinator_epoch,
+            job=self._written_job(min(reader, PROTOCOL)),
+            protocol=PROTOCOL,
+            heartbeat_seconds=fleet.heartbeat,
+            progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
+        )
+
+
+async def _next(context: Context) -> Any:
+    """The next message of a stream. Raises ValueError for bytes that are none."""
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise ValueError(f"bytes that are no message: {error}") from error
+
+
+def order_stop(run: Run, *, checkpoint: bool, reason: str) -> None:
+    """Ends the job after the optimizer batch that is running."""
+    log.info("stopping: %s", reason)
+    run.event("stop", reason)
+    run.state.stop = StopOrder(checkpoint, reason)
+    run.wake()
+
+
+async def start_server(service: CoordinatorService, listen: str, certificates: Path | None) -> grpc.aio.Server:
+    """Binds and serves; raises JobError (exit code 24) when the address cannot be used."""
+    server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+    control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    name = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+    reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    try:
+        if certificates is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, server_credentials(certificates))
+    except RuntimeError as error:
+        message = f"the address {listen} cannot be used: {error}"
+        raise JobError("AddressInUse", message, field="RLHF_LISTEN", exit_code=ExitCode.ADDRESS_IN_USE) from error
+    await server.start()
+    for served in ("", name):
+        await checks.set(served, health_pb2.HealthCheckResponse.SERVING)
+    log.info("serves at %s (port %d)%s", listen, port, "" if certificates else ", without TLS")
+    return server

@@ -1,0 +1,86 @@
+"""One coordinator process between its start and its end: the service up, the loop running, the last farewells.
+
+When it dies in here, at any line, the next one restores the run from the journal and calls this again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlhf_api.endpoint import Endpoint
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.fusion import fusing, learning
+from rlhf_coordinator.job.run import Outcome, Run
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.loop import Loop
+from rlhf_coordinator.scheduling.decisions import Finish
+from rlhf_coordinator.service.metrics import metrics_of
+from rlhf_coordinator.service.server import CoordinatorService, start_server
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.journal_lock import WATCH_SECONDS
+from rlhf_coordinator.storage.restore import Restored
+from rlhf_coordinator.training.saving import Saving
+
+log = logging.getLogger(__name__)
+
+FAREWELL_SECONDS: Final = 5.0
+"""Workers get their Exit and hang up within a second; more waiting helps nobody."""
+STOP_SECONDS: Final = 1.0
+"""Open calls (a status watcher, the answer to Stop) get this long to end."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the coordinator serves."""
+
+    listen: str
+    certificates: Path | None = None
+
+
+async def serve(run: Run, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> Outcome:
+    """Runs the job to its end. Raises JobError when an address cannot be used."""
+    saving = Saving(run)
+    event_handlers, actions = EventHandlers(run, saving), Actions(run, saving)
+    if restored.ledger.iteration >= run.context.spec.iterations:
+        log.info("all %d iterations are done", run.context.spec.iterations)
+        actions.carry_out(Finish("Complete"))
+        return Outcome("Complete")
+    server = await start_server(CoordinatorService(run, event_handlers), addresses.listen, addresses.certificates)
+    beating = None
+    if endpoint is not None:
+        endpoint.metrics = metrics_of(run)
+        beating = asyncio.create_task(endpoint.keep_beating())
+    watching = asyncio.create_task(_watch(run.journal))
+    try:
+        learning.recall(run, restored.inter_stage)
+        if restored.begun_ns is None:
+            actions.begin_iteration(restored.ledger.iteration)
+        else:
+            run.journal.resume(restored.ledger.iteration)
+            fusing.begin(run)
+        log.info("job %s: iteration %d, start %d", run.context.job.name, run.state.iteration, run.coordinator_epoch)
+        await Loop(run, event_handlers, actions).until_over()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await run.sessions.until_empty()
+        await server.stop(STOP_SECONDS)
+    finally:
+        await server.stop(None)
+        watching.cancel()
+        if beating is not None:
+            beating.cancel()
+        run.journal.close()
+    assert run.outcome is not None
+    return run.outcome
+
+
+async def _watch(journal: Journal) -> None:
+    """Ends this process when it was cut off for so long that another coordinator has taken its journal over."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        with contextlib.suppress(JobError):  # a disk that does not answer is told by whoever writes to it
+            await asyncio.to_thread(journal.check)

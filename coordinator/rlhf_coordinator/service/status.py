@@ -1,0 +1,105 @@
+"""The JobStatus message: what the coordinator tells the operator, the live view and whoever asks.
+
+Rule: built from the run on request, never stored; says in words what the job waits for.
+"""
+
+import time
+from collections.abc import Iterable
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.scheduling import release, waits
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.worker import Work, Worker
+
+
+def job_status(run: Run) -> pb.JobStatus:
+    """The state of the job now."""
+    state, now = run.state, time.monotonic()
+    status = pb.JobStatus(
+        job=run.context.job.name,
+        phase=run.outcome.phase if run.outcome else run.iteration_metrics.phase,
+        iteration=state.iteration,
+        iterations=run.context.spec.iterations,
+        ledger=state.ledger.counts(),
+        workers=[worker_status(worker, state.ledger, run.context.graph.trained, now) for worker in state.fleet],
+        metrics=run.last_metrics,
+        weight_version=state.version,
+        last_checkpoint=state.checkpoint.folder,
+        coordinator_epoch=run.coordinator_epoch,
+        started_ns=run.started_ns,
+        seconds_left=seconds_left(run, now),
+        restarts={worker.name: worker.restarts for worker in state.fleet if worker.restarts},
+        tokens=state.ledger.tokens,
+        replicas={group.value: count for group, count in state.fleet.sizes.items()},
+        pool=state.fusion.pool,
+    )
+    if (lock := run.journal.lock) is not None:
+        status.journal_lock_shared, status.journal_lock_doubt = not lock.doubt, lock.doubt
+    if release.possible(run.context, state):
+        status.fusion.CopyFrom(fusion_status(run))
+    if run.outcome is None:
+        status.waiting_for.extend(waits.sentences(run.context, state, now))
+    elif run.outcome.failure is not None:
+        status.failure.CopyFrom(run.outcome.failure)
+    return status
+
+
+def fusion_status(run: Run) -> pb.FusionStatus:
+    """The fusion of the iteration in progress."""
+    state, fused = run.state.fusion, release.fuses(run.context, run.state)
+    choice = state.choice
+    return pb.FusionStatus(
+        choice=choice.reason or "no fusion: nothing is chosen yet",
+        threshold=choice.threshold if fused else 0,
+        pool=choice.pool if fused else 0,
+        released=state.released,
+        migrated=run.state.ledger.migrated,
+        migrated_bytes=state.moved.bytes,
+        predicted_seconds=choice.seconds,
+        predicted_off_seconds=choice.off_seconds,
+    )
+
+
+def seconds_left(run: Run, now: float) -> float:
+    """Remaining iterations at the pace of the last one; 0 while that is not known or nothing is left."""
+    pace = run.last_metrics.get("seconds/iteration", 0.0)
+    if run.outcome is not None or not pace:
+        return 0.0
+    remaining = run.context.spec.iterations - run.state.iteration
+    return max(0.0, remaining * pace - min(pace, now - run.iteration_metrics.begun))
+
+
+def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
+    """What one worker is and does. What it decodes and scores by counts before what its rank holds."""
+    held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
+    decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
+    tokens_per_second, busy = worker.rates
+    return pb.WorkerStatus(
+        worker=worker.name,
+        state=_state(worker, decoding + scoring > 0),
+        activity=_activity(worker, decoding, scoring),
+        active_samples=worker.heartbeat.active_samples or decoding,
+        tokens_per_second=tokens_per_second,
+        versions=held | worker.versions,
+        busy_share=busy,
+        silent_seconds=max(0.0, now - worker.heard) if worker.lost else 0.0,
+    )
+
+
+def _state(worker: Worker, has_samples: bool) -> str:
+    if not worker.seen:
+        return "Missing"
+    if not worker.session:
+        return "Lost"
+    if worker.leaving or not worker.role:
+        return "Starting"
+    return "Busy" if has_samples or worker.slow is not None else "Ready"
+
+
+def _activity(worker: Worker, decoding: int, scoring: int) -> str:
+    slow = worker.slow
+    if slow is not None:
+        return "train" if slow.work is Work.TRAIN else slow.detail
+    parts = [f"decode {decoding}"] * bool(decoding) + [f"score {scoring}"] * bool(scoring)
+    return ", ".join(parts)

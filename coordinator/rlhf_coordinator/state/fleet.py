@@ -1,0 +1,210 @@
+"""The workers of a job: who is wanted, who is there, and when one counts as lost.
+
+A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a moment
+of grace to come back), or lost. A new process under a worker's name (another incarnation) is a restart: whatever the
+old one held is gone at once. A second *live* process under one name is refused: workers were started wrongly.
+Rule: pure; the time comes in. Must never decide what a worker should do: that is `iteration.decide`.
+When the process dies nothing of this is kept: workers register again and say what they still are.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import Group, worker_name
+from rlhf_api.protocol import PROTOCOL, mismatch
+from rlhf_api.rules.table import MAX_WORKERS
+from rlhf_coordinator.state.worker import LOADS, Pending, Work, Worker
+
+GRACE_SECONDS: Final = 2.0
+"""A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
+
+BEATS_A_SECOND: Final = 64
+"""Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream's end is seen at once."""
+
+MISSED_BEATS: Final = 3
+"""A session silent for so many beats may be half dead: a new incarnation takes its name over, it is not refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A registration was accepted."""
+
+    worker: Worker
+    restarted: bool
+    """Another process than before: it has nothing of what the old one held."""
+
+
+class Cause(Enum):
+    """Why a registration is refused, as far as the worker acts on it."""
+
+    UNKNOWN = "unknown"
+    """It is none of the job, or what it says makes no sense."""
+    TAKEN = "taken"
+    """The name is wanted, but somebody else has it."""
+    INCOMPATIBLE = "incompatible"
+    """Its version does not work with ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A registration was refused, and why."""
+
+    reason: str
+    cause: Cause = Cause.UNKNOWN
+
+
+class Fleet:
+    """All wanted workers by name."""
+
+    def __init__(self, spec: RLHFJobSpec, now: float) -> None:
+        self.timeout = float(spec.run_policy.worker_timeout_seconds)
+        self.workers: dict[str, Worker] = {}
+        """Everybody who was wanted at some time: late messages of those who left find themselves here."""
+        self.sizes = wanted(spec)
+        self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
+        self._add_missing(now)
+        self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / BEATS_A_SECOND))
+        """Seconds between two heartbeats of a worker."""
+
+    def of(self, group: Group) -> list[Worker]:
+        """Workers of a group by index."""
+        return [worker for worker in self if worker.group is group]
+
+    def ranks(self) -> list[Worker]:
+        """Who holds the ranks of the training group, by rank."""
+        return self.of(self.rank_group)[: self.world_size]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return (worker for worker in self.workers.values() if not self._retired(worker))
+
+    def resize(self, replicas: Mapping[str, int], now: float) -> bool:
+        """Sets the sizes of the generation and inference groups; False when they are so already.
+
+        Raises ValueError naming the group when it cannot have that size. A worker beyond the size counts, and what it
+        holds is its own, until it is lost.
+        """
+        sizes = dict(self.sizes)
+        for name, count in replicas.items():
+            if name not in (Group.GENERATION, Group.INFERENCE) or name not in self.sizes:
+                raise ValueError(f"group {name!r} cannot be resized: give generation or inference, if the job has it")
+            least = 0 if name == Group.INFERENCE else 1  # generation workers can score too
+            least = self.world_size if name == self.rank_group else least
+            if not least <= count <= MAX_WORKERS:
+                holds = ", the first of which hold the training ranks" if name == self.rank_group else ""
+                raise ValueError(f"{name} = {count}: must be {least} to {MAX_WORKERS}{holds}")
+            sizes[Group(name)] = count
+        if sizes == self.sizes:
+            return False
+        retired = {worker.name for worker in self.workers.values() if self._retired(worker)}
+        self.sizes = sizes
+        self._add_missing(now, retired)
+        return True
+
+    def _add_missing(self, now: float, retired: Collection[str] = ()) -> None:
+        """Who left and is wanted again is a new worker."""
+        for group, count in self.sizes.items():
+            for index in range(count):
+                name = worker_name(group, index)
+                if name not in self.workers or name in retired:
+                    rank = index if group is self.rank_group and index < self.world_size else None
+                    self.workers[name] = Worker(name, group, index, rank, since=now)
+
+    def _retired(self, worker: Worker) -> bool:
+        """Beyond its group's size, and gone: nobody waits for it."""
+        return worker.index >= self.sizes[worker.group] and (worker.lost or not worker.seen)
+
+    def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
+        """Opens a session; the caller takes back what an earlier process or session of the name held."""
+        worker = self.workers.get(message.worker)
+        if (
+            worker is None
+            or self._retired(worker)
+            or (message.group, message.index) != (worker.group.value, worker.index)
+        ):
+            names = ", ".join(each.name for each in self)
+            return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}")
+        same = worker.incarnation == message.incarnation
+        worker.refused = mismatch(message.worker, message.protocol, PROTOCOL)
+        if worker.refused:
+            return Refused(worker.refused, Cause.INCOMPATIBLE)
+        if not message.incarnation:
+            return Refused(f"worker {message.worker} registered without an incarnation")
+        if worker.session and not same and not worker.leaving and now - worker.heard < MISSED_BEATS * self.heartbeat:
+            return Refused(f"worker {message.worker} is already connected from another live process", Cause.TAKEN)
+        restarted = worker.seen and not same
+        worker.restarts += restarted
+        self._open(worker, message, session, now, keep=worker.trained if same else None)
+        return Joined(worker, restarted)
+
+    def _open(
+        self, worker: Worker, message: pb.Register, session: int, now: float, keep: pb.TrainResult | None
+    ) -> None:
+        state = message.state
+        worker.session, worker.seen, worker.lost, worker.leaving = session, True, False, False
+        worker.incarnation, worker.address = message.incarnation, message.address
+        worker.rendezvous, worker.device = message.rendezvous, message.device
+        worker.role, worker.versions = state.role, dict(state.versions)
+        worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
+        worker.trained = state.last_train if state.HasField("last_train") else keep
+        worker.train_failure, worker.table = None, ""
+        worker.pending, worker.awake = {}, True
+        if state.busy:
+            detail = "finish the command of its last session"
+            pending = Pending(Work.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
+            worker.pending[state.command_id] = pending
+        worker.since = worker.heard = worker.moved = worker.breathed = now
+        worker.heartbeat, worker.rates, worker.asked_to_end = pb.Heartbeat(), (0.0, 0.0), 0.0
+
+    def closed(self, name: str, session: int, now: float) -> bool:
+        """A session ended; False when the worker has a newer one already."""
+        worker = self.workers[name]
+        if worker.session != session:
+            return False
+        worker.session, worker.since = 0, now
+        return True
+
+    def beat(self, name: str, heartbeat: pb.Heartbeat, now: float) -> None:
+        """A heartbeat arrived: rates follow from the difference to the one before."""
+        worker = self.workers[name]
+        before, seconds = worker.heartbeat, now - worker.heard
+        if before.tokens != heartbeat.tokens:
+            worker.moved = now
+        if before.busy_seconds != heartbeat.busy_seconds:
+            worker.breathed = now
+        if heartbeat.leaving and not worker.asked_to_end:
+            worker.asked_to_end = now
+        if seconds > 0 and before.ByteSize():
+            busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
+            worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))
+        worker.heartbeat, worker.heard = heartbeat, now
+
+    def expire(self, now: float) -> list[Worker]:
+        """Marks as lost who was silent or broken for too long, and returns them; their sessions are over."""
+        gone = [worker for worker in self if worker.seen and not worker.lost and self._is_gone(worker, now)]
+        for worker in gone:
+            worker.forget()
+            worker.lost, worker.since = True, now
+        return gone
+
+    def _is_gone(self, worker: Worker, now: float) -> bool:
+        if worker.session:
+            return now - worker.heard > self.timeout
+        return worker.leaving or now - worker.since > GRACE_SECONDS
+
+
+def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
+    """Workers of each group; a group that no task of the graph runs in does not exist."""
+    counts = {
+        Group.GENERATION: spec.generation.replicas,
+        Group.INFERENCE: spec.inference.replicas,
+        Group.TRAINING: spec.training.ranks,
+    }
+    if spec.rank_group is not Group.TRAINING:
+        del counts[Group.TRAINING]
+    graph = graph_of(spec)
+    return {group: count for group, count in counts.items() if graph.tasks_of(group)}

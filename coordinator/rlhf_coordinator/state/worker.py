@@ -1,0 +1,188 @@
+"""One worker of a job: what it is, what it was asked and has not answered, and what it said of itself.
+
+A command is pending from the moment it is sent until it is answered or the worker's session ends. A worker with a slow
+one is busy; one that holds a training rank besides decoding may be busy on either side.
+Rule: plain data; `fleet.Fleet` opens and ends sessions, answers change the rest. Must never outlive the process it
+stands for: what a process held is forgotten with it.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode, Group
+from rlhf_coordinator.state.sample import Lease
+
+
+class Work(StrEnum):
+    """What a command asks for, as far as deciding needs to know."""
+
+    BECOME = "become"
+    LOAD = "load"
+    GENERATE = "generate"
+    SCORE = "score"
+    TRAIN = "train"
+    MEASURE = "measure"
+    CHECKPOINT = "checkpoint"
+    WITHDRAW = "withdraw"
+    MIGRATE = "migrate"
+    PARK = "park"
+    PREFIX = "prefix"
+    UNKNOWN = "unknown"
+    """A command of an earlier coordinator that still runs."""
+
+
+SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.MEASURE, Work.CHECKPOINT, Work.UNKNOWN})
+"""A worker with one of these pending is busy: it gets no other command but Exit."""
+
+
+LOADS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
+"""Commands, by their names on the wire, in which a worker may read weights from training ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A sample that a worker was asked to give away."""
+
+    iteration: int
+    sample: int
+    source: Lease
+    destination: Lease | None = None
+    """With its KV cache; None: its tokens come back."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A command that is not answered yet."""
+
+    work: Work
+    sent: float
+    detail: str
+    """End of the sentence "waiting for generation-1 to ..."."""
+    version: int = 0
+    """Weight version after it."""
+    model: str = ""
+    """Load: the model role."""
+    from_ranks: bool = False
+    """It reads weights from training ranks, which therefore must not train."""
+    role: str = ""
+    """Become: the role it then has. Measure: the role that is measured."""
+    leaving: tuple[Leaving, ...] = ()
+    """Withdraw, Migrate: of which samples."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One wanted worker."""
+
+    name: str
+    group: Group
+    index: int
+    rank: int | None = None
+    """Of the training group; None: it holds none."""
+    session: int = 0
+    """0: not connected."""
+    seen: bool = False
+    """It registered with this coordinator at some time."""
+    lost: bool = False
+    leaving: bool = False
+    """It was told to exit."""
+    awake: bool = False
+    """Generation workers: its scoring models may be in device memory, since it was given something to score."""
+    refused: str = ""
+    """Why the last process under its name was not let in: its version does not work with ours."""
+    incarnation: str = ""
+    address: str = ""
+    rendezvous: str = ""
+    device: str = ""
+    role: str = ""
+    """Several are joined by "+"."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Model -> weight version that it decodes and scores by."""
+    trained_version: int = 0
+    """Weight version of its rank, which is one of its own."""
+    group_epoch: int = 0
+    table: str = ""
+    """The schedule table it trains by, when that is known."""
+    trained: pb.TrainResult | None = None
+    """Result of its last finished Train."""
+    train_failure: pb.Failure | None = None
+    """It could not join its group or train: the group has to start anew."""
+    failed_at: float = 0.0
+    pending: dict[int, Pending] = field(default_factory=dict)
+    failures: int = 0
+    """Retryable command failures in a row."""
+    not_before: float = 0.0
+    """No new slow command before this time."""
+    since: float = 0.0
+    """When it entered its present state: connected, broken, lost, or missing."""
+    heard: float = 0.0
+    moved: float = 0.0
+    """When its tokens last changed, a result came, or work was last given to it."""
+    breathed: float = 0.0
+    """When its compute time last changed: it may be in one long computation, or stuck."""
+    restarts: int = 0
+    asked_to_end: float = 0.0
+    """When it first said that its machine asked it to end; 0: it did not. It stays while its rank may be needed."""
+    heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
+    rates: tuple[float, float] = (0.0, 0.0)
+    """(tokens per second, share of time busy) between the last two heartbeats."""
+
+    @property
+    def connected(self) -> bool:
+        """A session is open and it is not on its way out."""
+        return self.session != 0 and not self.leaving
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """What it is: generation, inference, training; it may be several."""
+        return frozenset(self.role.split("+")) - {""}
+
+    def add_role(self, role: str) -> None:
+        """It became this too."""
+        self.role = "+".join(sorted(self.roles | {role}))
+
+    @property
+    def slow(self) -> Pending | None:
+        """The slow command it is busy with."""
+        for item in self.pending.values():
+            if item.work in SLOW_WORK:
+                return item
+        return None
+
+    @property
+    def rank_work(self) -> Pending | None:
+        """The slow command that its rank is busy with, as far as that is known."""
+        for item in self.pending.values():
+            own = item.work in (Work.TRAIN, Work.CHECKPOINT, Work.UNKNOWN) or item.role == Group.TRAINING
+            if own and item.work in SLOW_WORK and not item.from_ranks:
+                return item
+        return None
+
+    @property
+    def trains(self) -> bool:
+        """It is a rank of a training group."""
+        return Group.TRAINING in self.roles
+
+    @property
+    def idle(self) -> bool:
+        """It can be given a slow command now."""
+        return self.connected and self.slow is None
+
+    @property
+    def asks_restart(self) -> bool:
+        """Its failure says that it only needs its group to come back (a peer was lost)."""
+        return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
+
+    def serves(self, version: int) -> bool:
+        """Its rank has exactly these weights, and gives them to whoever asks."""
+        return self.connected and self.trains and self.trained_version == version and self.rank_work is None
+
+    def forget(self) -> None:
+        """The process is gone, and with it all it was."""
+        self.session = 0
+        self.role, self.versions, self.trained_version, self.group_epoch = "", {}, 0, 0
+        self.pending, self.trained, self.train_failure = {}, None, None
+        self.leaving, self.asked_to_end = False, 0.0
+        self.rates = (0.0, 0.0)

@@ -1,0 +1,231 @@
+"""Checkpoint folders: made whole or not at all, found again, pruned. The coordinator's side; ranks write the big files.
+
+`<path>/iteration-000010/` holds version 10, the outcome of 10 iterations. It is written as `.tmp-iteration-000010`,
+checked against the sizes and SHA-256 sums that the ranks reported, completed (weight index, what the model's folder has
+beside its weights, `checkpoint.json`), made durable, and renamed. Of a model given by hub id the ranks write that too,
+as they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-` folder, which the
+next one removes. Discovery checks every file of a folder, newest first; a damaged one is named and passed over.
+Must never touch a folder under a final name except to replace a damaged one or to prune.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.model_folders import local_folder
+from rlhf_coordinator.storage.journal import sync_folder
+
+FIELD: Final = "spec.checkpoints.path"
+_NAME: Final = re.compile(r"iteration-(\d{6,})")
+_FACTS: Final = "checkpoint.json"
+_CONFIG: Final = "config.json"
+_WEIGHTS: Final = (
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".h5",
+    ".msgpack",
+)
+_HASH_THREADS: Final = 4
+"""Hashing releases the interpreter; more than a few threads only fight for the disk."""
+_HASH_BLOCK: Final = 1 << 22
+"""Bytes read at once."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    version: int
+    folder: Path
+
+
+def folder_of(path: Path, version: int) -> Path:
+    """Final folder of a version."""
+    return path / f"iteration-{version:06d}"
+
+
+def prepare(path: Path, version: int) -> Path:
+    """An empty temporary folder for a version; raises OSError."""
+    temporary = path / f".tmp-iteration-{version:06d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def discard(temporary: Path) -> None:
+    """Removes a temporary folder, whatever is in it."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def finish(
+    temporary: Path,
+    path: Path,
+    version: int,
+    results: Iterable[pb.CheckpointResult],
+    sources: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> Checkpoint:
+    """Completes, checks and publishes a folder the ranks have written; `sources`: model role -> its first folder.
+
+    Raises JobError when a file is not what its rank reported, or nobody has the model's configuration; OSError when the
+    disk does not take it.
+    """
+    files = [file for result in results for file in result.files]
+    sums = {file.path: (file.bytes, file.sha256) for file in files}
+    problem = _mismatch(temporary, sums)
+    if problem:
+        raise JobError("StorageFailed", f"checkpoint {version}: {problem}", field=FIELD, exit_code=ExitCode.STORAGE)
+    for model in sorted({file.model for file in files if file.model}):
+        weights = [file for file in files if file.model == model and file.parameters]
+        _index(temporary / model, weights, sums)
+        _add_source_files(temporary / model, model, sources[model])
+    paths = [item for item in temporary.rglob("*") if item.is_file()]
+    described = {str(item.relative_to(temporary)): _describe(temporary, item, sums) for item in sorted(paths)}
+    content = {**facts, "version": version, "iteration": version - 1, "files": described}
+    (temporary / _FACTS).write_text(json.dumps(content, indent=1, sort_keys=True))
+    _sync_tree(temporary)
+    return Checkpoint(version, _publish(temporary, path, version))
+
+
+def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """(newest complete checkpoint of a version up to `at_most`, a sentence for each damaged one that is newer)."""
+    problems: list[str] = []
+    for version in versions(path):
+        if at_most is not None and version > at_most:
+            continue
+        problem = verify(folder_of(path, version))
+        if problem is None:
+            return Checkpoint(version, folder_of(path, version)), problems
+        problems.append(f"{folder_of(path, version)} is passed over: {problem}")
+    return None, problems
+
+
+def versions(path: Path) -> list[int]:
+    """Versions that have a final folder, newest first."""
+    if not path.is_dir():
+        return []
+    matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
+    return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder; None when every file is as it was written."""
+    try:
+        content = json.loads((folder / _FACTS).read_bytes())
+        sums = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
+        if folder_of(folder.parent, int(content["version"])) != folder:
+            return f"{_FACTS} is of version {content['version']}"
+    except OSError as error:
+        return f"{_FACTS} cannot be read: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{_FACTS} is damaged: {error!r}"
+    return _mismatch(folder, sums)
+
+
+def prune(path: Path, newest: int, keep: int) -> list[int]:
+    """Removes all but the `keep` newest up to version `newest`; returns those, newest first.
+
+    A folder ahead of `newest` is a damaged one that was passed over: it takes no place, and is replaced in its turn.
+    """
+    listed = [version for version in versions(path) if version <= newest]
+    for version in listed[keep:]:
+        doomed = path / f".tmp-remove-{version:06d}"
+        folder_of(path, version).rename(doomed)  # never seen half-removed under its final name
+        shutil.rmtree(doomed, ignore_errors=True)
+    return listed[:keep]
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what processes that died in the middle left behind."""
+    for item in path.glob(".tmp-*") if path.is_dir() else ():
+        shutil.rmtree(item, ignore_errors=True)
+
+
+def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
+    """Makes a Hugging Face folder of the stages' files: an index, or the single file's usual name."""
+    if len(weights) == 1:
+        name = weights[0].path
+        target = folder / "model.safetensors"
+        (folder.parent / name).rename(target)
+        sums[str(target.relative_to(folder.parent))] = sums.pop(name)
+        return
+    index = {parameter: Path(file.path).name for file in weights for parameter in file.parameters}
+    content = {"metadata": {"total_size": sum(file.bytes for file in weights)}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=1, sort_keys=True))
+
+
+def _add_source_files(folder: Path, model: str, source: str) -> None:
+    """Copies what the source folder has beside its weights and the ranks have not written."""
+    found = local_folder(source)
+    for item in sorted(found.iterdir()) if found is not None else ():
+        if item.is_file() and not item.name.endswith(_WEIGHTS) and not (folder / item.name).exists():
+            shutil.copyfile(item, folder / item.name)
+    if not (folder / _CONFIG).is_file():
+        message = (
+            f"{source} is not among what the coordinator has mounted, and the ranks did not write its {_CONFIG} and "
+            "tokenizer, because their image is of an earlier version: use the worker image of the coordinator's "
+            "version, or put the model into a folder that training pods mount"
+        )
+        raise JobError("ModelMissing", message, field=f"spec.models.{model}.path", exit_code=ExitCode.BAD_MODEL)
+
+
+def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
+    """The first file that differs from (bytes, sha256)."""
+    for name, (size, _) in sums.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        found = (folder / name).stat().st_size
+        if found != size:
+            return f"{name} has {found} bytes, not {size}"
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        digests = pool.map(lambda name: _digest(folder / name), sums)
+        return next((f"{n} has another SHA-256" for n, d in zip(sums, digests, strict=True) if d != sums[n][1]), None)
+
+
+def _describe(folder: Path, file: Path, sums: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    known = sums.get(str(file.relative_to(folder)))
+    return {"bytes": file.stat().st_size, "sha256": known[1] if known else _digest(file)}
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync_tree(folder: Path) -> None:
+    for item in folder.rglob("*"):
+        if item.is_dir():
+            sync_folder(item)
+        else:
+            with item.open("rb") as stream:
+                os.fsync(stream.fileno())
+    sync_folder(folder)
+
+
+def _publish(temporary: Path, path: Path, version: int) -> Path:
+    final = folder_of(path, version)
+    damaged = path / f".tmp-damaged-{version:06d}"
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(damaged)
+    temporary.rename(final)
+    sync_folder(path)
+    shutil.rmtree(damaged, ignore_errors=True)
+    return final

@@ -1,0 +1,214 @@
+"""The journal: what survives the coordinator. One append-only segment of framed records an iteration, and `job.json`.
+
+Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
+written at once, so a killed process loses nothing it acted on; they are flushed to the disk at commits (before training
+starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded again.
+A torn or damaged tail is cut off when a segment is opened to go on, and that is a copy under the same name: what an
+earlier coordinator still writes goes into a file that nobody reads. Segments older than the oldest kept checkpoint are
+pruned: before that, a training group that starts anew replays them.
+Must never rewrite a record, and never hold anything that is not plain data.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from google.protobuf.message import DecodeError
+
+from rlhf_coordinator.failures import JobError, storage_error
+from rlhf_coordinator.storage.journal_lock import JournalLock
+from rlhf_coordinator.storage.journal_pb2 import Begun, Record
+
+_FRAME: Final = struct.Struct("<II")
+_SEGMENT: Final = "iteration-{:06d}.log"
+_JOB_FILE: Final = "job.json"
+_FIELD: Final = "RLHF_RUN_DIR"
+
+
+def frame(record: Record) -> bytes:
+    """The bytes of one record on disk."""
+    payload = record.SerializeToString()
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def unframe(data: bytes) -> Iterator[tuple[Record, int]]:
+    """(record, offset after it) for every whole record; stops at the first torn or damaged one.
+
+    A record is never empty, so a tail of zeros, which some file systems leave behind, is not one either.
+    """
+    offset = 0
+    while offset + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, offset)
+        payload = data[offset + _FRAME.size : offset + _FRAME.size + length]
+        if not length or len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        offset += _FRAME.size + length
+        try:
+            yield Record.FromString(payload), offset
+        except DecodeError:
+            return
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes created, renamed and removed names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file under its name, or nothing; durable when it returns. Raises OSError."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+class Journal:
+    """The journal folder of a run. Methods raise JobError (exit code 23) when the disk does not take a record."""
+
+    def __init__(self, folder: Path, lock: JournalLock | None = None) -> None:
+        """`lock`: by which this process has the folder for itself; it ends when another has it by now."""
+        self.folder, self.lock = folder, lock
+        self.bytes_written = 0
+        self._segment: BinaryIO | None = None
+        self._name_is_durable = True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("the journal", folder, error, _FIELD) from error
+
+    def check(self) -> None:
+        """Before something is made durable: ends the process when the journal is another coordinator's."""
+        if self.lock is not None:
+            self.lock.check()
+
+    # ---------------------------------------------------------------- the job's own facts
+
+    def job(self) -> dict[str, Any]:
+        """What `write_job` wrote last; {} in a fresh journal."""
+        path = self.folder / _JOB_FILE
+        try:
+            facts = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise JobError("JournalDamaged", f"{path} cannot be read: {error}", field=_FIELD) from error
+        assert isinstance(facts, dict)
+        return facts
+
+    def write_job(self, facts: dict[str, Any]) -> None:
+        """Replaces the job's facts."""
+        self.check()
+        try:
+            write_atomically(self.folder / _JOB_FILE, json.dumps(facts, indent=1, sort_keys=True).encode())
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+
+    # ---------------------------------------------------------------- segments
+
+    def path(self, iteration: int) -> Path:
+        """The segment file of an iteration."""
+        return self.folder / _SEGMENT.format(iteration)
+
+    def iterations(self) -> list[int]:
+        """Iterations with a segment, in order."""
+        return sorted(int(path.stem.removeprefix("iteration-")) for path in self.folder.glob("iteration-*.log"))
+
+    def read(self, iteration: int) -> list[Record]:
+        """All whole records of a segment."""
+        try:
+            return [record for record, _ in unframe(self.path(iteration).read_bytes())]
+        except FileNotFoundError:
+            return []
+
+    def begin(self, begun: Begun) -> None:
+        """A new segment (over a leftover that held no whole record); the one before is closed."""
+        self.check()
+        path = self.path(begun.iteration)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+        self._open(path, 0)
+        self._name_is_durable = False
+        self.append(Record(begun=begun))
+
+    def resume(self, iteration: int) -> None:
+        """Goes on with a segment after its last whole record."""
+        path, end = self.path(iteration), 0
+        data = path.read_bytes()
+        for _, offset in unframe(data):
+            end = offset
+        self.check()
+        try:
+            write_atomically(path, data[:end])
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+        self._open(path, end)
+
+    def append(self, record: Record) -> None:
+        """Hands a record to the operating system: it survives this process from here on."""
+        assert self._segment is not None, "no segment is open"
+        data = frame(record)
+        end = self._segment.tell()
+        try:
+            self._write(data)
+        except OSError as error:
+            self._segment.truncate(end)
+            self._segment.seek(end)
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+        self.bytes_written += len(data)
+
+    def commit(self) -> None:
+        """Makes everything appended survive the machine."""
+        assert self._segment is not None, "no segment is open"
+        self.check()
+        try:
+            os.fsync(self._segment.fileno())
+            if not self._name_is_durable:
+                sync_folder(self.folder)
+                self._name_is_durable = True
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error
+
+    def prune(self, before: int) -> list[int]:
+        """Removes the segments of iterations before this one; returns them."""
+        old = [iteration for iteration in self.iterations() if iteration < before]
+        for iteration in old:
+            self.path(iteration).unlink(missing_ok=True)
+        return old
+
+    def close(self) -> None:
+        """Closes the open segment."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _write(self, data: bytes) -> None:
+        assert self._segment is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._segment.write(view) :]
+
+    def _open(self, path: Path, end: int) -> None:
+        self.close()
+        try:
+            self._segment = path.open("r+b" if end else "wb", buffering=0)
+            self._segment.truncate(end)
+            self._segment.seek(end)
+        except OSError as error:
+            raise storage_error("the journal", self.folder, error, _FIELD) from error

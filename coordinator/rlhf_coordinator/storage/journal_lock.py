@@ -1,0 +1,164 @@
+"""One coordinator a journal: the folder's lock, held until the process ends.
+
+A pod that is deleted by force is gone from the API server at once, while its coordinator may still save its last
+checkpoint, or run on a node that nobody reaches; the next one must not write the same journal meanwhile, so it waits.
+Rule: the lock is the kernel's (flock), so it goes with its process however that dies, on this machine, on a volume of
+the node, and over NFS. A file server takes it from a node that it does not hear of for its lease (90 s on NFS 4), and
+that node may come back: so whoever gets the lock writes its own name into it, whoever has it looks for that name before
+it makes anything durable and every few seconds, and ends at once when it finds another. What it wrote in between went
+into files that the next one has replaced (`journal.Journal.resume`). A volume that knows no locks is used without one,
+and a warning says so; whether other nodes see the lock is told by `doubt_of`, for those who would force a pod away.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError, storage_error
+
+log = logging.getLogger("coordinator")
+
+LOCK_FILE: Final = "coordinator.lock"
+PATIENCE_SECONDS: Final = 360.0
+"""The 300 s of grace that a coordinator's pod has for its last checkpoint, and a minute."""
+LOOK_SECONDS: Final = 0.5
+WATCH_SECONDS: Final = 5.0
+"""Between two looks whose lock it is: one small read, and far below the lease of a file server."""
+UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What a volume without locks says."""
+ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
+"""File systems of a disk, which one node at a time has."""
+SHARED: Final = frozenset({"nfs", "nfs4", "ceph", "lustre", "gpfs", "ocfs2", "gfs2"})
+"""File systems of many nodes whose flock is seen by all of them, unless a mount option says otherwise."""
+LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"})
+"""Mount options by which a lock is this node's own."""
+MOUNTS: Final = Path("/proc/self/mountinfo")
+_FIELD: Final = "RLHF_RUN_DIR"
+
+
+@dataclass(frozen=True)
+class JournalLock:
+    """The lock of a journal that this process has got."""
+
+    path: Path
+    descriptor: int
+    name: str
+    """What it wrote into the file; empty when the volume knows no locks."""
+    doubt: str = ""
+    """Why another node might not see it."""
+
+    @property
+    def ours(self) -> bool:
+        """Nobody else has got it meanwhile. Opened anew each time: that is when NFS asks its server."""
+        if not self.name:
+            return True
+        try:
+            return self.path.read_text() == self.name
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("the journal", self.path.parent, error, _FIELD) from error
+
+    def check(self, end: Callable[[int], NoReturn] = os._exit) -> None:
+        """Ends the process when the lock is another's: it must not write one more byte."""
+        if self.ours:
+            return
+        log.error("JournalTaken: %s has another coordinator's name by now; this one was cut off, and ends", self.path)
+        logging.shutdown()
+        end(int(ExitCode.RESTART))
+
+    def close(self) -> None:
+        """Lets it go; the end of the process does the same."""
+        os.close(self.descriptor)
+
+
+def hold(
+    folder: Path, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> JournalLock:
+    """Waits until no other process has the journal in `folder`, and takes it.
+
+    Raises JobError when the other one does not end (exit code 75: not a failure of the job) or the disk refuses (23).
+    """
+    path, told = folder / LOCK_FILE, False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise storage_error("the journal", folder, error, _FIELD) from error
+    deadline = clock() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return JournalLock(path, descriptor, _sign(folder, descriptor), doubt_of(folder))
+        except BlockingIOError:
+            if not told:
+                log.warning("waits for the coordinator before it, which still has %s", path)
+            told = True
+        except OSError as error:
+            if error.errno not in UNKNOWN:
+                os.close(descriptor)
+                raise storage_error("the journal", folder, error, _FIELD) from error
+            log.warning("%s knows no locks (%s): never run two coordinators of this job at once", folder, error)
+            return JournalLock(path, descriptor, "", f"the volume of {folder} knows no locks ({error.strerror})")
+        if clock() > deadline:
+            os.close(descriptor)
+            message = f"waited {PATIENCE_SECONDS:.0f} s for another coordinator of this job to end: it holds {path}"
+            raise JobError("JournalInUse", message, field=_FIELD, exit_code=ExitCode.RESTART)
+        sleep(LOOK_SECONDS)
+
+
+def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
+    """Why another node that has the volume of `folder` might not see a lock in it; empty when it does."""
+    try:
+        found = _mount_of(folder.resolve(), mounts.read_text())
+    except OSError as error:
+        return f"{mounts} cannot be read: {error.strerror}"
+    if found is None:
+        return f"{mounts} names no volume of {folder}"
+    kind, options = found
+    if kind in ONE_NODE:
+        return ""
+    if kind not in SHARED:
+        return f"{folder} is on {kind}, of which it is not known that other nodes see its locks"
+    if local := sorted(LOCAL_OPTIONS & options):
+        return f"{folder} is on {kind} mounted with {local[0]}, so its locks are this node's own"
+    if kind == "lustre" and "flock" not in options:
+        return f"{folder} is on lustre mounted without flock"
+    return ""
+
+
+def _mount_of(folder: Path, text: str) -> tuple[str, frozenset[str]] | None:
+    """(type, options) of the last mount of the longest path that `folder` is below; see proc_pid_mountinfo(5)."""
+    best, found = -1, None
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if len(fields) < 6 or len(rest) < 3:
+            continue
+        place = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4]))
+        if folder.is_relative_to(place) and len(place.parts) >= best:
+            best, found = len(place.parts), (rest[0], frozenset(f"{fields[5]},{rest[2]}".split(",")))
+    return found
+
+
+def _sign(folder: Path, descriptor: int) -> str:
+    """Writes our name into the lock's file."""
+    name = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}\n"
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, name.encode(), 0)
+        os.fsync(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise storage_error("the journal", folder, error, _FIELD) from error
+    return name

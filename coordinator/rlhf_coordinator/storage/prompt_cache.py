@@ -1,0 +1,42 @@
+"""Tokenized prompts kept beside the journal: a restarted coordinator is back in a second, without its tokenizer.
+
+Rule: the file is written whole or not at all, and used only under the digest of the prompts it was made from.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_coordinator.failures import storage_error
+from rlhf_coordinator.storage.journal import Journal, frame, unframe, write_atomically
+from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
+from rlhf_coordinator.storage.prompts import Prompt
+
+
+def _path(journal: Journal, digest: str) -> Path:
+    return journal.folder / f"prompts-{digest[:16]}.log"
+
+
+def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
+    """The prompts as they were tokenized when the journal was begun; None when they were not, or cannot be read."""
+    try:
+        data = _path(journal, digest).read_bytes()
+    except OSError:
+        return None
+    prompts, end = [], 0
+    for record, offset in unframe(data):
+        item, end = record.prompt, offset
+        prompts.append(Prompt(item.line, item.tokens, item.text, item.record))
+    return prompts if prompts and end == len(data) else None
+
+
+def keep_tokenized(journal: Journal, digest: str, prompts: Sequence[Prompt]) -> None:
+    """Writes them down. Raises JobError (exit code 23)."""
+    records = (
+        Record(prompt=TokenizedPrompt(line=item.line, tokens=item.tokens, text=item.text, record=item.record))
+        for item in prompts
+    )
+    path = _path(journal, digest)
+    try:
+        write_atomically(path, b"".join(map(frame, records)))
+    except OSError as error:
+        raise storage_error("the journal", path, error, "RLHF_RUN_DIR") from error

@@ -1,0 +1,163 @@
+"""Where a coordinator goes on: from its journal, from a checkpoint when asked to resume, or from the beginning.
+
+A folder with a journal is always continued (that is how a killed coordinator comes back). A fresh journal beside old
+checkpoints is refused unless resuming is asked for: training over them unasked would prune them away.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.state.job_lengths import JobLengths, read_lengths
+from rlhf_coordinator.state.job_state import CheckpointState, JobContext
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.storage import checkpoint
+from rlhf_coordinator.storage.batch import apply_record
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_planner.inter_stage.costs import JOB_KEY
+
+log = logging.getLogger(__name__)
+
+LENGTHS_KEY: Final = "iterations"
+"""Of the facts about the job: its number of iterations, and since which one."""
+
+
+@dataclass
+class Restored:
+    """Everything a new coordinator process knows."""
+
+    coordinator_epoch: int
+    started_ns: int
+    ledger: Ledger
+    trained: bool
+    training_metrics: dict[str, float]
+    """Of the training that `trained` stands for."""
+    begun_ns: int | None
+    """When the iteration in progress began; None: its segment does not exist yet."""
+    checkpoint: CheckpointState
+    rewards: list[float]
+    """Mean reward of every closed iteration of the run."""
+    last_closed: tuple[int, dict[str, float]] | None
+    """(iteration, metrics), given to the recorder again in case it was lost."""
+    warnings: list[str] = field(default_factory=list)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """The choice of a training schedule, when one was written down."""
+    inter_stage: dict[str, Any] = field(default_factory=dict)
+    """What generation and inference cost, when that was written down."""
+    lengths: JobLengths = field(default_factory=JobLengths)
+
+
+def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
+    """Reads journal and checkpoints, and makes the new coordinator epoch durable. Raises JobError when it cannot go on
+    without losing something."""
+    facts = journal.job()
+    path = Path(context.spec.checkpoints.path) if context.spec.checkpoints else None
+    identity = _identity(context, prompts_sha256)
+    if facts:
+        _same_job(facts["identity"], identity, journal.folder)
+        facts["coordinator_epoch"] += 1
+        restored = _position(context, journal, facts)
+        version = restored.ledger.iteration + restored.trained
+        found, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
+    else:
+        _may_begin(path, resume)
+        found, warnings = checkpoint.discover(path) if path else (None, [])
+        version = found.version if found else 0
+        facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
+        restored = _position(context, journal, facts)
+        restored.warnings = warnings
+    restored.checkpoint = _base(version, found, journal, int(facts["base"]))
+    restored.schedule = facts.get("schedule", {})
+    restored.inter_stage = facts.get(JOB_KEY, {})
+    restored.lengths = read_lengths(facts.get(LENGTHS_KEY, ())).now(context.spec.iterations, restored.ledger.iteration)
+    facts[LENGTHS_KEY] = restored.lengths.since
+    journal.write_job(facts)
+    return restored
+
+
+def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
+    """What must not change while a journal is continued, by manifest path."""
+    spec = context.spec
+    return {
+        "spec.algorithm": spec.algorithm.name,
+        "spec.seed": spec.seed,
+        "spec.rollout.batchSize": spec.rollout.batch_size,
+        "samples per prompt": samples_per_prompt(spec),
+        "spec.prompts (settings and contents)": prompts_sha256,
+        "spec.prompts.shuffle": spec.prompts.shuffle,
+    }
+
+
+def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
+    """A name that an older version did not write down yet is no difference."""
+    for name, value in new.items():
+        if name in old and old[name] != value:
+            message = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}; use a new run folder"
+            raise JobError("JobChanged", message, field=name, exit_code=ExitCode.USAGE)
+
+
+def _may_begin(path: Path | None, resume: bool) -> None:
+    listed = checkpoint.versions(path) if path else []
+    if resume or not listed:
+        return
+    message = (
+        f"{path} already holds checkpoints ({', '.join(f'iteration-{version:06d}' for version in listed)}); "
+        "resume from the newest with `--resume` (RLHF_RESUME=1), or set another spec.checkpoints.path"
+    )
+    raise JobError("CheckpointsExist", message, field=checkpoint.FIELD, exit_code=ExitCode.USAGE)
+
+
+def _position(context: JobContext, journal: Journal, facts: dict[str, Any]) -> Restored:
+    """The iteration in progress, rebuilt from its segment; the one before it gives the history."""
+    segments = journal.iterations()
+    iteration = segments[-1] if segments else int(facts["base"])
+    restored = _read(context, journal, facts, iteration)
+    if restored.last_closed is not None:
+        after = _read(context, journal, facts, iteration + 1)
+        after.rewards, after.last_closed = restored.rewards, restored.last_closed
+        return after
+    if iteration - 1 in segments:
+        restored.rewards = _read(context, journal, facts, iteration - 1).rewards
+    return restored
+
+
+def _read(context: JobContext, journal: Journal, facts: dict[str, Any], iteration: int) -> Restored:
+    epoch = int(facts["coordinator_epoch"])
+    ledger = Ledger(iteration, context.spec.rollout.batch_size, context.tasks, epoch)
+    state = Restored(epoch, int(facts["started_ns"]), ledger, False, {}, None, CheckpointState(), [], None)
+    for record in journal.read(iteration):
+        kind = record.WhichOneof("record")
+        if kind == "begun":
+            state.begun_ns = record.begun.time_ns
+        elif kind == "trained":
+            ledger.train()
+            state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
+        elif kind == "closed":
+            state.last_closed = iteration, dict(record.closed.metrics)
+            state.rewards = list(record.closed.rewards)
+        else:
+            apply_record(ledger, record)
+    return state
+
+
+def _base(version: int, found: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
+    """The checkpoint a training group starts from: every batch from there up to the job's version can be replayed."""
+    start = found.version if found else 0
+    segments = set(journal.iterations())
+    missing = [iteration for iteration in range(start, version) if iteration not in segments]
+    if missing or (found is None and base):
+        have = f"the newest usable checkpoint is of version {start}" if found else "there is no usable checkpoint"
+        message = f"the job is at version {version}, {have}, and the journal lacks iterations {missing or 'before it'}"
+        raise JobError("JournalDamaged", message, field="RLHF_RUN_DIR")
+    return CheckpointState(newest=start, folder=str(found.folder) if found else "")
+
+
+def mean(values: list[float]) -> float | None:
+    """Mean of the finite ones; None when there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

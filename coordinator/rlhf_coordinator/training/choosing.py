@@ -1,0 +1,257 @@
+"""The choice of the schedule that training runs: measured on the ranks, searched in a child process, written down.
+
+  stages -> the ranks time their stages and transfers     searching -> fused tables are looked for (schedule_search)
+  tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
+A choice is made once in the life of a job and kept in the journal's facts, so recovery and replay train by the same
+table. Whatever goes wrong in making it leaves the serial table: slower, never wrong. When the process dies before the
+choice is written down, the next one starts it anew; answers to an earlier attempt are told apart by their number.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from typing import Any, Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.scheduling import training_group
+from rlhf_coordinator.scheduling.schedule import candidates, question
+from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_planner.schedule.choice import METHODS, pick
+from rlhf_planner.schedule.serial import METHOD as SERIAL
+
+log = logging.getLogger(__name__)
+
+SEARCH_TIMEOUT_SECONDS: Final = 90.0
+"""Loading and, once a machine, compiling the solvers takes 15 s; the rest is for a busy machine."""
+VERIFY_SECONDS: Final = 5.0
+"""Mini-batches are timed for about this long, all tables together."""
+MAX_ROUNDS: Final = 5
+"""Timings of each table at most; the median counts."""
+ATTEMPTS_PER_COORDINATOR: Final = 1 << 20
+"""Numbers of attempts start at the coordinator's epoch times this."""
+
+
+def ask(run: Run) -> None:
+    """Lets all ranks measure at once; what an earlier attempt brought is dropped."""
+    state, group = run.state.schedule, training_group.ranks(run.state)
+    state.attempt = max(state.attempt, run.coordinator_epoch * ATTEMPTS_PER_COORDINATOR) + 1
+    state.results = {}
+    order = pb.Measure(attempt=state.attempt)
+    detail = "measure its pipeline stages"
+    if state.stage == "tables":
+        order.schedules.extend(state.found[method]["table"] for method in state.timed)
+        predicted = sum(state.found[method]["predicted"] for method in state.timed)
+        order.rounds = max(1, min(MAX_ROUNDS, int(VERIFY_SECONDS / max(predicted, 1e-6))))
+        detail = f"time mini-batches under the schedules {', '.join(state.timed)}"
+    for rank in group:
+        pending = Pending(Work.MEASURE, 0.0, detail, role=Group.TRAINING)
+        send(run, rank.name, pb.Command(measure=order), pending)
+
+
+def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:
+    """A rank has measured; the last one's answer takes the choice on."""
+    state = run.state.schedule
+    if result.attempt != state.attempt or state.stage not in ("stages", "tables"):
+        return
+    state.results[rank] = result
+    if len(state.results) < len(training_group.ranks(run.state)):
+        return
+    if state.stage == "stages":
+        state.stage = "searching"
+        run.search = asyncio.get_running_loop().create_task(_search(run))
+    else:
+        _decide(run, _mini_batch_seconds(run))
+
+
+def give_up(run: Run, why: str) -> None:
+    """Training stays with the serial table."""
+    if run.state.schedule.stage == "decided":
+        return
+    log.warning("no fused training schedule is used: %s", why)
+    run.event("schedule-not-fused", why)
+    _write_down(run, SERIAL, {}, why)
+
+
+def number(run: Run) -> float:
+    """The schedule in force as a number, for metrics."""
+    return float(METHODS.index(run.state.schedule.method))
+
+
+# ---------------------------------------------------------------- searching
+
+
+async def _search(run: Run) -> None:
+    state = run.state.schedule
+    try:
+        state.found = await _ask_child(_question(run))
+    except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+        give_up(run, f"the search for schedules failed: {error or type(error).__name__}")
+        run.wake()
+        return
+    for method, found in state.found.items():
+        log.info(
+            "training schedule %s: predicted %.4g s a mini-batch%s",
+            method,
+            found["predicted"],
+            f", found by {found['by']} in {found['seconds']:.1f} s" if "by" in found else "",
+        )
+    predicted = {method: found["predicted"] for method, found in state.found.items()}
+    mode = run.context.spec.fusion.intra_stage.mode
+    if mode == "Auto" and pick(predicted) != SERIAL:
+        state.timed = tuple(m for m in METHODS if m == SERIAL or predicted.get(m, 1e300) < predicted[SERIAL])
+        state.stage = "tables"
+    elif mode == "Auto":
+        _write_down(run, SERIAL, {}, "no fused schedule is predicted to be faster")
+    else:
+        _decide(run, {})
+    run.wake()
+
+
+def _question(run: Run) -> dict[str, Any]:
+    spec, state = run.context.spec, run.state
+    stages: dict[tuple[str, int], pb.StageTime] = {}
+    transfers: dict[tuple[int, int], float] = {}
+    for result in state.schedule.results.values():
+        for one in result.stages:  # of several replicas the slowest counts: a mini-batch waits for it
+            known = stages.get((one.model, one.stage))
+            if known is None or one.forward + one.backward > known.forward + known.backward:
+                stages[one.model, one.stage] = one
+        for edge in result.transfers:
+            transfers[edge.rank, edge.peer] = max(edge.seconds, transfers.get((edge.rank, edge.peer), 0.0))
+    fields = spec.algorithm.fields
+    return {
+        "serial": run.context.schedule,
+        "methods": candidates(spec),
+        "costs": [
+            {
+                "model": model,
+                "stage": stage,
+                "cost": [
+                    one.forward, one.backward, one.input_gradient, one.weight_gradient, float(one.activation_bytes),
+                ],
+            }
+            for (model, stage), one in sorted(stages.items())
+        ],
+        "transfers": [{"rank": a, "peer": b, "seconds": seconds} for (a, b), seconds in sorted(transfers.items())],
+        "room": min(result.activation_room_bytes for result in state.schedule.results.values()),
+        "steps": spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size),
+        "cache": str(run.journal.folder.parent / "schedules"),
+    }  # fmt: skip
+
+
+async def _ask_child(asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `schedule_search`. Raises RuntimeError with its last line, TimeoutError naming what it was."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rlhf_coordinator.training.schedule_search",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = await asyncio.wait_for(child.communicate(json.dumps(asked).encode()), SEARCH_TIMEOUT_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(f"it took more than {SEARCH_TIMEOUT_SECONDS:.0f} s") from None
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+    if child.returncode:
+        lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
+        raise RuntimeError(lines[-1])
+    answer = json.loads(out)
+    assert isinstance(answer, dict)
+    return answer
+
+
+# ---------------------------------------------------------------- deciding
+
+
+def _mini_batch_seconds(run: Run) -> dict[str, float]:
+    """Method -> median over rounds of the slowest rank's time."""
+    state = run.state.schedule
+    seconds = {}
+    for place, method in enumerate(state.timed):
+        rounds = zip(*(result.tables[place].seconds for result in state.results.values()), strict=True)
+        slowest = sorted(max(each) for each in rounds)
+        seconds[method] = slowest[len(slowest) // 2]
+    return seconds
+
+
+def _decide(run: Run, seconds: dict[str, float]) -> None:
+    """Auto takes what was measured to be the fastest; otherwise what was asked for."""
+    state = run.state.schedule
+    method = pick(seconds) if seconds else candidates(run.context.spec)[0]
+    predicted = {name: found["predicted"] for name, found in state.found.items()}
+    parts = [
+        f"{name} {seconds[name]:.4g} s (predicted {predicted[name]:.4g} s)"
+        if name in seconds
+        else f"{name} predicted {predicted[name]:.4g} s"
+        for name in predicted
+    ]
+    _write_down(run, method, seconds, ", ".join(parts))
+
+
+def _write_down(run: Run, method: str, seconds: dict[str, float], why: str) -> None:
+    """The choice is durable before anybody trains by it."""
+    state, context = run.state.schedule, run.context
+    found = state.found.get(method, {})
+    predicted = {name: one["predicted"] for name, one in state.found.items()}
+    record = {
+        "question": question(context.spec, context.schedule),
+        "method": method,
+        "table": found.get("table", context.schedule),
+        "predicted": predicted,
+        "measured": seconds,
+        "steps": found.get("steps", []),
+        "why": why,
+    }
+    run.journal.write_job(run.journal.job() | {"schedule": record})
+    state.take(record)
+    text = f"training runs schedule {method}: {why}"
+    log.info(text)
+    run.event(
+        "schedule",
+        text,
+        method=method,
+        **{f"predicted_{name}": f"{value:.6f}" for name, value in predicted.items()},
+        **{f"measured_{name}": f"{value:.6f}" for name, value in seconds.items()},
+    )
+
+
+# ---------------------------------------------------------------- predictions beside measurements
+
+
+def annotate(run: Run, span: pb.Span) -> None:
+    """Adds what was predicted to a rank's span of a mini-batch or of a step in it; the first mini-batch of an
+    iteration also gets the whole prediction drawn, on a row of its own."""
+    state = run.state.schedule
+    worker = run.state.fleet.workers.get(span.worker)
+    if not state.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
+        return
+    rank = worker.rank % len(state.forecast)
+    if span.name == "train/step":
+        span.attributes["predicted_ms"] = f"{1000 * state.predicted:.3f}"
+        if span.attributes["number"] == "0":
+            _draw(run, span, rank)
+        return
+    key = (span.name, span.attributes["stage"], span.attributes["microbatch"])
+    if key in state.forecast[rank]:
+        start, end = state.forecast[rank][key]
+        span.attributes["predicted_start_ms"] = f"{1000 * start:.3f}"
+        span.attributes["predicted_ms"] = f"{1000 * (end - start):.3f}"
+
+
+def _draw(run: Run, step: pb.Span, rank: int) -> None:
+    for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[rank].items():
+        span = pb.Span(
+            worker=f"predicted-{step.worker.rpartition('-')[2]}",
+            name=name.replace("train/", "predicted/", 1),
+            start_ns=step.start_ns + int(start * 1e9),
+            end_ns=step.start_ns + int(end * 1e9),
+            iteration=step.iteration,
+            attributes={"stage": stage, "microbatch": microbatch},
+        )
+        run.recorder.span(span)

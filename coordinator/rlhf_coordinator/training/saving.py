@@ -1,0 +1,150 @@
+"""The making of one checkpoint at a time: a folder, its ranks, the finishing thread; tried again, then the job fails.
+
+Only the ranks of data replica 0 write: the other replicas hold the same state. A rank that is lost ends the attempt
+(the group replays first, then the checkpoint is made); a disk that is full or a damaged file is a failed try.
+When the process dies a `.tmp-` folder is left, which the next attempt removes.
+"""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError, storage_error
+from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.storage import checkpoint
+
+log = logging.getLogger(__name__)
+
+TRIES: Final = 3
+"""A disk that is full stays full more often than not; a shared one may hiccup."""
+DELAY_SECONDS: Final = 2.0
+"""Between tries."""
+
+
+class Saving:
+    """Makes checkpoints of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._folder: Path | None = None
+        self._version = 0
+        self._waiting: set[str] = set()
+        self._results: list[pb.CheckpointResult] = []
+        self._task: asyncio.Task[None] | None = None
+        self._begun = 0
+
+    def begin(self, version: int) -> None:
+        """Asks the ranks to write this version."""
+        run = self._run
+        run.journal.check()
+        try:
+            self._folder = checkpoint.prepare(self._path, version)
+        except OSError as error:
+            self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
+            return
+        writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.pipeline]
+        self._version, self._results, self._begun = version, [], time.time_ns()
+        self._waiting = {rank.name for rank in writers}
+        run.state.checkpoint.stage = "saving"
+        for name in sorted(self._waiting):
+            pending = Pending(Work.CHECKPOINT, 0.0, f"write its part of checkpoint {version}")
+            order = pb.SaveCheckpoint(folder=str(self._folder), iteration=version - 1)
+            send(run, name, pb.Command(save_checkpoint=order), pending)
+
+    def written(self, rank: str, result: pb.CheckpointResult) -> None:
+        """A rank has written its part."""
+        if self._run.state.checkpoint.stage != "saving" or rank not in self._waiting:
+            return
+        self._waiting.discard(rank)
+        self._results.append(result)
+        if not self._waiting:
+            self._run.state.checkpoint.stage = "finalizing"
+            self._task = asyncio.get_running_loop().create_task(self._finish())
+
+    def lost(self, rank: str) -> None:
+        """A rank is gone: when its part was missing, so is the checkpoint."""
+        if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
+            self._abandon()
+
+    def failed(self, failure: pb.Failure) -> None:
+        """A try failed: another one later, or the end of the job."""
+        state = self._run.state.checkpoint
+        self._abandon()
+        state.tries += 1
+        state.not_before = time.monotonic() + DELAY_SECONDS
+        log.error("checkpoint failed (try %d of %d): %s", state.tries, TRIES, failure.message)
+        self._run.event("checkpoint-failed", failure.message, reason=failure.reason)
+        if state.tries >= TRIES:
+            final = pb.Failure()
+            final.CopyFrom(failure)
+            final.exit_code = failure.exit_code or ExitCode.STORAGE
+            final.field = failure.field or checkpoint.FIELD
+            self._run.state.failure = final
+        self._run.wake()
+
+    @property
+    def _path(self) -> Path:
+        settings = self._run.context.spec.checkpoints
+        assert settings is not None, "a checkpoint is only decided on when spec.checkpoints is set"
+        return Path(settings.path)
+
+    def _abandon(self) -> None:
+        self._run.state.checkpoint.stage = "idle"
+        self._waiting = set()
+        if self._folder is not None:
+            checkpoint.discard(self._folder)
+            self._folder = None
+
+    async def _finish(self) -> None:
+        try:
+            made, kept = await asyncio.to_thread(self._complete)
+        except JobError as error:
+            self.failed(error.failure)
+            return
+        except OSError as error:
+            self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
+            return
+        self._made(made, kept)
+
+    def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
+        """In a thread: touches files only."""
+        run, spec = self._run, self._run.context.spec
+        run.journal.check()
+        assert self._folder is not None
+        assert spec.checkpoints is not None
+        facts = {
+            "job": run.context.job.name,
+            "algorithm": spec.algorithm.name,
+            "seed": spec.seed,
+            "promptCursor": self._version * spec.rollout.batch_size,
+        }
+        sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
+        made = checkpoint.finish(self._folder, self._path, self._version, self._results, sources, facts)
+        return made, checkpoint.prune(self._path, self._version, spec.checkpoints.keep)
+
+    def _made(self, made: checkpoint.Checkpoint, kept: list[int]) -> None:
+        run, state = self._run, self._run.state.checkpoint
+        self._folder = None
+        state.stage, state.tries = "idle", 0
+        state.newest, state.folder = made.version, str(made.folder)
+        # Segments that any kept checkpoint needs to replay stay, in case the newest one gets damaged; and so does the
+        # open one, which says where the job is.
+        run.journal.prune(min(*kept, run.state.iteration))
+        run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
+        run.recorder.span(
+            pb.Span(
+                worker="coordinator",
+                name="checkpoint",
+                start_ns=self._begun,
+                end_ns=time.time_ns(),
+                iteration=made.version - 1,
+            )
+        )
+        log.info("checkpoint %s", made.folder)
+        run.wake()

@@ -1,0 +1,69 @@
+"""`python -m rlhf_coordinator.training.schedule_search`: finds the fused tables of a job from measured times.
+
+A process of its own, so that the solvers (seconds of computation, hundreds of megabytes of libraries) never hold up
+the coordinator and can be ended at a time-out. One JSON question on standard input, one JSON answer on standard
+output; answers of the search are kept in the run folder by instance. When it dies, training stays with the serial
+table.
+"""
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.schedule import ScheduleTable
+from rlhf_planner.schedule.cache_on_disk import solve_cached
+from rlhf_planner.schedule.choice import FUSED_SPLIT
+from rlhf_planner.schedule.measured import (
+    Costs,
+    StageCost,
+    Transfers,
+    coarse,
+    exact_instance,
+    forecast,
+    options,
+    search_seconds,
+    table_of,
+)
+from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.solve import Options, solve
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Method -> table, predicted seconds and steps, and how it was found; the serial table under its own method."""
+    costs: Costs = {(one["model"], one["stage"]): StageCost(*one["cost"]) for one in question["costs"]}
+    transfers: Transfers = {(one["rank"], one["peer"]): one["seconds"] for one in question["transfers"]}
+    serial = ScheduleTable.model_validate_json(question["serial"])
+    found = {serial.method: _described(serial, costs, transfers)}
+    serial_seconds = found[serial.method]["predicted"]
+    for method in question["methods"]:
+        split = method == FUSED_SPLIT
+        exact = exact_instance(serial.pipelines, costs, transfers, split, question["room"] or None)
+        asked = coarse(exact)
+        how = options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
+        begun = time.monotonic()
+        solved, cached = solve_cached(Path(question["cache"]), asked, how, partial(_solved, asked, how))
+        table = table_of(asked, serial.pipelines, solved, method)
+        described = _described(table, costs, transfers)
+        described |= {"by": "cache" if cached else solved["method"], "atBound": solved["atBound"]}
+        found[method] = described | {"seconds": round(time.monotonic() - begun, 3)}
+    return found
+
+
+def _solved(asked: Instance, how: Options) -> dict[str, Any]:
+    return solution_json(solve(asked, how, time.monotonic))
+
+
+def _described(table: ScheduleTable, costs: Costs, transfers: Transfers) -> dict[str, Any]:
+    seconds, rows = forecast(table, costs, transfers)
+    steps = [
+        [[s.pipeline, s.kind, s.stage, s.microbatch, round(s.start, 6), round(s.end, 6)] for s in row] for row in rows
+    ]
+    return {"table": table.model_dump_json(exclude_none=True), "predicted": seconds, "steps": steps}
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(json.load(sys.stdin))))

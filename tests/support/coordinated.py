@@ -1,0 +1,202 @@
+"""A job for coordinator tests: no models, prompts made of numbers, simulated workers, the coordinator in-process."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.support import simulated_results
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of, samples_per_prompt
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_coordinator.job.run import Outcome, Run, begin_run
+from rlhf_coordinator.reports.recorder import RunRecorder
+from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.service.serving import Addresses, serve
+from rlhf_coordinator.state.fleet import wanted
+from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.storage.batch import packed, spans_of
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
+from rlhf_coordinator.storage.restore import restore
+
+ALGORITHMS = {
+    "ppo": {"ppo": {"miniBatchSize": 8}},
+    "grpo": {"grpo": {"miniBatchSize": 8, "groupSize": 4}},
+}
+
+
+def make_job(
+    folder: Path, *, algorithm: str = "ppo", iterations: int = 3, batch: int = 16, every: int = 2, **spec: Any
+) -> RLHFJob:
+    """A resolved job; `spec` replaces parts of the spec."""
+    policy = folder / "policy"
+    policy.mkdir(parents=True, exist_ok=True)
+    (policy / "config.json").write_text("{}")
+    models: dict[str, Any] = {"actor": {"path": str(policy)}, "reward": {"function": {"module": "rewards"}}}
+    if algorithm == "ppo":
+        models["critic"] = {"path": str(policy)}
+    content = {
+        "algorithm": ALGORITHMS[algorithm],
+        "iterations": iterations,
+        "seed": 5,
+        "models": models,
+        "prompts": {"path": str(folder / "prompts.jsonl")},
+        "rollout": {"batchSize": batch, "maxResponseTokens": 48},
+        "generation": {"replicas": 2, "maxBatchSize": 6},
+        "inference": {"replicas": 2},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4},
+        "checkpoints": {"path": str(folder / "checkpoints"), "every": every, "keep": 2},
+        "fusion": {"intraStage": {"mode": "Disabled"}, "interStage": {"mode": "Disabled"}},
+        "runPolicy": {"workerTimeoutSeconds": 5, "startTimeoutSeconds": 20},
+        **spec,
+    }
+    manifest = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "simulated"}}
+    return RLHFJob.model_validate({**manifest, "spec": content})
+
+
+PROMPTS = 11
+"""An odd number: passes end in the middle of iterations."""
+
+
+def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
+    """Prompts without a tokenizer."""
+    each = samples_per_prompt(job.spec)
+    lines = [Prompt(n + 1, struct.pack("<2i", n, n + 1), f"p{n}", f'{{"prompt": "p{n}"}}') for n in range(count)]
+    return PromptSet(
+        lines,
+        seed=job.spec.seed,
+        shuffle=True,
+        per_iteration=job.spec.rollout.batch_size // each,
+        samples_per_prompt=each,
+    )
+
+
+def write_files(folder: Path, **spec: Any) -> RLHFJob:
+    """Manifest, prompts and a tokenizer on disk."""
+    job = make_job(folder, **{"runPolicy": {"workerTimeoutSeconds": 60, "startTimeoutSeconds": 240}, **spec})
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{f"p{n}": n + 1 for n in range(20)}}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "policy" / "tokenizer.json"))
+    (folder / "policy" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    lines = [json.dumps({"prompt": f"p{n} p{n + 1}"}) for n in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(by_alias=True, exclude_none=True, mode="json")))
+    return job
+
+
+def prompts_of(job: RLHFJob) -> PromptSet:
+    """What the process must read from the files of `write_files`."""
+    lines = [
+        Prompt(n + 1, struct.pack("<2i", n + 1, n + 2), f"p{n} p{n + 1}", json.dumps({"prompt": f"p{n} p{n + 1}"}))
+        for n in range(PROMPTS)
+    ]
+    return PromptSet(lines, seed=5, shuffle=True, per_iteration=job.spec.rollout.batch_size, samples_per_prompt=1)
+
+
+def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
+    """The hash chain of an undisturbed run, from the data alone."""
+    prompts, spec = prompts or make_prompts(job), job.spec
+    tasks = graph_of(spec).tasks_of(Group.INFERENCE)
+    weights = "initial"
+    for iteration in range(spec.iterations):
+        samples = []
+        for index in range(spec.rollout.batch_size):
+            key = random_key(spec.seed, iteration, index)
+            length = simulated_results.response_length(key, spec.rollout.max_response_tokens)
+            tokens, log_probabilities = simulated_results.response(key, 0, length)
+            fields = {task.produces[0]: packed("float32", simulated_results.score(task.name, tokens)) for task in tasks}
+            fields["log_probabilities"] = packed("float32", log_probabilities)
+            samples.append(
+                pb.TrainSample(
+                    sample=index,
+                    group=prompts.group(index),
+                    prompt=packed("int32", prompts.of(iteration, index).tokens),
+                    response=packed("int32", tokens),
+                    fields=fields,
+                    versions=spans_of([(iteration, length)]),
+                )
+            )
+        weights = simulated_results.next_weights(weights, samples)
+    return weights
+
+
+def free_address() -> str:
+    """A loopback address nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+UNHURRIED = {"worker_timeout_seconds": 60, "start_timeout_seconds": 240}
+"""By the real clock a busy machine may stand still for seconds, and nobody is lost for that."""
+
+
+class Coordinated:
+    """Coordinators of one job, one after the other, at one address in one run folder."""
+
+    def __init__(self, job: RLHFJob, folder: Path, certificates: Path | None = None) -> None:
+        policy = job.spec.run_policy.model_copy(update=UNHURRIED)
+        self.job = job.model_copy(update={"spec": job.spec.model_copy(update={"run_policy": policy})})
+        self.folder = folder
+        self.address = free_address()
+        self.certificates = certificates
+        self.run: Run | None = None
+        self._task: asyncio.Task[Outcome] | None = None
+
+    def start(self, *, resume: bool = False) -> Run:
+        """A new coordinator goes on from what is on disk."""
+        plan = job_context(self.job, schedule_json(self.job.spec))
+        journal = Journal(self.folder / "journal")
+        restored = restore(plan, journal, "prompts", time.time_ns(), resume=resume)
+        closed = restored.last_closed
+        recorder = RunRecorder(self.folder, closed[0] if closed else restored.ledger.iteration)
+        if closed:
+            recorder.iteration(*closed)
+        self.run = begin_run(plan, restored, journal, make_prompts(self.job), recorder)
+        self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
+        return self.run
+
+    async def outcome(self, seconds: float = 240.0) -> Outcome:
+        """How the job ended."""
+        assert self._task is not None
+        return await asyncio.wait_for(self._task, seconds)
+
+    async def until(self, phase: str, iteration: int = 0, seconds: float = 120.0) -> None:
+        """Waits until the job is in a phase of an iteration, or beyond that iteration."""
+        run, end = self.run, time.monotonic() + seconds
+        assert run is not None
+        while run.state.iteration < iteration or (
+            run.state.iteration == iteration and run.iteration_metrics.phase != phase
+        ):
+            assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.iteration_metrics.phase}"
+            await asyncio.sleep(0.002)
+
+    async def until_checkpoint(self, version: int, seconds: float = 120.0) -> None:
+        """Waits for a checkpoint of this version."""
+        run, end = self.run, time.monotonic() + seconds
+        assert run is not None
+        while run.state.checkpoint.newest < version:
+            assert time.monotonic() < end, f"waited for checkpoint {version}"
+            await asyncio.sleep(0)
+
+    async def cancel(self) -> None:
+        """Ends the coordinator's task, if it still runs."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._task
+
+    def counts(self) -> Mapping[Group, int]:
+        """Workers of the job."""
+        return wanted(self.job.spec)

@@ -1,0 +1,55 @@
+"""Requests for tests, and running an engine until it is done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from tests.support.models import SPECIAL, VOCABULARY
+
+from rlhf_workers.generation.protocol import Request, Response, SampleKey
+from rlhf_workers.generation.torch_engine import TorchEngine
+
+
+def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[Request]:
+    """Samples with random prompts of 1 to `longest` tokens and random keys."""
+    random = np.random.default_rng(seed)
+    return [
+        Request(
+            SampleKey(0, index, 0),
+            random.integers(len(SPECIAL), VOCABULARY, random.integers(1, longest + 1)).astype(np.int32),
+            int(random.integers(2**63)),
+            response,
+        )
+        for index in range(count)
+    ]
+
+
+def finish(engine: TorchEngine, samples: Sequence[Request] = ()) -> dict[int, Response]:
+    """Submits `samples` and steps until the engine holds nothing; responses by sample number, each exactly once."""
+    engine.submit(samples)
+    done: dict[int, Response] = {}
+    while engine.held:
+        for response in engine.step().finished:
+            assert response.key.sample not in done
+            done[response.key.sample] = response
+    return done
+
+
+def resumed(request: Request, given: Response) -> Request:
+    """The request that goes on from withdrawn tokens, under the next epoch."""
+    return replace(
+        request,
+        key=request.key._replace(epoch=given.key.epoch + 1),
+        tokens=given.tokens,
+        log_probabilities=given.log_probabilities,
+        versions=given.versions,
+    )
+
+
+def same_bits(one: Response, other: Response) -> bool:
+    """Equal tokens, log-probabilities to the last bit, and reason."""
+    return (
+        one.tokens.tobytes() == other.tokens.tobytes()
+        and one.log_probabilities.tobytes() == other.log_probabilities.tobytes()
+        and one.finish_reason == other.finish_reason
+    )

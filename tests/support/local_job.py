@@ -1,0 +1,64 @@
+"""A small deterministic job of real parts for tests and benchmarks: tiny models, prompts, a reward, a manifest."""
+
+import json
+import random
+from pathlib import Path
+
+import yaml
+from tests.support import models
+
+PROCESSES = ("coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1")
+"""Every process of the job."""
+
+REWARD = '''\
+def score(prompt, response, record):
+    """Share of characters of the response that are digits: varied, and quick to learn."""
+    return sum(character.isdigit() for character in response) / max(1, len(response))
+'''
+
+ALGORITHMS = {
+    "ppo": {"ppo": {"miniBatchSize": 8, "epochs": 2}},
+    "grpo": {"grpo": {"miniBatchSize": 8, "groupSize": 4}},
+}
+
+
+def write_job(
+    folder: Path,
+    *,
+    algorithm: str = "ppo",
+    iterations: int = 8,
+    seed: int = 3,
+    batch: int = 16,
+    responses: int = 24,
+    every: int = 4,
+) -> Path:
+    """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    models.write_policy(folder / "policy", "llama")
+    rng = random.Random(seed)
+    texts = ("".join(rng.choice("abcdef012345") for _ in range(rng.randint(2, 10))) for _ in range(40))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    (folder / "reward.py").write_text(REWARD)
+    spec = {
+        "algorithm": ALGORITHMS[algorithm],
+        "iterations": iterations,
+        "seed": seed,
+        "deterministic": True,
+        "models": {
+            "actor": {"path": "policy"},
+            "critic": {"path": "policy"},
+            "reward": {"function": {"file": "reward.py"}},
+        },
+        "prompts": {"path": "prompts.jsonl"},
+        "rollout": {"batchSize": batch, "maxPromptTokens": 16, "maxResponseTokens": responses},
+        "generation": {"replicas": 2, "maxBatchSize": 8},
+        "inference": {"replicas": 1},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "optimizer": {"learningRate": 1e-3}},
+        "runPolicy": {"backoffLimit": 1000},
+    }
+    if algorithm == "grpo":
+        del spec["models"]["critic"]
+    job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": spec}
+    manifest = folder / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job, sort_keys=False))
+    return manifest

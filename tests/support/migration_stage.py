@@ -1,0 +1,212 @@
+"""Two real generation workers with coordinators of their own, and what an undisturbed run of a sample gives."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support.models import SPECIAL, VOCABULARY, write_policy
+from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_api.names import Env
+from rlhf_operator.certificates import new_authority
+from rlhf_workers.generation.messages import request_of
+from rlhf_workers.generation.protocol import Response, SamplingParameters
+from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.models import load_causal_lm, load_tokenizer
+
+RESPONSE = 480
+"""Tokens of a response: about a second of decoding."""
+SLOTS = 4
+TOP_K = 16
+TILE = 16
+"""Rows of a pass in deterministic mode."""
+
+
+def write_long_policy(folder: Path) -> Path:
+    """A policy whose end-of-sequence token is never among the TOP_K most probable ones."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
+    path = write_policy(folder / "policy", "llama", **sizes)
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"][1] = 0
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def job(folder: Path) -> str:
+    spec = {
+        "algorithm": {"grpo": {}},
+        "deterministic": True,
+        "models": {
+            "actor": {"path": str(folder / "policy")},
+            "reward": {"function": {"file": str(folder / "reward.py")}},
+        },
+        "prompts": {"path": "prompts.jsonl"},
+        "rollout": {"maxPromptTokens": 32, "maxResponseTokens": RESPONSE, "topK": TOP_K},
+        "generation": {"maxBatchSize": SLOTS},
+    }
+    return json.dumps(
+        {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "moves"}, "spec": spec}
+    )
+
+
+def sample(number: int, epoch: int = 1, tokens: int = RESPONSE) -> pb.GenerateSample:
+    random = np.random.default_rng(number)
+    prompt = random.integers(len(SPECIAL), VOCABULARY, 5 + number % 20).astype(np.int32)
+    return pb.GenerateSample(
+        key=pb.SampleKey(iteration=0, sample=number, epoch=epoch),
+        prompt=pack(prompt),
+        random_key=number * 7919 + 1,
+        max_response_tokens=tokens,
+    )
+
+
+@dataclass
+class Worker:
+    """A running worker and its newest session."""
+
+    coordinator: ScriptedCoordinator
+    process: asyncio.subprocess.Process
+    session: ScriptedSession
+    job: str
+    commands: int = 100
+
+    @property
+    def address(self) -> str:
+        return self.session.register.address
+
+    def send(self, **command: Any) -> int:
+        self.commands += 1
+        self.session.send(self.commands, **command)
+        return self.commands
+
+    async def ask(self, **command: Any) -> pb.CommandDone:
+        return await self.session.done(self.send(**command))
+
+    def migrate(self, destination: str, *moves: tuple[int, int, int], seconds: float = 180) -> int:
+        """`moves` are (sample, epoch, new epoch)."""
+        samples = [
+            pb.MigrateSample(key=pb.SampleKey(sample=number, epoch=epoch), new_epoch=new)
+            for number, epoch, new in moves
+        ]
+        return self.send(migrate=pb.Migrate(destination=destination, samples=samples, timeout_seconds=seconds))
+
+    async def generate(self, *samples: pb.GenerateSample) -> None:
+        """Has decoded some tokens of each when this returns."""
+        assert not (await self.ask(generate=pb.Generate(samples=samples))).HasField("failure")
+        for one in samples:
+            await self.session.first("progress", lambda told, key=one.key: told.key == key)
+
+    async def withdraw(self, *numbers: int) -> None:
+        keys = [pb.SampleKey(sample=number, epoch=1) for number in numbers]
+        assert len((await self.ask(withdraw=pb.Withdraw(keys=keys))).withdraw.samples) == len(numbers)
+
+    async def finished(self, number: int, epoch: int) -> pb.FinishedSample:
+        key = pb.SampleKey(sample=number, epoch=epoch)
+        found: pb.FinishedSample = await self.session.first("finished", lambda told: told.key == key)
+        return found
+
+    async def idle(self) -> None:
+        count = len([message for message in self.session.received if message.HasField("heartbeat")])
+        await self.session.all("heartbeat", count + 1)
+        beats = [message.heartbeat for message in self.session.received if message.HasField("heartbeat")]
+        assert beats[-1].active_samples == 0
+
+    async def next_session(self) -> None:
+        self.session = await self.coordinator.session()
+
+
+@dataclass
+class Stage:
+    """Two workers and what an undisturbed run gives."""
+
+    folder: Path
+    certificates: Path
+    one: Worker
+    other: Worker
+    undisturbed: Callable[[pb.GenerateSample], Response]
+    start: Callable[[int], Any]
+
+    def check(self, told: pb.FinishedSample, tokens: int = RESPONSE) -> None:
+        """Bitwise the undisturbed response."""
+        wanted = self.undisturbed(sample(told.key.sample, tokens=tokens))
+        assert unpack(told.tokens).tobytes() == wanted.tokens.tobytes()
+        assert unpack(told.log_probabilities).tobytes() == wanted.log_probabilities.tobytes()
+        assert sum(span.tokens for span in told.versions) == len(wanted.tokens)
+
+
+@asynccontextmanager
+async def set_up(folder: Path) -> AsyncIterator[Stage]:
+    """Two workers that hold the policy and decode."""
+    write_long_policy(folder)
+    now = datetime.now(UTC)
+    certificates = folder / "certificates"
+    new_authority("moves", now).issue([], now).write(certificates)
+    environment = {Env.CERTIFICATES: str(certificates), Env.THREADS: "1"}
+    async with AsyncExitStack() as stack:
+
+        async def start(index: int) -> Worker:
+            coordinator = ScriptedCoordinator()
+            await coordinator.listen(certificates)
+            stack.push_async_callback(coordinator.stop)
+            log = folder / f"worker-{index}.log"
+            process = await stack.enter_async_context(
+                worker_process(coordinator.address, "generation", log, **environment, **{Env.INDEX: str(index)})
+            )
+            session = await coordinator.session()
+            session.welcome(job(folder))
+            worker = Worker(coordinator, process, session, job(folder))
+            weights = pb.LoadWeights(model="actor", sources=[pb.WeightLocation(folder=str(folder / "policy"))])
+            done = await worker.ask(become_generation=pb.BecomeGeneration(weights=weights))
+            assert not done.HasField("failure"), done
+            return worker
+
+        one, other = await asyncio.gather(start(0), start(1))
+        yield Stage(folder, certificates, one, other, oracle(folder / "policy"), start)
+
+
+def oracle(policy: Path) -> Callable[[pb.GenerateSample], Response]:
+    torch.set_num_threads(1)
+    path, cpu = str(policy), torch.device("cpu")
+    model = load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
+    engine = TorchEngine(
+        model,
+        load_tokenizer(path, ""),
+        SamplingParameters(top_k=TOP_K),
+        EngineLimits(TILE, 32, RESPONSE),
+        deterministic=True,
+    )
+    known: dict[tuple[int, int], Response] = {}
+
+    def undisturbed(one: pb.GenerateSample) -> Response:
+        first, tokens = one.key.sample, one.max_response_tokens
+        if (first, tokens) not in known:  # those after it cost nothing: a pass has as many rows
+            engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
+            while engine.held:
+                known.update({(told.key.sample, tokens): told for told in engine.step().finished})
+        return known[first, tokens]
+
+    return undisturbed
+
+
+async def caught(stage: Stage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
+    """Moves samples, one after the other, until one gets as far as `reached` before its end: (sample, command)."""
+    for number in range(first, first + 5):
+        await stage.one.generate(sample(number))
+        identifier = stage.one.migrate(address, (number, 1, 2))
+        ends = [asyncio.ensure_future(reached.wait()), asyncio.ensure_future(stage.one.session.done(identifier))]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if reached.is_set():
+            return number, identifier
+    raise AssertionError("every sample was finished before it got so far")

@@ -1,0 +1,247 @@
+"""Rows read off the generated definition: rules, enum values and defaults, with manifests to accept and to refuse.
+
+Also run against a real API server, so nothing here imports pytest. The rule: what there is to test is found in the
+definition, so that a field, a value or a rule that is added without a row fails a test. Written by hand is only what
+cannot be read there: what has to be beside a value for it to be allowed, and another valid value of a fixed field.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from manifest_cases import changed
+
+from rlhf_api import crd
+from rlhf_api.structure import with_defaults
+
+Json = dict[str, Any]
+
+SCHEMA: Final[Json] = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+ALL: Final[Json] = {
+    "spec.runPolicy.failurePolicy.rules": [
+        {"name": "codes", "action": "Restart", "groups": ["generation"], "onExitCodes": {"values": [3]}},
+        {"name": "conditions", "action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"name": "words", "action": "Ignore", "onPodFailure": {"reasons": ["Evicted"], "message": "EmptyDir"}},
+    ]
+}
+"""What the examples leave out and fields are within."""
+ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}
+"""Another reward than that of the examples."""
+BESIDE: Final[dict[tuple[str, str], Json]] = {
+    ("spec.fusion.interStage.mode", "Fixed"): {
+        "spec.fusion.interStage.threshold": 8,
+        "spec.fusion.interStage.pool": 1,
+    },
+}
+"""(field, value) -> what must be set with it."""
+STATUS: Final[Json] = {
+    "conditions": [
+        {
+            "type": "Running",
+            "status": "True",
+            "reason": "Running",
+            "message": "",
+            "lastTransitionTime": "2026-08-22T10:00:00Z",
+        }
+    ],
+    "groups": [{"name": "generation", "desired": 1, "ready": 1}],
+    "migrationPool": {"replicas": 1, "generationReplicas": 4, "threshold": 30, "summary": "1/4"},
+    "restarts": {},
+}
+"""A status with every part that has fields of its own with defaults or enums."""
+
+FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
+    "spec.checkpoints": ({}, ["spec.checkpoints"]),
+    "spec.algorithm": ({"spec.algorithm.ppo.clipRange": 0.3}, []),
+    "spec.seed": ({"spec.seed": 8}, []),
+    "spec.deterministic": ({"spec.deterministic": True}, []),
+    "spec.placement": ({"spec.placement": "Colocated"}, []),
+    "spec.models": ({"spec.models.actor.path": "/other"}, []),
+    "spec.prompts": ({"spec.prompts.promptKey": "question"}, []),
+    "spec.rollout": ({"spec.rollout.stop": ["END"]}, []),
+    "spec.generation.engine": ({"spec.generation.engine": "vllm"}, []),
+    "spec.generation.gpusPerReplica": ({"spec.generation.gpusPerReplica": 0}, []),
+    "spec.generation.cpuThreads": ({"spec.generation.cpuThreads": 2}, []),
+    "spec.generation.parallelism": (
+        {
+            "spec.generation.parallelism.tensor": 2,
+            "spec.generation.engine": "vllm",
+            "spec.generation.gpusPerReplica": 2,
+        },
+        [],
+    ),
+    "spec.inference.gpusPerReplica": ({"spec.inference.gpusPerReplica": 0}, []),
+    "spec.inference.cpuThreads": ({"spec.inference.cpuThreads": 2}, []),
+    "spec.training.backend": ({"spec.training.backend": "megatron"}, []),
+    "spec.training.gpusPerReplica": ({"spec.training.gpusPerReplica": 0}, []),
+    "spec.training.cpuThreads": ({"spec.training.cpuThreads": 2}, []),
+    "spec.training.parallelism": ({"spec.training.parallelism": {"pipeline": 2}}, []),
+    "spec.training.microBatchSize": ({"spec.training.microBatchSize": 4}, []),
+    "spec.training.optimizer": ({"spec.training.optimizer.learningRate": 0.1}, []),
+    "spec.training.precision": ({"spec.training.precision": "Float32"}, []),
+    "spec.checkpoints.path": ({"spec.checkpoints.path": "/other"}, []),
+    "spec.scheduling.gang.mode": ({"spec.scheduling.gang.mode": "Disabled"}, []),
+    "spec.managedBy": ({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, []),
+    "spec.operatorClass": ({"spec.operatorClass": "other"}, []),
+}
+"""Field that is fixed in a live job -> another valid value of it: (set, unset)."""
+
+WRONG: Final[Json] = {
+    "integer": "7",
+    "number": "0.5",
+    "boolean": "true",
+    "string": 7,
+    "object": "text",
+    "array": "text",
+}
+"""A value of another type, by the type of the field."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A node of the definition; `path` has `[]` for the members of a list."""
+
+    path: str
+    node: Json
+
+    @property
+    def in_status(self) -> bool:
+        """Written through the status subresource."""
+        return self.path.startswith("status")
+
+
+def nodes(node: Json = SCHEMA, path: str = "") -> Iterator[Field]:
+    """Every node of the definition."""
+    yield Field(path, node)
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}" if path else name)
+    if "items" in node:
+        yield from nodes(node["items"], f"{path}[]")
+
+
+ENUMS: Final = [each for each in nodes() if "enum" in each.node]
+DEFAULTS: Final = [each for each in nodes() if "default" in each.node]
+RULES: Final[list[tuple[str, Json]]] = [
+    (each.path, rule)
+    for each in nodes()
+    for rule in each.node.get("x-kubernetes-validations", [])
+    if "oldSelf" not in rule["rule"] or "optionalOldSelf" in rule
+]
+"""(node, validation) of what any job must keep, or any new one."""
+TRANSITIONS: Final[dict[str, str]] = {
+    f"{each.path}{rule.get('fieldPath', '')}": rule["message"]
+    for each in nodes()
+    for rule in each.node.get("x-kubernetes-validations", [])
+    if "oldSelf" in rule["rule"] and "optionalOldSelf" not in rule
+}
+"""Field to blame -> message, of what a live job must keep."""
+
+
+def whole(path: str) -> Json:
+    """A valid manifest in which the parents of a field are set."""
+    more = ENDPOINT if ".reward.endpoint" in path else {}
+    return dict(yaml.safe_load(changed("grpo" if ".grpo" in path else "ppo", {**ALL, **more}, [])))
+
+
+def placed(data: Json, path: str, value: Any) -> str:
+    """Puts a value at a path with `[]`, into the first member that has what is named next; answers where."""
+    node: Any = data
+    names = path.split(".")
+    where = []
+    for position, part in enumerate(names):
+        name, listed = part.removesuffix("[]"), part.endswith("[]")
+        last = position == len(names) - 1
+        if not listed:
+            where.append(name)
+            if last:
+                node[name] = value
+            else:
+                node = node.setdefault(name, {})
+            continue
+        members = node[name]
+        following = "" if last else names[position + 1].removesuffix("[]")
+        index = next((at for at, each in enumerate(members) if not last and following in each), 0)
+        where.append(f"{name}[{index}]")
+        if last:
+            members[index] = value
+        else:
+            node = members[index]
+    return ".".join(where)
+
+
+def with_value(field: Field, value: Any) -> tuple[Json, str]:
+    """(manifest or status with a value in a field, where it is)."""
+    if field.in_status:
+        data = {"status": copy.deepcopy(STATUS)}
+        return data, placed(data, field.path, value)
+    data = whole(field.path)
+    for path, beside in BESIDE.get((field.path, str(value)), {}).items():
+        placed(data, path, beside)
+    return data, placed(data, field.path, value)
+
+
+def bare() -> list[Json]:
+    """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
+    found = []
+    for example, more in (("ppo", {}), ("grpo", ENDPOINT)):
+        data = dict(yaml.safe_load(changed(example, {**ALL, **more}, [])))
+        found += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
+    return found
+
+
+def _without(value: Any, schema: Json, *, keep: bool) -> Any:
+    if isinstance(value, list) and "items" in schema:
+        return [_without(each, schema["items"], keep=keep) for each in value]
+    if not isinstance(value, dict):
+        return value
+    known = schema.get("properties", {})
+    around = {name for name, each in value.items() if keep and each and isinstance(each, dict | list)}
+    return {
+        name: _without(each, known.get(name, {}), keep=keep)
+        for name, each in value.items()
+        if "default" not in known.get(name, {}) or name in around
+    }
+
+
+def values_at(data: Any, path: str) -> list[Any]:
+    """Every value at a path with `[]`; none where a field on the way is not set."""
+    found = [data]
+    for part in path.split("."):
+        name, listed = part.removesuffix("[]"), part.endswith("[]")
+        found = [each[name] for each in found if each is not None and name in each]
+        if listed:
+            found = [member for each in found for member in each]
+    return found
+
+
+def filled_in(field: Field, stored: list[Json]) -> bool:
+    """True when objects that were written as `bare` came back with the default of a field."""
+    found = [value for data in stored for value in values_at(data, field.path)]
+    wanted = with_defaults(field.node["default"], field.node)
+    # What is around other fields is left out in one object and kept in the next.
+    return wanted in found and (isinstance(wanted, dict | list) or all(each == wanted for each in found))
+
+
+def others() -> list[tuple[Field, Any]]:
+    """Another valid value for every field with a default that may change in a live job."""
+    found: list[tuple[Field, Any]] = []
+    for field in DEFAULTS:
+        node, default = field.node, field.node["default"]
+        if (
+            field.in_status
+            or ".grpo" in field.path
+            or field.path.startswith(tuple(FIXED.keys() - {"spec.checkpoints"}))
+        ):
+            continue
+        if "enum" in node:
+            found.append((field, next(each for each in node["enum"] if each != default)))
+        elif node["type"] == "boolean":
+            found.append((field, not default))
+        elif node["type"] == "integer":
+            found.append((field, default + 1 if default < node.get("maximum", default + 1) else default - 1))
+        elif field.path.endswith(".template"):
+            found.append((field, {"metadata": {"labels": {"a": "b"}}}))
+    return found

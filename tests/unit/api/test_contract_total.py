@@ -1,0 +1,73 @@
+"""Whatever stands in a file, `rlhf validate` and admission answer with problems, and never with another exception."""
+
+import copy
+import json
+from typing import Any
+
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from manifest_cases import EXAMPLES
+
+from rlhf_api.manifest import ManifestError, Problem
+from rlhf_cli.validate import judged
+from rlhf_operator.reconcile.admission import admit
+
+BASE: dict[str, Any] = json.loads(json.dumps(yaml.safe_load((EXAMPLES / "ppo.yaml").read_text())))
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8)
+ANY_JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of everything in a manifest."""
+    found = [path] if path else []
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in members:
+        found += places(child, (*path, name))
+    return found
+
+
+def told(text: str) -> list[Problem]:
+    """What `rlhf validate` says of a text."""
+    try:
+        return [problem for each in judged(text) for problem in each.problems]
+    except ManifestError as error:
+        return error.problems
+
+
+PLACES = places(BASE)
+
+
+def with_value(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    data = copy.deepcopy(BASE)
+    node: Any = data
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    return data
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(PLACES), ANY_JSON)
+@example(("metadata",), [])
+@example(("metadata", "name"), 7)
+@example(("spec",), "text")
+@example(("spec", "checkpoints", "path"), "\x00")
+@example(("spec", "checkpoints", "path"), "//")
+def test_any_value_in_any_place_is_judged_by_both(path: tuple[Any, ...], value: Any) -> None:
+    data = with_value(path, value)
+    assert all(str(each) for each in told(json.dumps(data)))
+    if isinstance(data["metadata"], dict):
+        stored = data | {"apiVersion": BASE["apiVersion"], "kind": BASE["kind"]}
+        admission = admit(stored)
+        assert admission.planned or admission.problem
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="abc:-{}[]&*!|>\"'#%@ \n\t0123~<", max_size=60))
+def test_any_text_is_judged(text: str) -> None:
+    assert all(str(each) for each in told(text))

@@ -1,0 +1,75 @@
+"""Neighbouring versions work together, others are told which image to change; readers take what newer writers say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_api import manifest, protocol
+from rlhf_api.problems import ManifestError
+from rlhf_api.protocol import PROTOCOL, mismatch
+from rlhf_api.schedule import ScheduleTable
+from rlhf_api.structure import without_nulls
+
+PREVIOUS = Path(__file__).parents[1] / "operator/previous/objects.yaml"
+PPO = (Path(__file__).parents[3] / "examples/ppo.yaml").read_text()
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_neighbours_work_together_and_others_do_not(worker: int, coordinator: int) -> None:
+    assert (mismatch("generation-0", worker, coordinator) == "") == (abs(worker - coordinator) < 2)
+
+
+def test_who_is_too_old_is_the_image_to_change() -> None:
+    old = mismatch("generation-0", PROTOCOL, PROTOCOL + 2)
+    assert f"generation-0 speaks version {PROTOCOL} of the protocol and the coordinator version {PROTOCOL + 2}" in old
+    assert "the worker image is too old" in old
+    new = mismatch("generation-0", PROTOCOL + 2, PROTOCOL)
+    assert "the coordinator image is too old: suspend and resume the job" in new
+
+
+def test_a_resolved_job_of_a_newer_version_is_read_and_a_users_is_not() -> None:
+    document = manifest.dump(job := manifest.parse(PPO))
+    document["spec"]["newBlock"] = {"mode": "Auto"}
+    document["spec"]["rollout"]["newField"] = 3
+    document["spec"]["algorithm"]["ppo"]["newField"] = None
+    assert protocol.read_job(document) == job
+    with pytest.raises(ManifestError, match="newField") as refused:
+        manifest.parse(json.dumps(document))
+    assert {each.field for each in refused.value.problems} >= {"spec.newBlock", "spec.rollout.newField"}
+
+
+def test_a_schedule_of_a_newer_coordinator_is_read() -> None:
+    action = {"kind": "F", "pipeline": 0, "stage": 0, "microbatch": 0, "newField": 1}
+    pipeline = {"name": "actor", "model": "actor", "stage_ranks": [0], "microbatches": 1, "newField": 1}
+    table = {"method": "serial-1f1b", "pipelines": [pipeline], "rows": [[action]], "newField": 1}
+    assert ScheduleTable.model_validate_json(json.dumps(table)).rows[0][0].kind == "F"
+
+
+def test_a_worker_before_the_number_is_told_the_fields_it_knows_and_no_other() -> None:
+    """The job.json that its operator wrote has every field it knew."""
+    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
+    job = protocol.read_job(json.loads(previous))
+    written, known = (json.loads(protocol.written_job(job, 0)), without_nulls(json.loads(previous)))
+    assert paths(written["spec"]) <= paths(known["spec"])
+    assert written["spec"] == known["spec"]
+    assert paths(json.loads(protocol.written_job(job, PROTOCOL))["spec"]) > paths(written["spec"])
+
+
+def test_the_words_of_modes_before_are_read_and_told_to_those_who_know_no_others() -> None:
+    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
+    assert json.loads(previous)["spec"]["inference"]["overlap"] == "On"
+    job = protocol.read_job(json.loads(previous))
+    assert (job.spec.inference.overlap, job.spec.fusion.inter_stage.mode) == ("Enabled", "Disabled")
+    assert json.loads(protocol.written_job(job, 0))["spec"]["inference"]["overlap"] == "On"
+    assert json.loads(protocol.written_job(job, PROTOCOL))["spec"]["inference"]["overlap"] == "Enabled"
+
+
+def paths(value: Any, path: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {below for name, item in value.items() for below in (f"{path}.{name}", *paths(item, f"{path}.{name}"))}
+    return {below for item in value for below in paths(item, f"{path}[]")} if isinstance(value, list) else set()

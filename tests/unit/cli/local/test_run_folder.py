@@ -1,0 +1,66 @@
+"""Which folder a run uses, and which it refuses."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_api.job import RLHFJob
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.folder import RunFolder, choose
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+JOB = RLHFJob.model_validate(
+    yaml.safe_load(
+        """
+apiVersion: rlhf.dev/v1alpha1
+kind: RLHFJob
+metadata: {name: tiny}
+spec:
+  algorithm: {grpo: {}}
+  models: {actor: {path: policy}, reward: {function: {module: rewards}}}
+  prompts: {path: prompts.jsonl}
+"""
+    )
+)
+
+
+def test_a_new_run_is_named_after_job_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert choose(JOB, None, NOW, resume=False) == tmp_path / "runs" / "tiny-20260304-050607"
+    assert choose(JOB, Path("here"), NOW, resume=True) == tmp_path / "here"
+
+
+def test_resume_finds_the_latest_run_of_this_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="no run of job 'tiny'"):
+        choose(JOB, None, NOW, resume=True)
+    for name in ("tiny-20260101-000000", "tiny-20260102-000000", "tiny-large-20270101-000000"):
+        (tmp_path / "runs" / name / "journal").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny-20280101-000000").mkdir()
+    assert choose(JOB, None, NOW, resume=True).name == "tiny-20260102-000000"
+
+
+def test_a_folder_with_a_run_needs_resume_and_the_other_way_round(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run in"):
+        RunFolder(tmp_path / "new", tmp_path, resume=True)
+    (tmp_path / "old" / "journal").mkdir(parents=True)
+    with pytest.raises(RunError, match="holds a run already; give --resume"):
+        RunFolder(tmp_path / "old", tmp_path, resume=False)
+    RunFolder(tmp_path / "old", tmp_path, resume=True).release()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run", tmp_path, resume=False)
+    with pytest.raises(RunError, match="another `rlhf run` is using this folder"):
+        RunFolder(tmp_path / "run", tmp_path, resume=False)
+    first.release()
+    RunFolder(tmp_path / "run", tmp_path, resume=False).release()
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--run-dir") as refused:
+        RunFolder(tmp_path / "file" / "run", tmp_path, resume=False)
+    assert refused.value.exit_code == 23

@@ -1,0 +1,163 @@
+"""Pods become processes: what is rewritten, and what stays as a cluster has it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Env, ExitCode, Group
+from rlhf_cli.local.devices import Share
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.resolve import resolve
+from rlhf_cli.local.translate import Place, Process, demands, job_file, processes
+from rlhf_operator.manifests import render
+
+MANIFEST = """
+apiVersion: rlhf.dev/v1alpha1
+kind: RLHFJob
+metadata: {name: local}
+spec:
+  algorithm: {grpo: {}}
+  models: {actor: {path: policy}, reward: {function: {file: reward.py}}}
+  prompts: {path: prompts.jsonl}
+  generation: {replicas: 2, cpuThreads: 3}
+  training: {gpusPerReplica: 1}
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    (tmp_path / "reward.py").write_text("")
+    (tmp_path / "prompts.jsonl").write_text("")
+    return tmp_path
+
+
+def manifest(**changes: object) -> RLHFJob:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"].update(changes)
+    return RLHFJob.model_validate(document)
+
+
+def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, Process]:
+    objects = render(resolve(manifest(**changes), base, base / "run"), {})
+    shares = {d.name: Share(frozenset({1}), ("7",) if d.gpus else ()) for d in demands(objects)}
+    found = processes(objects, Place(base / "run", base), shares, iter(range(5000, 6000)), caller)
+    return {process.name: process for process in found}
+
+
+def test_addresses_paths_and_devices_are_local(base: Path) -> None:
+    found = translated(base, {})
+    assert list(found) == ["coordinator", "generation-0", "generation-1", "inference-0", "training-0"]
+    coordinator, worker, rank = found["coordinator"], found["generation-1"], found["training-0"]
+    assert coordinator.command == (sys.executable, "-m", "rlhf_coordinator")
+    assert coordinator.env[Env.LISTEN] == worker.env[Env.COORDINATOR] == "127.0.0.1:5000"
+    assert coordinator.env[Env.RUN_DIR] == str(base / "run")
+    assert coordinator.env[Env.JOB_FILE] == str(base / "run" / "job.json")
+    assert worker.env[Env.LISTEN] == worker.env[Env.ADVERTISE] != found["generation-0"].env[Env.LISTEN]
+    assert worker.env[Env.CERTIFICATES] == str(base / "run" / "certificates")
+    assert worker.env[Env.GROUP] == "generation"
+    assert worker.env[Env.INDEX] == "1"
+    assert worker.env[Env.THREADS] == worker.env["OMP_NUM_THREADS"] == "3"
+    assert "PYTHONDONTWRITEBYTECODE" not in worker.env
+    assert worker.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert Env.RENDEZVOUS not in worker.env
+    assert rank.env[Env.RENDEZVOUS] == "127.0.0.1"
+    assert (rank.env[Env.DEVICE], rank.env["CUDA_VISIBLE_DEVICES"], rank.device) == ("cuda:0", "7", "cuda:7")
+    assert "HOME" not in worker.env
+    assert not any(".svc" in value or "/etc/rlhf" in value for p in found.values() for value in p.env.values())
+
+
+def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
+    job = RLHFJob.model_validate_json(job_file(render(resolve(manifest(), base, base / "run"), {})))
+    assert job.spec.models.actor.path == str(base / "policy")
+
+
+def test_workers_never_compile_all_of_torch_at_every_start(base: Path) -> None:
+    caller = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/me"}
+    env = translated(base, caller)["generation-0"].env
+    assert env["PYTHONDONTWRITEBYTECODE"] == ""
+    assert env["PYTHONPYCACHEPREFIX"] == "/home/me/.cache/rlhf-operator/bytecode"
+    assert "PYTHONPYCACHEPREFIX" not in translated(base, {"HOME": "/home/me"})["generation-0"].env
+
+
+def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> None:
+    template = {
+        "spec": {
+            "containers": [
+                {"name": "worker", "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
+            ]
+        }
+    }
+    found = translated(base, {"TOKEN": "mine"}, inference={"template": template})
+    assert found["inference-0"].env["TOKEN"] == "mine"
+    with pytest.raises(RunError, match="TOKEN: key k of Secret s needs a cluster; set TOKEN"):
+        translated(base, {"OTHER": ""}, inference={"template": template})
+
+
+def test_demands_are_what_the_pods_ask_for(base: Path) -> None:
+    found = demands(render(resolve(manifest(), base, base / "run"), {}))
+    assert [(d.group, d.threads, d.gpus) for d in found] == [
+        (Group.COORDINATOR, 1, 0),
+        (Group.GENERATION, 3, 0),
+        (Group.GENERATION, 3, 0),
+        (Group.INFERENCE, 1, 0),
+        (Group.TRAINING, 1, 1),
+    ]
+
+
+def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
+    once = resolve(manifest(), base, base / "run")
+    assert once.spec.checkpoints is not None
+    assert once.spec.checkpoints.path == str(base / "run" / "checkpoints")
+    assert once.spec.prompts.path == str(base / "prompts.jsonl")
+    assert once.spec.models.reward.function is not None
+    assert once.spec.models.reward.function.file == str(base / "reward.py")
+    assert resolve(once, Path("/elsewhere"), base / "other") == once
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "exit_code"),
+    [
+        (
+            {"prompts": {"path": "missing.jsonl"}},
+            "spec.prompts.path = '{base}/missing.jsonl': no such file",
+            ExitCode.BAD_DATA,
+        ),
+        (
+            {"models": {"actor": {"path": "./missing"}, "reward": {"function": {"module": "m"}}}},
+            "spec.models.actor.path = '{base}/missing': no such folder",
+            ExitCode.BAD_MODEL,
+        ),
+        (
+            {"models": {"actor": {"path": "."}, "reward": {"function": {"module": "m"}}}},
+            "spec.models.actor.path = '{base}': the folder has no config.json",
+            ExitCode.BAD_MODEL,
+        ),
+        (
+            {"models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "gone.py"}}}},
+            "spec.models.reward.function.file = '{base}/gone.py': no such file",
+            ExitCode.USAGE,
+        ),
+        (
+            {"models": {"actor": {"path": "policy"}, "reward": {"function": {"configMap": "r"}}}},
+            "spec.models.reward.function.configMap = 'r': there are no ConfigMaps",
+            ExitCode.USAGE,
+        ),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_anything_starts(
+    base: Path, changes: dict[str, object], message: str, exit_code: ExitCode
+) -> None:
+    with pytest.raises(RunError) as refused:
+        resolve(manifest(**changes), base, base / "run")
+    assert str(refused.value).startswith(message.format(base=base))
+    assert refused.value.exit_code == exit_code
+
+
+def test_a_hub_id_is_left_alone(base: Path) -> None:
+    job = manifest(models={"actor": {"path": "org/name"}, "reward": {"function": {"module": "m"}}})
+    assert resolve(job, base, base / "run").spec.models.actor.path == "org/name"

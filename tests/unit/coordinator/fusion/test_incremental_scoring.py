@@ -1,0 +1,257 @@
+"""Scoring early while processes die at any moment: every score is made once, and the batch is that of a job without.
+
+The coordinator's own turn, event handlers, actions and journal, with simulated workers that say and hear what the test
+lets through, in the order of their session: no sockets, and no clock that matters.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.coordinated import make_job, make_prompts
+from tests.support.simulated_results import response, response_length, score
+from tests.support.simulated_worker import Pace, SimulatedWorker
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.incremental import BLOCK
+from rlhf_api.names import Group
+from rlhf_coordinator.fusion import fusing, incremental_scoring
+from rlhf_coordinator.job.run import begin_run
+from rlhf_coordinator.job.sessions import WorkerStream
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.loop import Loop
+from rlhf_coordinator.scheduling.incremental import IN_FLIGHT, UNFINISHED
+from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.state.fleet import GRACE_SECONDS, Joined
+from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.storage.batch import batch_parts, replayed
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.prompts import random_key
+from rlhf_coordinator.storage.restore import restore
+from rlhf_coordinator.training.saving import Saving
+
+NAMES = ("generation-0", "generation-1", "inference-0", "inference-1")
+BATCH, MAX_TOKENS = 8, 12 * BLOCK
+HOUR = 3600
+STEPS = ("decide", "hear", "work", "say one", "say")
+FAULTS = ("dies", "its session breaks", "is lost", "refuses", "coordinator dies")
+Event = tuple[int, int, str, str]
+"""(moments without a fault, steps of the worker after them, the worker, what then happens)"""
+stories = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, len(STEPS)), st.sampled_from(NAMES), st.sampled_from(FAULTS)),
+    min_size=2,
+    max_size=12,
+)
+
+
+class Hand(SimulatedWorker):
+    """A worker moved by hand: it hears a command and says a message when it is let."""
+
+    session = 0
+    stream: WorkerStream | None = None
+    refuses = False
+    """It has no room to begin with anything."""
+
+    def die(self) -> None:
+        """The process is gone, and a new one takes its place."""
+        self._fresh_process()
+
+    def register(self) -> pb.Register:
+        """The first message of a session."""
+        message = self._register()
+        self._give_back()
+        return message
+
+    def hear(self) -> None:
+        """Obeys all commands that are on their way."""
+        while self.stream is not None and not self.stream.outgoing.empty():
+            message = self.stream.outgoing.get_nowait()
+            if message is not None:
+                self._obey(message.command)
+
+    def work(self, tokens: int) -> None:
+        """Decodes so many tokens of all its samples, scores what it was given."""
+        self.pace = replace(self.pace, tokens_per_tick=tokens)
+        self._decode(report=True)
+        self._score()
+
+    def said(self, count: int) -> list[pb.WorkerMessage]:
+        """Its next messages."""
+        messages, self._outbox = self._outbox[:count], self._outbox[count:]
+        return messages
+
+    def has(self, index: int) -> bool:
+        """It has begun with a sample, as far as anybody could know."""
+        unheard = [message.prefix.dropped for message in self._outbox if message.HasField("prefix")]
+        return (0, index) in self._begun or any(index in dropped for dropped in unheard)
+
+    def _on_score_prefix(self, order: pb.ScorePrefix, done: pb.CommandDone) -> None:
+        if self.refuses:
+            done.failure.CopyFrom(pb.Failure(reason="OutOfMemory", message="no room"))
+        else:
+            super()._on_score_prefix(order, done)
+
+
+class Silent:
+    """A recorder of nothing."""
+
+    def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def span(self, span: pb.Span) -> None: ...
+
+    def event(self, time_ns: int, kind: str, message: str, **attributes: str) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Iteration:
+    """One iteration of a job, without training: its coordinators one after the other, and its workers."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        """The workers have room for so many prefixes."""
+        patient = {"workerTimeoutSeconds": HOUR, "startTimeoutSeconds": HOUR}
+        self.folder = folder
+        self.job = make_job(
+            folder, batch=BATCH, rollout={"batchSize": BATCH, "maxResponseTokens": MAX_TOKENS},
+            inference={"replicas": 2, "incremental": "Enabled"}, runPolicy=patient,
+        )  # fmt: skip
+        self.plan = job_context(self.job, schedule_json(self.job.spec))
+        self.prompts = make_prompts(self.job)
+        self.workers = {
+            name: Hand(Group(name[:-2]), int(name[-1]), str(folder), pace=Pace(most_prefixes=room)) for name in NAMES
+        }
+        self.begin_coordinator()
+
+    def begin_coordinator(self) -> None:
+        """A coordinator goes on from the journal, and all workers come to it."""
+        journal = Journal(self.folder / "run" / "journal")
+        restored = restore(self.plan, journal, "prompts", 0, resume=False)
+        self.run = begin_run(self.plan, restored, journal, self.prompts, Silent())
+        saving = Saving(self.run)
+        self.event_handlers, actions = EventHandlers(self.run, saving), Actions(self.run, saving)
+        self.loop = Loop(self.run, self.event_handlers, actions)
+        if restored.begun_ns is None:
+            actions.begin_iteration(0)
+        else:
+            journal.resume(0)
+            fusing.begin(self.run)
+        for worker in self.workers.values():
+            worker.session = 0
+            self.connect(worker)
+
+    def connect(self, worker: Hand) -> None:
+        """A new session; an older one is over."""
+        if worker.session:
+            self.event_handlers.closed(worker.name, worker.session)
+        worker.session = self.run.sessions.number()
+        assert isinstance(self.event_handlers.register(worker.register(), worker.session), Joined)
+        worker.stream = self.run.sessions.open(worker.name, worker.session)
+
+    def deliver(self, worker: Hand, count: int) -> None:
+        """What it says arrives, in order."""
+        if worker.session:
+            for message in worker.said(count):
+                self.event_handlers.message(worker.name, message)
+
+    def go_on(self, moments: int) -> None:
+        """Nothing happens to anybody but what should."""
+        for worker in [*self.workers.values()] * moments:
+            for step in STEPS:
+                self.step(worker, step)
+
+    def step(self, worker: Hand, step: str) -> None:
+        """A part of what should happen: each may be the last before a fault."""
+        if step == "decide":
+            self.loop.turn()
+        elif step == "hear":
+            worker.hear()
+        elif step == "work":
+            worker.work(BLOCK // 2)
+        else:
+            self.deliver(worker, 1 if step == "say one" else 1000)
+        self.check_beliefs()
+
+    def strike(self, worker: Hand, fault: str) -> None:
+        """Something happens to a worker, or to the coordinator."""
+        if fault == "coordinator dies":
+            self.run.journal.close()
+            self.begin_coordinator()
+        elif fault == "refuses":
+            worker.refuses = not worker.refuses
+        elif fault == "is lost" and worker.session:
+            worker.die()
+            self.event_handlers.closed(worker.name, worker.session)
+            worker.session, worker.stream = 0, None
+            self.run.state.fleet.workers[worker.name].since -= 2 * GRACE_SECONDS
+            self.loop.turn()
+        else:
+            if fault == "dies":
+                worker.die()
+            self.connect(worker)
+        self.check_beliefs()
+
+    def finish(self) -> None:
+        """Without faults it ends."""
+        for worker in self.workers.values():
+            worker.refuses = False
+            if not worker.session:
+                self.connect(worker)
+        for _ in range(8 * MAX_TOKENS // BLOCK):
+            if not self.run.state.ledger.all_scored:
+                self.go_on(1)
+        assert self.run.state.ledger.all_scored, self.run.state.ledger.counts()
+
+    # ---------------------------------------------------------------- what must hold
+
+    def check_beliefs(self) -> None:
+        """Nothing is held by who began anew, nobody is asked for too much, or for what is finished."""
+        state, samples = self.run.state.incremental, self.run.state.ledger.samples
+        assert all(self.workers[item.worker].session for item in state.asked.values())
+        assert all(self.workers[item.worker].has(index) for index, item in state.held.items())
+        assert all(count <= IN_FLIGHT for count in Counter(item.worker for item in state.asked.values()).values())
+        assert all(samples[index].state in UNFINISHED for index in state.asked)
+        for index, item in (*state.held.items(), *state.asked.items()):
+            known = self.run.state.prompt_tokens[index] + len(samples[index].response)
+            assert 0 < item.tokens <= known or samples[index].state in UNFINISHED
+            assert item.tokens % BLOCK == 0
+        assert 0 <= state.early_tokens <= state.tokens
+        assert self.run.state.failure is None
+
+    def check_batch(self) -> None:
+        """Every score once, and all as it would be without prefixes, faults, or a coordinator."""
+        journal, size = self.run.journal, self.plan.spec.rollout.batch_size
+        records = list(journal.read(0))
+        scored = [(record.scored.key.sample, record.scored.task) for record in records if record.HasField("scored")]
+        assert len(scored) == len(set(scored)) == size * len(self.plan.tasks)
+        parts = list(batch_parts(self.run.state.ledger, self.prompts))
+        assert parts == list(batch_parts(replayed(0, size, self.plan.tasks, records), self.prompts))
+        for sample in (sample for part in parts for sample in part.samples):
+            key = random_key(self.plan.spec.seed, 0, sample.sample)
+            tokens, _ = response(key, 0, response_length(key, MAX_TOKENS))
+            assert sample.response.data == tokens
+            for task in self.plan.tasks:
+                assert sample.fields[task.produces[0]].data == score(task.name, tokens)
+        figures = incremental_scoring.figures(self.run)
+        assert 0 <= figures["incremental/early_share"] <= 1
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(room=st.sampled_from([0, 2, 1000]), story=stories)
+def test_whoever_dies_every_score_is_made_once(room: int, story: list[Event]) -> None:
+    with tempfile.TemporaryDirectory(prefix="rlhf-early-") as folder:
+        iteration = Iteration(Path(folder), room)
+        iteration.go_on(3)
+        for moments, steps, name, fault in story:
+            iteration.go_on(moments)
+            for step in STEPS[:steps]:
+                iteration.step(iteration.workers[name], step)
+            iteration.strike(iteration.workers[name], fault)
+        iteration.finish()
+        iteration.check_batch()
+        iteration.run.journal.close()

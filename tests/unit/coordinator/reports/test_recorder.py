@@ -1,0 +1,153 @@
+"""A run folder's reports: readable while the run goes on, and right after any restart."""
+
+import contextlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.reports.metrics import MetricsFile, read_metrics
+from rlhf_coordinator.reports.recorder import RunRecorder
+from rlhf_coordinator.reports.summary import summarise
+from rlhf_coordinator.reports.timeline import TimelineFile, read_spans
+
+
+def span(worker: str, name: str, start: float, end: float, iteration: int = 0) -> pb.Span:
+    return pb.Span(worker=worker, name=name, start_ns=int(start * 1e9), end_ns=int(end * 1e9), iteration=iteration)
+
+
+def test_a_run_leaves_every_report(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0, clock=iter(range(0, 10**12, 10**9)).__next__)
+    for iteration in range(20):
+        recorder.span(span("generation-0", "decode", iteration, iteration + 0.5, iteration))
+        recorder.iteration(iteration, {"reward": iteration / 20, "samples_per_second": 8.0, "actor/loss": math.nan})
+    recorder.event(5, "WorkerLost", "generation-0 was lost", worker="generation-0")
+    recorder.finish({"phase": "Complete", "restarts": {"generation-0": 1}, "reward_max": None})
+
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == list(range(20))
+    assert lines[3]["actor/loss"] is None
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["reward_first"] == pytest.approx(0.025)
+    assert summary["reward_last"] == pytest.approx(0.925)
+    assert summary["samples_per_second"] == pytest.approx(8.0)
+    assert (summary["iterations"], summary["phase"], summary["restarts"]) == (20, "Complete", {"generation-0": 1})
+    assert "reward_max" not in summary
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    assert sum(event["ph"] == "X" for event in events) == 20
+    assert any(event.get("name") == "WorkerLost" for event in events)
+    assert json.loads((tmp_path / "events.jsonl").read_text())["kind"] == "WorkerLost"
+
+
+def test_stragglers_after_the_end_are_left_out(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0)
+    recorder.finish({"phase": "Complete"})
+    recorder.span(span("generation-0", "decode", 1, 2))
+    recorder.event(5, "WorkerLost", "generation-0 hung up")
+    assert (tmp_path / "events.jsonl").read_text() == ""
+    assert list(read_spans(tmp_path / "timeline.json")) == []
+
+
+def test_a_restart_forgets_what_will_be_done_again(tmp_path: Path) -> None:
+    first = RunRecorder(tmp_path, 0)
+    for iteration in range(5):
+        first.span(span("training-0", "train/actor/F", iteration, iteration + 1, iteration))
+        first.iteration(iteration, {"reward": 1.0})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 5, "rew')
+    with (tmp_path / "timeline.json").open("ab") as file:
+        file.write(b'{"ph":"X","na')
+
+    second = RunRecorder(tmp_path, 3)
+    second.span(span("training-0", "train/actor/F", 3, 4, 3))
+    for iteration in range(3, 6):
+        second.iteration(iteration, {"reward": 2.0})
+    second.finish({})
+    third = RunRecorder(tmp_path, 6)
+    third.iteration(6, {"reward": 3.0})
+    third.finish({})
+
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["iteration"], line["reward"]) for line in lines] == [
+        *((i, 1.0) for i in range(3)),
+        *((i, 2.0) for i in range(3, 6)),
+        (6, 3.0),
+    ]
+    assert json.loads((tmp_path / "timeline.json").read_text())
+    assert [s.iteration for s in read_spans(tmp_path / "timeline.json")] == [0, 1, 2, 3, 4, 3]
+
+
+def test_tensorboard_reads_each_step_once_after_a_restart(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, reward in ((0, 1.0), (2, 2.0)):
+        recorder = RunRecorder(tmp_path, first, clock=lambda first=first: int(1e9) * (1 + first))
+        for iteration in range(first, first + 3):
+            recorder.iteration(iteration, {"reward": reward, "kl": math.inf})
+        recorder.finish({})
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert accumulator.Tags()["scalars"] == ["reward"]
+    assert [(e.step, e.value) for e in accumulator.Scalars("reward")] == [(0, 1), (1, 1), (2, 2), (3, 2), (4, 2)]
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 400))
+def test_metrics_survive_a_cut_at_any_byte(written: int, restart: int, cut: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        file = MetricsFile(path, 0)
+        for iteration in range(written):
+            file.append(iteration, iteration, {"reward": 0.5})
+        file.close()
+        path.write_bytes(path.read_bytes()[:cut])
+        whole = path.read_bytes().count(b"\n")
+        again = MetricsFile(path, restart)
+        again.append(restart, 9, {"reward": 1.0})
+        again.close()
+        found = [line["iteration"] for line in read_metrics(path)]
+        assert found[-1] == restart
+        assert found[:-1] == [i for i in range(written) if i < restart][: len(found) - 1]
+        assert len(found) - 1 in (min(whole, restart), min(whole + 1, restart, written))
+
+
+def test_a_full_timeline_makes_room(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    file = TimelineFile(path, max_bytes=2000)
+    for i in range(100):
+        file.span("generation-0", "decode", i, i + 1, i, {})
+        file.flush()
+    file.close()
+    assert path.stat().st_size < 4000
+    assert json.loads((tmp_path / "timeline-previous.json").read_text())
+    assert {s.worker for s in read_spans(path)} == {"generation-0"}
+
+
+def test_a_summary_of_nothing_and_of_one_iteration() -> None:
+    assert summarise([], {})["iterations"] == 0
+    assert summarise([], {})["reward_first"] is None
+    one = summarise([{"iteration": 0, "time_ns": 5, "reward": 0.5}], {"seconds": 3.0})
+    assert (one["reward_first"], one["reward_last"], one["seconds"]) == (0.5, 0.5, 3.0)
+
+
+def test_metrics_that_cannot_be_written_are_the_callers_matter(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0)
+    with contextlib.suppress(OSError), Path("/dev/full").open("a") as full:
+        recorder._metrics._file = full
+        with pytest.raises(OSError, match="No space left"):
+            recorder.iteration(0, {"reward": 1.0})
+
+
+def test_an_iteration_given_again_is_recorded_once(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0)
+    recorder.iteration(0, {"reward": 1.0})
+    again = RunRecorder(tmp_path, 1)
+    again.iteration(0, {"reward": 1.0})
+    again.iteration(1, {"reward": 2.0})
+    again.finish({})
+    assert [line["iteration"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]

@@ -1,0 +1,89 @@
+"""Ranks that their machines ask to end, alone or together with the coordinator: who stays for what."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.coordinator.scheduling.test_iteration import NOW, context, finish_all, kinds, pend, world_of
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job.policy import Checkpoints
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import iteration
+from rlhf_coordinator.scheduling.iteration import TOGETHER_SECONDS
+from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder
+from rlhf_coordinator.state.worker import Work
+
+__all__ = ["context"]
+LATER = NOW + TOGETHER_SECONDS + 0.5
+
+
+@pytest.fixture
+def saving(context: JobContext, tmp_path: Path) -> JobContext:
+    checkpoints = Checkpoints(path=str(tmp_path), every=1000)
+    spec = context.job.spec.model_copy(update={"checkpoints": checkpoints})
+    return replace(context, job=context.job.model_copy(update={"spec": spec}))
+
+
+@pytest.fixture
+def bare(context: JobContext) -> JobContext:
+    spec = context.job.spec.model_copy(update={"checkpoints": None})
+    return replace(context, job=context.job.model_copy(update={"spec": spec}))
+
+
+def ask(state: JobState, *names: str) -> None:
+    for name in names:
+        state.fleet.beat(name, pb.Heartbeat(leaving=True), NOW)
+
+
+def about_ranks(decisions: list[d.Decision]) -> list[d.Decision]:
+    return [each for each in decisions if isinstance(each, d.Leave | d.SaveCheckpoint | d.Train | d.Finish)]
+
+
+def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_holds(saving: JobContext) -> None:
+    state = world_of(saving, at=3)
+    ask(state, "training-1")
+    assert about_ranks(iteration.decide(saving, state, NOW + 1)) == [], "the coordinator may be asked too"
+    assert about_ranks(iteration.decide(saving, state, LATER)) == [d.SaveCheckpoint(3)]
+    state.checkpoint.stage = "saving"
+    assert about_ranks(iteration.decide(saving, state, LATER)) == []
+    state.checkpoint.stage, state.checkpoint.newest = "idle", 3
+    (leave,) = about_ranks(iteration.decide(saving, state, LATER))
+    assert leave == d.Leave("training-1", ExitCode.OK, "it was asked to end, and is not needed now")
+
+
+def test_without_checkpoints_it_goes_when_it_is_idle(bare: JobContext) -> None:
+    state = world_of(bare, at=3)
+    ask(state, "training-0")
+    pend(state, "training-0", Work.TRAIN)
+    assert about_ranks(iteration.decide(bare, state, LATER)) == []
+    state.fleet.workers["training-0"].pending.clear()
+    assert [each.worker for each in iteration.decide(bare, state, LATER) if isinstance(each, d.Leave)] == ["training-0"]
+
+
+def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(saving: JobContext) -> None:
+    state = world_of(saving, at=3)
+    finish_all(state)
+    assert "Train" in kinds(iteration.decide(saving, state, NOW))
+    ask(state, "training-1")
+    assert "Train" not in kinds(iteration.decide(saving, state, NOW + 1))
+
+    for rank in ("training-0", "training-1"):
+        pend(state, rank, Work.TRAIN)
+    assert about_ranks(iteration.decide(saving, state, LATER)) == []
+
+
+def test_a_coordinator_that_ends_with_its_ranks_has_them_for_its_checkpoint(saving: JobContext) -> None:
+    state = world_of(saving, at=3)
+    ask(state, "training-0", "training-1")
+    state.stop = StopOrder(True, "asked to stop by a signal")
+    assert about_ranks(iteration.decide(saving, state, LATER)) == [d.SaveCheckpoint(3)]
+    state.checkpoint.newest = 3
+    assert about_ranks(iteration.decide(saving, state, LATER)) == [d.Finish("Stopped")]
+
+
+def test_a_worker_without_a_rank_is_not_kept(saving: JobContext) -> None:
+    state = world_of(saving, at=3)
+    ask(state, "generation-0")
+    assert about_ranks(iteration.decide(saving, state, LATER)) == []

@@ -1,0 +1,74 @@
+"""Two jobs whose names are accepted never want an object of one kind and name, whatever their names are."""
+
+from functools import cache
+from pathlib import Path
+
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest import ManifestError, parse
+from rlhf_api.names import Group
+from rlhf_api.rules.table import MAX_WORKERS
+from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, kind_of
+from rlhf_operator.gang.backend import Backend
+from rlhf_operator.gang.coscheduling import Coscheduling
+from rlhf_operator.gang.kueue import Kueue
+from rlhf_operator.gang.members import examples
+from rlhf_operator.gang.native import Native
+from rlhf_operator.gang.volcano import Volcano
+from rlhf_operator.manifests import identity, render
+
+ROOT = Path(__file__).parents[4]
+BACKENDS: list[Backend] = [
+    make(version)
+    for mode, make in ((NATIVE, Native), (KUEUE, Kueue), (VOLCANO, Volcano), (COSCHEDULING, Coscheduling))
+    for version, _ in APIS[mode]
+]
+PARTS = ["a", "b", "a1", "0", "1", "rlhfjob", "job", "certificates", "authority", "coordinator", "certificate"]
+PARTS += [str(group) for group in Group]
+NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("-".join)
+
+
+@cache
+def derived(name: str) -> frozenset[tuple[str, str]] | None:
+    """(kind, name) of everything that is made for a job of that name; None when the name is refused."""
+    body = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
+    body["metadata"] = {"name": name, "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    try:
+        job = parse(yaml.safe_dump(body))
+    except ManifestError as error:
+        if {each.field for each in error.problems} != {"metadata.name"}:
+            raise
+        return None
+    return objects(job)
+
+
+def objects(job: RLHFJob) -> frozenset[tuple[str, str]]:
+    bodies = [*render(job, {}).all, *(each for backend in BACKENDS for each in backend.objects(job, examples(job)))]
+    made = [(kind_of(each), str(each["metadata"]["name"])) for each in bodies]
+    made.append(("Secret", identity.authority_name(job)))
+    made += [
+        ("Pod", identity.pod_name(job, group, index))
+        for group in Group
+        if group is not Group.COORDINATOR
+        for index in (0, 1, 10, 11, MAX_WORKERS - 1)
+    ]
+    return frozenset(made)
+
+
+@example(name="x", more=["coordinator"], before=False)
+@given(name=NAMES, more=st.lists(st.sampled_from(PARTS), max_size=3), before=st.booleans())
+def test_jobs_of_two_accepted_names_have_no_object_in_common(name: str, more: list[str], before: bool) -> None:
+    other = "-".join([*more, name] if before else [name, *more])
+    ours, theirs = derived(name), derived(other)
+    if name != other and ours is not None and theirs is not None:
+        assert not ours & theirs, (name, other)
+
+
+def test_what_is_derived_has_every_kind_with_two_forms() -> None:
+    found = derived("job")
+    assert found is not None
+    assert {("Service", "job"), ("Service", "job-coordinator"), ("Secret", "job-authority")} <= found
+    assert {kind for kind, _ in found} >= {"Pod", "ConfigMap", "NetworkPolicy", "kueue.x-k8s.io/v1beta2/Workload"}

@@ -1,0 +1,55 @@
+"""How long processes may take to end, and who asks autoscalers to leave their nodes alone."""
+
+from typing import Any
+
+from tests.unit.operator.manifests.test_template_merge import job_with, pods, worker
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Env
+from rlhf_operator.manifests.pods import STAYS
+
+
+def grace(pod: dict[str, Any]) -> int:
+    return int(pod["spec"]["terminationGracePeriodSeconds"])
+
+
+def told(pod: dict[str, Any]) -> str | None:
+    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    return env.get(Env.GRACE)
+
+
+def marks(pod: dict[str, Any]) -> dict[str, str]:
+    annotations = pod["metadata"].get("annotations") or {}
+    return {key: annotations[key] for key in STAYS if key in annotations}
+
+
+def test_ranks_outlast_the_coordinator_that_needs_them_for_its_checkpoint() -> None:
+    made = pods(job_with({}))
+    assert grace(made["merged-training-0"]) >= grace(made["merged-coordinator"]) + 30
+    assert told(made["merged-training-0"]) == str(grace(made["merged-training-0"]))
+    assert grace(made["merged-generation-0"]) == 30
+    assert told(made["merged-generation-0"]) is None
+
+
+def test_a_rank_is_told_the_grace_of_its_template() -> None:
+    template = {"spec": {"terminationGracePeriodSeconds": 900}}
+    assert told(pods(job_with(template, "training"))["merged-training-0"]) == "900"
+
+
+def test_colocated_ranks_are_those_of_their_group() -> None:
+    document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document["spec"] |= {"placement": "Colocated", "generation": {"replicas": 2}, "inference": {"replicas": 0}}
+    made = pods(RLHFJob.model_validate(document))
+    assert marks(made["merged-generation-0"]) == STAYS
+    assert marks(made["merged-generation-1"]) == {}, "it holds no rank"
+
+
+def test_autoscalers_are_asked_to_leave_coordinator_and_ranks_alone_unless_a_template_says_otherwise() -> None:
+    made = pods(job_with({}))
+    assert marks(made["merged-coordinator"]) == marks(made["merged-training-0"]) == STAYS
+    assert marks(made["merged-generation-0"]) == marks(made["merged-inference-0"]) == {}
+    own = {"karpenter.sh/do-not-disrupt": "false", "team": "a"}
+    made = pods(job_with({"metadata": {"annotations": own}, **worker()}, "training"))
+    assert marks(made["merged-training-0"]) == {**STAYS, "karpenter.sh/do-not-disrupt": "false"}
+    assert made["merged-training-0"]["metadata"]["annotations"]["team"] == "a"
+    assert marks(made["merged-coordinator"]) == STAYS

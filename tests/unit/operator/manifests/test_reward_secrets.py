@@ -1,0 +1,69 @@
+"""Secrets of a reward: the kubelet, or the caller's environment, puts them where rewards run; no object holds one."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_cli.local.devices import Share
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.translate import Place, processes
+from rlhf_operator.manifests import Images, render
+
+GOLDEN = Path(__file__).parent / "golden"
+VARIABLE = "RLHF_SECRET_JUDGE_TOKEN"
+REFERENCE = {"secretKeyRef": {"name": "judge", "key": "token"}}
+SECRET = "sk-tell-nobody"
+
+ENV = [{"name": "JUDGE_TOKEN", **REFERENCE}, {"name": "AGAIN", **REFERENCE}, {"name": "MODE", "value": "fast"}]
+GIVEN: list[dict[str, Any]] = [
+    {"function": {"configMap": "my-reward", "env": ENV}},
+    {"endpoint": {"url": "http://r:8000/", "headers": [{"name": "Authorization", **REFERENCE}]}},
+]
+
+
+def job_of(reward: dict[str, Any]) -> RLHFJob:
+    document = yaml.safe_load((GOLDEN / "ppo-cpu.job.yaml").read_text())
+    document["spec"]["models"]["reward"] = reward
+    return RLHFJob.model_validate(document)
+
+
+@pytest.mark.parametrize("reward", GIVEN)
+def test_pods_that_run_rewards_take_it_from_the_secret_and_no_other_pod_does(reward: dict[str, Any]) -> None:
+    objects = render(job_of(reward), {}, Images(), {})
+    for pod in objects.pods:
+        (container,) = (each for each in pod["spec"]["containers"] if each["name"] == "worker")
+        found = [each for each in container["env"] if each["name"].startswith("RLHF_SECRET_")]
+        group = pod["metadata"]["labels"]["rlhf.dev/group"]
+        runs = group in (Group.GENERATION, Group.INFERENCE)
+        assert found == ([{"name": VARIABLE, "valueFrom": REFERENCE}] if runs else []), group
+
+
+@pytest.mark.parametrize("reward", GIVEN)
+def test_the_configuration_holds_the_reference_alone(reward: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, SECRET)
+    objects = render(job_of(reward), {}, Images(), {})
+    assert SECRET not in json.dumps(objects.all)
+    (configuration,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
+    assert '"key": "token"' in configuration["data"]["job.json"]
+
+
+def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Process -> its own variables, for a run on one machine."""
+    objects = render(job_of({"function": {"file": "/data/reward.py", "env": ENV}}), {}, Images(), {})
+    shares = {name: Share() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
+    place = Place(Path("/run/job"), Path("/work"))
+    return {each.name: each.env for each in processes(objects, place, shares, itertools.count(40000), caller)}
+
+
+def test_on_one_machine_it_comes_from_the_callers_environment() -> None:
+    found = local({VARIABLE: SECRET})
+    given = {name for name, env in found.items() if env.get(VARIABLE) == SECRET}
+    assert given == {name for name in found if name.startswith(("generation", "inference"))}
+    with pytest.raises(RunError, match=f"key token of Secret judge needs a cluster; set {VARIABLE} in the environment"):
+        local({"HOME": "/home/me"})

@@ -1,0 +1,93 @@
+"""Memory by phase of a worker whose roles take turns, in numbers that can be checked by hand."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import Group
+from rlhf_planner.device_memory import GIBIBYTE, ModelSize, budget, estimates
+
+BILLION = 10**9
+SEVEN = ModelSize(7 * BILLION, 2 * 32 * 8 * 128)
+
+
+def spec(**changes: Any) -> RLHFJobSpec:
+    content = {
+        "placement": "Colocated",
+        "algorithm": {"ppo": {}},
+        "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
+        "prompts": {"path": "prompts.jsonl"},
+        "rollout": {"maxPromptTokens": 1024, "maxResponseTokens": 1024},
+        "generation": {"replicas": 8, "gpusPerReplica": 1, "maxBatchSize": 64},
+        "inference": {"replicas": 0},
+        "training": {"parallelism": {"pipeline": 4, "data": 2}},
+        **changes,
+    }
+    return RLHFJobSpec.model_validate(content)
+
+
+SIZES = {"actor": SEVEN, "critic": SEVEN, "reference": SEVEN}
+
+
+def test_each_phase_and_the_host_by_hand() -> None:
+    found = budget(spec(), SIZES)
+    decoding, training = found.phases
+    cache = 64 * 2048 * 2 * 32 * 8 * 128 * 2
+    half = 14 * BILLION
+    assert decoding.awake.parts == {
+        "weights": half, "key-value cache": cache, "reference weights": half, "critic weights": half
+    }  # fmt: skip
+    stages = 2 * 7 * BILLION // 4
+    assert training.awake.parts == {
+        "weights": 4 * stages, "gradients": 4 * stages, "optimizer": 8 * stages, "half-precision weights": 2 * stages
+    }  # fmt: skip
+    assert found.peak is training
+    assert found.host.total == 3 * half + (4 + 8) * stages, "what is kept while it sleeps; gradients are zero"
+    assert estimates(spec(), SIZES)[Group.GENERATION] == training.awake
+    assert Group.TRAINING not in estimates(spec(), SIZES)
+
+
+def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
+    found = budget(spec(), SIZES)
+    assert found.problem(80 * GIBIBYTE) == ""
+    assert found.problem(40 * GIBIBYTE).startswith(
+        "phase training needs 58.7 GiB a device (weights 13 GiB, gradients 13 GiB, optimizer 26.1 GiB, "
+        "half-precision weights 6.52 GiB), which has 40 GiB: raise spec.training.parallelism.pipeline"
+    )
+    crowded = budget(spec(generation={"replicas": 8, "gpusPerReplica": 1, "maxBatchSize": 256}), SIZES)
+    assert crowded.problem(80 * GIBIBYTE).startswith("phase decoding and scoring needs 103 GiB a device")
+
+
+def test_a_model_that_is_not_here_is_said_to_be_unknown() -> None:
+    found = budget(spec(), {"actor": None, "critic": SEVEN, "reference": SEVEN})
+    assert found.host.unknown == ("actor",)
+    assert "weights" not in found.phases[0].awake.parts
+
+
+@given(
+    st.integers(1, 8), st.integers(0, 2), st.sampled_from(["Disabled", "Auto"]), st.integers(0, 1),
+    st.integers(1, 10**10), st.integers(1, 10**10),
+)  # fmt: skip
+def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
+    pipeline: int, inference: int, mode: str, gpus: int, actor: int, critic: int
+) -> None:
+    changes: dict[str, Any] = {
+        "generation": {"replicas": 8, "gpusPerReplica": gpus},
+        "inference": {"replicas": inference, "gpusPerReplica": gpus},
+        "training": {"parallelism": {"pipeline": pipeline}, "gpusPerReplica": gpus},
+        "fusion": {"interStage": {"mode": mode}},
+    }
+    sizes = {"actor": ModelSize(actor, 64), "critic": ModelSize(critic, 64), "reference": ModelSize(actor, 64)}
+    apart = estimates(spec(placement="Dedicated", **changes), sizes)
+    peak = budget(spec(**changes), sizes).peak.awake.total
+    assert peak <= sum(each.total for each in apart.values())
+    assert peak >= max(apart[Group.GENERATION].total, apart[Group.TRAINING].total)
+
+
+@pytest.mark.parametrize("inference", [0, 2])
+def test_a_cpu_keeps_nothing_apart_for_what_sleeps(inference: int) -> None:
+    found = budget(spec(generation={"replicas": 8}, inference={"replicas": inference}), SIZES)
+    assert found.host.parts == {}

@@ -1,0 +1,98 @@
+"""Deterministic mode knows where this machine's kernels are not reproducible, and refuses or avoids those shapes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.support.models import build_config, write_policy
+from tests.unit.workers.generation.conftest import MakeEngine
+
+from rlhf_workers.generation.forward import CausalForward
+from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool
+from rlhf_workers.generation.protocol import SamplingParameters
+from rlhf_workers.generation.tiles import Tiles
+from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.models import load_causal_lm
+from rlhf_workers.role import WorkError
+
+
+class Neighbourly(CausalForward):
+    """A forward pass whose rows depend on their place, as an elementwise kernel's tail does."""
+
+    def decode(
+        self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        logits = super().decode(pool, first, tokens, positions, length)
+        logits[-1] += 1e-6
+        return logits
+
+
+class Wide(CausalForward):
+    """A forward pass that sums in another order beyond 32 rows or 2 prompts."""
+
+    def decode(
+        self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        logits = super().decode(pool, first, tokens, positions, length)
+        return logits + 1e-6 if len(tokens) > 2 * TILE_ROWS else logits
+
+    def prefill(self, tokens: torch.Tensor) -> Any:
+        cache = super().prefill(tokens)
+        if len(tokens) > 2:
+            cache.states = {layer: (keys + 1e-6, values) for layer, (keys, values) in cache.states.items()}
+        return cache
+
+
+@pytest.fixture
+def model(load: Any) -> Any:
+    return load("llama")[0]
+
+
+def test_a_machine_whose_rows_depend_on_their_place_is_refused(model: Any) -> None:
+    with pytest.raises(WorkError, match="a sample's results depend on the rest of its batch") as raised:
+        Tiles(Neighbourly(model, "model")).require()
+    assert raised.value.failure.field == "spec.deterministic"
+
+
+def test_only_proven_widths_are_used(model: Any) -> None:
+    proven = Tiles(Wide(model, "model"))
+    assert list(proven.widths(70, 64)) == [(0, 32), (32, 32), (64, 16)]
+    assert proven.prompts(7, 16) == 2
+    assert list(Tiles(CausalForward(model, "model")).widths(17, 64)) == [(0, 32)]
+    assert list(proven.widths(0, 64)) == []
+
+
+def test_layers_of_odd_size_are_refused_or_harmless(tmp_path: Path) -> None:
+    """An elementwise kernel computes the last elements of 16 x 129 with other instructions: rows would differ."""
+    folder = write_policy(tmp_path / "odd", intermediate_size=129)
+    model = load_causal_lm(
+        str(folder), field="model", dtype=torch.float32, device=torch.device("cpu"), attention="eager"
+    )
+    values = torch.randn(16, 129, generator=torch.Generator().manual_seed(0))
+    tail_differs = not torch.equal(
+        torch.nn.functional.silu(values.roll(1, 0)).roll(-1, 0), torch.nn.functional.silu(values)
+    )
+    if tail_differs:
+        with pytest.raises(WorkError, match="layer sizes must be multiples of 32"):
+            Tiles(CausalForward(model, "model")).require()
+    else:
+        Tiles(CausalForward(model, "model")).require()
+
+
+def test_a_model_that_gathers_rows_by_expert_is_refused(load: Any) -> None:
+    """How many rows reach an expert, and with it the kernel that multiplies them, depends on the neighbours."""
+    config = build_config("llama").to_dict() | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.MixtralConfig(**{key: value for key, value in config.items() if key != "model_type"})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.MixtralForCausalLM._from_config(config, attn_implementation="eager").eval()
+    limits = EngineLimits(4, 48, 48)
+    TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=False)
+    with pytest.raises(WorkError, match="the model routes tokens to experts"):
+        TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=True)
+
+
+def test_fast_mode_tries_nothing(make_engine: MakeEngine) -> None:
+    assert make_engine()._tiles is None

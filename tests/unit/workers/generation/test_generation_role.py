@@ -1,0 +1,290 @@
+"""The generation role on the wire: commands answered once, progress four times a second, few spans, named errors."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.engine_driving import requests
+from tests.unit.workers.generation.conftest import MakeEngine
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_api.job import RLHFJob
+from rlhf_workers.generation.role import GenerationRole, build
+from rlhf_workers.role import WorkError
+
+STEP_NS = 30_000_000
+
+
+class Outbox:
+    """Keeps what a role says, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+        self.tokens = 0
+
+    def progress(self, message: pb.SampleProgress) -> None:
+        self.said.append(("progress", message))
+
+    def finished(self, message: pb.FinishedSample) -> None:
+        self.said.append(("finished", message))
+
+    def scored(self, message: pb.ScoredSample) -> None:
+        raise AssertionError("generation does not score")
+
+    def done(self, message: pb.CommandDone) -> None:
+        self.said.append(("done", message))
+
+    def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
+        self.said.append(("span", (name, start_ns, end_ns, iteration, attributes)))
+
+    def count(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    def of(self, kind: str) -> list[Any]:
+        return [message for said, message in self.said if said == kind]
+
+
+class Clock:
+    """Every look at it takes 30 ms."""
+
+    def __init__(self) -> None:
+        self.now = 10**18
+
+    def __call__(self) -> int:
+        self.now += STEP_NS
+        return self.now
+
+
+@pytest.fixture
+def role(make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]) -> GenerationRole:
+    return GenerationRole(make_engine(slots=4), load("llama")[1], clock_ns=Clock())
+
+
+def generate(count: int, *, identifier: int = 1, iteration: int = 0, response: int = 40) -> pb.Command:
+    samples = [
+        pb.GenerateSample(
+            key=pb.SampleKey(iteration=iteration, sample=request.key.sample, epoch=2),
+            prompt=pack(request.prompt),
+            random_key=request.random_key,
+            max_response_tokens=response,
+        )
+        for request in requests(count)
+    ]
+    return pb.Command(id=identifier, generate=pb.Generate(samples=samples))
+
+
+def run(role: GenerationRole, outbox: Outbox) -> None:
+    while role.step(outbox):
+        pass
+
+
+def test_samples_come_back_whole_with_text_and_progress_adds_up(
+    role: GenerationRole, load: Callable[[str], tuple[Any, Any]]
+) -> None:
+    outbox = Outbox()
+    role.handle(generate(6), outbox)
+    assert [done.command_id for done in outbox.of("done")] == [1]
+    assert role.active() == 6
+    run(role, outbox)
+    finished = {message.key.sample: message for message in outbox.of("finished")}
+    assert sorted(finished) == list(range(6))
+    assert outbox.tokens == sum(len(unpack(message.tokens)) for message in finished.values())
+    for message in finished.values():
+        tokens = unpack(message.tokens)
+        assert message.text == load("llama")[1].decode(tokens.tolist(), skip_special_tokens=True)
+        assert message.key.epoch == 2
+        assert sum(span.tokens for span in message.versions) == len(tokens)
+    told: dict[int, list[int]] = {}
+    for message in outbox.of("progress"):
+        assert message.offset == len(told.setdefault(message.key.sample, []))
+        told[message.key.sample] += unpack(message.tokens).tolist()
+    assert told
+    assert all(unpack(finished[n].tokens).tolist()[: len(tokens)] == tokens for n, tokens in told.items())
+
+
+def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
+    outbox = Outbox()
+    role.handle(generate(4), outbox)
+    run(role, outbox)
+    spans = outbox.of("span")
+    steps = sum(int(attributes["steps"]) for *_, attributes in spans)
+    assert steps == 40
+    assert len(spans) == -(-steps * 2 * STEP_NS // 500_000_000)
+    assert all(name == "decode" and end - start >= 480_000_000 for name, start, end, *_ in spans[:-1])
+    assert sum(int(attributes["tokens"]) for *_, attributes in spans) == outbox.tokens
+    per_sample = sum(message.key.sample == 0 for message in outbox.of("progress"))
+    assert per_sample == steps * 2 * STEP_NS // 300_000_000 - 1  # every 5th step of 60 ms; the 40th finishes it
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_spans_say_what_building_caches_from_tokens_took(
+    deterministic: bool, make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
+) -> None:
+    role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=Clock())
+    outbox = Outbox()
+    role.handle(generate(2), outbox)
+    for _ in range(7):
+        role.step(outbox)
+    given = role.give_back()
+    again = generate(2, identifier=2)
+    prompts = sum(sample.prompt.shape[0] for sample in again.generate.samples)
+    for sample, known in zip(again.generate.samples, sorted(given, key=lambda item: item.key.sample), strict=True):
+        sample.tokens.CopyFrom(known.tokens)
+        sample.log_probabilities.CopyFrom(known.log_probabilities)
+        sample.versions.extend(known.versions)
+    role.handle(again, outbox)
+    run(role, outbox)
+    told = [attributes for *_, attributes in outbox.of("span") if "rebuild_passes" in attributes]
+    assert all(float(one["rebuild_rows"]) == 2 and float(one["rebuild_seconds"]) > 0 for one in told)
+    passes = sum(int(one["rebuild_passes"]) for one in told)
+    assert passes == (7 if deterministic else 1), "a step for every known token, or one prefill"
+    if not deterministic:
+        assert float(told[0]["rebuild_tokens"]) == (prompts + 2 * 6) / 2
+
+
+def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_reported_again(
+    role: GenerationRole,
+) -> None:
+    outbox = Outbox()
+    role.handle(generate(6), outbox)
+    for _ in range(7):
+        role.step(outbox)
+    keys = [pb.SampleKey(iteration=0, sample=n, epoch=2) for n in (0, 5, 77)]
+    role.handle(pb.Command(id=2, withdraw=pb.Withdraw(keys=keys)), outbox)
+    given = {message.key.sample: message for message in outbox.of("done")[-1].withdraw.samples}
+    assert {n: len(unpack(message.tokens)) for n, message in given.items()} == {0: 7, 5: 0}
+    held = role.give_back()
+    assert sorted(message.key.sample for message in held) == [1, 2, 3, 4]
+    assert all(message.offset == 0 for message in held)
+    assert role.active() == 0
+    assert not role.step(outbox)
+    assert not outbox.of("finished")
+
+
+def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None:
+    outbox = Outbox()
+    whole = Outbox()
+    role.handle(generate(1), whole)
+    run(role, whole)
+    tokens = unpack(whole.of("finished")[0].tokens)
+    again = generate(1, identifier=3)
+    sample = again.generate.samples[0]
+    sample.tokens.CopyFrom(pack(tokens[:9]))
+    sample.log_probabilities.CopyFrom(pack(np.full(9, -1, np.float32)))
+    sample.versions.add(version=0, tokens=9)
+    role.handle(again, outbox)
+    run(role, outbox)
+    assert unpack(outbox.of("finished")[0].tokens).tolist() == tokens.tolist()
+    assert outbox.tokens == len(tokens) - 9
+
+
+def test_a_wrong_sample_fails_the_command_with_its_field(role: GenerationRole) -> None:
+    outbox = Outbox()
+    with pytest.raises(WorkError, match="asked for 1000 response tokens") as raised:
+        role.handle(generate(3, response=1000), outbox)
+    assert raised.value.failure.field == "spec.rollout.maxResponseTokens"
+    assert role.active() == 0
+    assert not outbox.said
+
+
+def test_weights_are_fetched_and_loaded_whole(
+    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]], tmp_path: Path
+) -> None:
+    state = {name: tensor.clone() for name, tensor in load("llama")[0].state_dict().items()}
+    asked: list[tuple[str, int, list[str], Path | None]] = []
+
+    def fetch(
+        model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
+    ) -> dict[str, torch.Tensor]:
+        asked.append((model, version, [source.address for source in sources], certificates))
+        return state
+
+    role = GenerationRole(make_engine(), load("llama")[1], tmp_path, fetch=fetch)
+    outbox = Outbox()
+    command = pb.LoadWeights(model="actor", version=4, sources=[pb.WeightLocation(address="10.0.0.7:7710")])
+    role.handle(pb.Command(id=9, load_weights=command), outbox)
+    assert asked == [("actor", 4, ["10.0.0.7:7710"], tmp_path)]
+    assert role.versions() == {"actor": 4}
+    done = outbox.of("done")[0]
+    assert (done.command_id, done.load.version) == (9, 4)
+    assert done.load.bytes == sum(tensor.nbytes for tensor in state.values())
+    with pytest.raises(WorkError, match="holds the actor, not 'critic'"):
+        role.handle(pb.Command(id=10, load_weights=pb.LoadWeights(model="critic", version=4)), outbox)
+
+
+def job(folder: Path, **generation: Any) -> RLHFJob:
+    return RLHFJob.model_validate(
+        {
+            "apiVersion": "rlhf.dev/v1alpha1",
+            "kind": "RLHFJob",
+            "metadata": {"name": "test"},
+            "spec": {
+                "algorithm": {"grpo": {}},
+                "deterministic": True,
+                "models": {"actor": {"path": str(folder)}, "reward": {"function": {"file": "reward.py"}}},
+                "prompts": {"path": "prompts.jsonl"},
+                "rollout": {"maxPromptTokens": 48, "maxResponseTokens": 40},
+                "generation": generation,
+            },
+        }
+    )
+
+
+def test_build_makes_a_role_that_decodes(policy: Callable[[str], Path]) -> None:
+    command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
+    role = build(job(policy("llama")), command, torch.device("cpu"), None)
+    outbox = Outbox()
+    role.handle(generate(2), outbox)
+    run(role, outbox)
+    assert len(outbox.of("finished")) == 2
+    role.close()
+
+
+@pytest.mark.parametrize(
+    ("generation", "words", "field"),
+    [
+        ({"engineArgs": {"dtype": "int8"}}, "'int8' must be one of float32", "spec.generation.engineArgs.dtype"),
+        ({"engineArgs": {"attention": "sdpa"}}, "in a deterministic job", "spec.generation.engineArgs.attention"),
+        ({"engineArgs": {"swap": 1}}, "it takes dtype, attention", "spec.generation.engineArgs.swap"),
+        ({"engine": "vllm"}, "vllm is not available", "spec.generation.engine"),
+    ],
+)
+def test_build_refuses_what_the_engine_does_not_have(
+    generation: dict[str, Any], words: str, field: str, policy: Callable[[str], Path]
+) -> None:
+    with pytest.raises(WorkError, match=words) as raised:
+        build(job(policy("llama"), **generation), pb.Command(), torch.device("cpu"), None)
+    assert raised.value.failure.field == field
+
+
+def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -> None:
+    outbox = Outbox()
+    role.handle(pb.Command(id=4, measure=pb.Measure(attempt=7, role="generation")), outbox)
+    assert not outbox.said
+    run(role, outbox)
+    (done,) = outbox.of("done")
+    assert (done.command_id, done.measure.attempt) == (4, 7)
+    costs = done.measure.generation
+    assert {cost.batch for cost in costs.decode} >= {1, 4}
+    assert costs.prefill
+    assert costs.kv_bytes_per_token == 256
+
+
+def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role: GenerationRole) -> None:
+    whole, outbox = Outbox(), Outbox()
+    role.handle(generate(2), whole)
+    run(role, whole)
+    park = pb.Command(id=8, park=pb.Park(role="generation"))
+    role.handle(park, outbox)
+    role.handle(generate(2, identifier=9), outbox)
+    role.step(outbox)
+    role.handle(park, outbox)
+    assert role.active() == 2
+    run(role, outbox)
+    assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]
+    texts = [{told.key.sample: told.text for told in box.of("finished")} for box in (whole, outbox)]
+    assert texts[0] == texts[1]

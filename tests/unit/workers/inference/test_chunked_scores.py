@@ -1,0 +1,118 @@
+"""Scores in chunks: bitwise those of a sample scored at once where blocks are asked for, equal within rounding else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.incremental import BLOCK, whole_blocks
+from rlhf_workers import models
+from rlhf_workers.inference.chunk_forward import ChunkForward
+from rlhf_workers.inference.model_scorer import LogProbabilityScorer, PrefixScorer, ValueScorer
+from rlhf_workers.inference.prefix import Prefix
+from rlhf_workers.inference.samples import Sample
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-4
+"""Of chunks in float32 where bits are not promised; what docs/determinism.md says."""
+
+
+def sample(prompt: int, response: int, number: int = 0) -> Sample:
+    rng = np.random.default_rng([prompt, response, number])
+    tokens = rng.integers(3, VOCABULARY, prompt + response, dtype=np.int32)
+    return Sample(pb.SampleKey(iteration=2, sample=number), tokens[:prompt], tokens[prompt:], "", "", "{}")
+
+
+SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK + 1), (130, 7), (3, 190))
+"""Prompt and response around the ends of blocks."""
+
+
+def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> PrefixScorer:
+    attention: models.Attention = "eager" if blocks else "sdpa"
+    arguments = {"dtype": torch.float32, "device": CPU, "attention": attention, "field": "spec.models"}
+    path = str(write_policy(folder, architecture))
+    if kind == "reference":
+        return LogProbabilityScorer(models.load_causal_lm(path, **arguments), 0.7, CPU, blocks=blocks)
+    model = models.load_backbone_with_value_head(path, **arguments)
+    torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(1))
+    return ValueScorer(model, CPU, blocks=blocks)
+
+
+def early(scorer: PrefixScorer, one: Sample, known: Iterator[int]) -> Prefix:
+    """As far as a sample can be scored when so many of its tokens are known, one count after the other."""
+    assert scorer.chunks is not None
+    prefix = Prefix(prompt=len(one.prompt))
+    for count in known:
+        tokens = one.tokens[:count]
+        while scorer.chunks.next_chunk(prefix, tokens, False):
+            scorer.chunks.advance([prefix], [tokens], ended=False)
+        if scorer.chunks.blocks:
+            assert prefix.positions == whole_blocks(count) * BLOCK
+    return prefix
+
+
+@pytest.mark.parametrize("kind", ["reference", "values"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_blocks_scored_early_leave_the_same_bits(tmp_path: Path, architecture: str, kind: str) -> None:
+    scores = scorer(tmp_path, architecture, kind, blocks=True)
+    samples = [sample(*shape) for shape in SHAPES]
+    at_once = [scores.score([one])[0] for one in samples]
+    for step in (1, 37, BLOCK, 150):
+        for one, wanted in reversed(list(zip(samples, at_once, strict=True))):
+            prefix = early(scores, one, iter(range(1, one.length, step)))
+            assert scores.finish([one], [prefix])[0].tobytes() == wanted.tobytes(), (one.length, step)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_blocks_give_the_scores_of_a_whole_pass(tmp_path: Path, architecture: str) -> None:
+    in_blocks = scorer(tmp_path, architecture, "reference", blocks=True)
+    at_once = scorer(tmp_path, architecture, "reference", blocks=False)
+    for shape in SHAPES:
+        one = sample(*shape)
+        np.testing.assert_allclose(in_blocks.score([one])[0], at_once.score([one])[0], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["reference", "values"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+def test_samples_that_share_passes_of_any_length_agree_within_rounding(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    scores = scorer(tmp_path, architecture, kind, blocks=False)
+    samples = [sample(*shape, number) for number, shape in enumerate(SHAPES) if sum(shape) > 2]
+    prefixes = [Prefix(prompt=len(one.prompt)) for one in samples]
+    assert scores.chunks is not None
+    for share in (0.3, 0.5, 0.9):
+        tokens = [one.tokens[: max(2, int(share * one.length))] for one in samples]
+        todo = [n for n, known in enumerate(tokens) if scores.chunks.next_chunk(prefixes[n], known, False)]
+        scores.chunks.advance([prefixes[n] for n in todo], [tokens[n] for n in todo], ended=False)
+    for found, wanted in zip(scores.finish(samples, prefixes), scores.score(samples), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+
+
+def test_a_prefix_of_other_tokens_is_found_out(tmp_path: Path) -> None:
+    scores, one = scorer(tmp_path, "llama", "reference", blocks=True), sample(10, 190)
+    prefix = early(scores, one, iter((150,)))
+    assert prefix.positions == 2 * BLOCK
+    assert prefix.bytes == 2 * 2 * 2 * 8 * prefix.positions * 4  # layers, keys and values, heads, size, float32
+    other = one.tokens.copy()
+    other[2 * BLOCK] += 1  # the token after the last block: its log-probability was computed
+    assert prefix.agrees(10, one.tokens)
+    assert not prefix.agrees(10, other)
+    assert not prefix.agrees(9, one.tokens)
+    assert not prefix.agrees(10, one.tokens[: 2 * BLOCK])
+
+
+def test_a_model_that_follows_no_mask_is_scored_whole(tmp_path: Path) -> None:
+    model = scorer(tmp_path, "llama", "reference", blocks=True).model
+
+    class Blind:  # sees keys of its own choice
+        def __call__(self, **arguments: object) -> object:
+            return model.base_model(input_ids=arguments["input_ids"])
+
+    config = model.config.get_text_config()
+    assert ChunkForward(model.base_model, config, torch.float32, "last_hidden_state").agrees()
+    assert not ChunkForward(Blind(), config, torch.float32, "last_hidden_state").agrees()

@@ -1,0 +1,112 @@
+"""A reward model with another tokenizer reads the conversation by its own template, to its own end of sequence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.models import build_tokenizer, write_policy, write_reward_model
+from tests.support.training_ranks import CPU, make_job
+from transformers import AutoModelForSequenceClassification
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_workers.inference.reward_model import RewardModelScorer
+from rlhf_workers.inference.samples import Sample
+from rlhf_workers.inference.scorers import load_scorer
+from rlhf_workers.role import WorkError
+
+MESSAGES = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]
+CLOSED = "{% for m in messages %}{{ m.role }}: {{ m.content }}!{% endfor %}"
+OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+def sample(prompt_text: str) -> Sample:
+    tokens = np.array([3, 4], np.int32)
+    record = json.dumps({"messages": MESSAGES})
+    return Sample(pb.SampleKey(iteration=2, sample=7), tokens, tokens, prompt_text, "2 yes", record)
+
+
+def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = False) -> RLHFJob:
+    actor, reward = write_policy(tmp_path / "actor"), write_reward_model(tmp_path / "reward")
+    tokenizer = build_tokenizer()
+    if not same:
+        tokenizer.add_tokens(["yes"])
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(reward)
+    prompts = {"path": "prompts.jsonl", "promptKey": "messages", "chatTemplate": chat}
+    job = make_job(actor, prompts=prompts)
+    models = {"actor": {"path": str(actor)}, "reward": {"model": {"path": str(reward)}}}
+    return RLHFJob.model_validate(
+        job.model_dump(by_alias=True, exclude_none=True)
+        | {"spec": job.spec.model_dump(by_alias=True, exclude_none=True) | {"models": models}}
+    )
+
+
+def scorer_of(job: RLHFJob) -> RewardModelScorer:
+    scorer = load_scorer("reward", job.spec, CPU)
+    assert isinstance(scorer, RewardModelScorer)
+    return scorer
+
+
+def expected(job: RLHFJob, ids: list[int]) -> np.ndarray:
+    """The model's own score of these ids, alone and unpadded."""
+    assert job.spec.models.reward.model is not None
+    model = AutoModelForSequenceClassification.from_pretrained(job.spec.models.reward.model.path)
+    with torch.no_grad():
+        result: np.ndarray = model(torch.tensor([ids])).logits.numpy().reshape(1)
+    return result
+
+
+def ids_of(text: str, *, end: bool) -> list[int]:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["yes"])
+    return [*tokenizer(text)["input_ids"], *[tokenizer.eos_token_id] * end]
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The added token has an embedding."""
+    import tests.support.models
+
+    monkeypatch.setattr(
+        tests.support.models,
+        "_SMALL",
+        {**tests.support.models._SMALL, "vocab_size": tests.support.models.VOCABULARY + 8},
+    )
+
+
+@pytest.mark.parametrize(("template", "end"), [(CLOSED, False), (OPEN, True)])
+def test_messages_are_rendered_by_the_reward_models_template(tmp_path: Path, template: str, end: bool) -> None:
+    """A template that ends the response itself is left as it is; after another one comes the end of sequence."""
+    job = job_of(tmp_path, template, chat=True)
+    mark = "!" if template == CLOSED else ""
+    text = f"system: add{mark}user: 1+1={mark}assistant: 2 yes{mark}"
+    (score,) = scorer_of(job).score([sample("*add*1+1=*")])
+    np.testing.assert_allclose(score, expected(job, ids_of(text, end=end)), atol=1e-4)
+
+
+def test_plain_text_stays_plain_and_ends_with_the_end_of_sequence(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CLOSED, chat=False)
+    (score,) = scorer_of(job).score([sample("1+1=")])
+    np.testing.assert_allclose(score, expected(job, ids_of("1+1=2 yes", end=True)), atol=1e-4)
+
+
+def test_the_policys_tokenizer_reads_the_very_tokens(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CLOSED, chat=True, same=True)
+    (score,) = scorer_of(job).score([sample("*add*1+1=*")])
+    np.testing.assert_allclose(score, expected(job, [3, 4, 3, 4]), atol=1e-4)
+
+
+def test_a_reward_model_that_knows_no_template_is_refused_for_messages(tmp_path: Path) -> None:
+    job = job_of(tmp_path, None, chat=True)
+    with pytest.raises(WorkError, match=r"spec.models.reward.model.path: .* no chat template") as caught:
+        load_scorer("reward", job.spec, CPU)
+    assert (caught.value.failure.field, caught.value.failure.exit_code) == ("spec.models.reward.model.path", 21)
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "{{ raise_exception('no system role') }}", chat=True)
+    with pytest.raises(WorkError, match=r"sample 7 of iteration 2 is refused by the chat template of .*no system role"):
+        scorer_of(job).score([sample("*add*1+1=*")])

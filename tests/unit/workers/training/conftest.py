@@ -1,0 +1,11 @@
+"""A small policy on disk, for the tests of a module."""
+
+from pathlib import Path
+
+import pytest
+from tests.support import models
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.write_policy(tmp_path_factory.mktemp("models") / "qwen2", "qwen2", seed=1)

@@ -1,0 +1,110 @@
+"""Actor and critic trained at the same time in opposite pipelines: the same bits as one after the other.
+
+Gradients of every stage add up micro-batch by micro-batch in one order under every table, split backward included, so
+weights, moments and metrics are equal bit by bit; no tolerance anywhere in this file.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.fused_ranks import (
+    assert_bitwise,
+    assert_fused_and_split_train_the_bits_of_serial,
+    fused_job,
+    fused_table,
+    train,
+)
+from tests.support.training_ranks import ThreadPeers, on_ranks, serial, trainer_of
+from tests.unit.workers.training.test_training_iterations import finish_folder
+from tests.unit.workers.training.test_training_role import Outbox, finish, role_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT
+from rlhf_planner.schedule.serial import serial_table
+from rlhf_workers.role import WorkError
+from rlhf_workers.training.executor import execute
+from rlhf_workers.training.measuring import NoPeers, made_up_work, stage_row
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> RLHFJob:
+    return fused_job(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (2, 2)])
+def test_fused_and_split_train_the_same_bits_as_serial(pipeline: int, data: int, job: RLHFJob) -> None:
+    assert_fused_and_split_train_the_bits_of_serial(job, pipeline, data)
+
+
+def test_a_fused_group_that_starts_again_from_its_checkpoint_ends_with_the_bits_of_serial(
+    job: RLHFJob, tmp_path: Path
+) -> None:
+    """A lost rank takes its group with it: the group comes back with the same table, from critic stages that were
+    written by the opposite ranks."""
+    table = fused_table(job, 2, 1, FUSED_SPLIT)
+    train(job, table, 1, range(1), save=tmp_path)
+    assert job.spec.models.critic is not None
+    finish_folder(tmp_path, Path(job.spec.models.actor.path), Path(job.spec.models.critic.path))
+    resumed = train(job, table, 1, range(1, 2), restore=str(tmp_path))
+    straight = train(job, serial(job, 2, 1), 1, range(2))
+    assert_bitwise(resumed, [(trainer, metrics[1:]) for trainer, metrics in straight])
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        self.count += func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None:
+    def work(rank: int, peers: ThreadPeers) -> dict[tuple[int, int], list[int]]:
+        trainer = trainer_of(job, serial(job, 2, 1), rank, 2, peers)
+        held = made_up_work(trainer)
+        counts: dict[tuple[int, int], list[int]] = {}
+        for index, one in held.items():
+            for stage in one.held:
+                for backward in (("B",), ("I", "W")):
+                    with Products() as products:
+                        execute(stage_row(index, stage, 2, *backward), held, NoPeers(), 0)
+                    counts.setdefault((index, stage), []).append(products.count)
+        return counts
+
+    for counts in on_ranks(2, work):
+        assert len(counts) == 2
+        for whole, split in counts.values():
+            assert whole == split > 0
+
+
+def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob) -> None:
+    fused, other = fused_table(job, 2, 1, FUSED), serial(job, 2, 1)
+    folder = Path(job.spec.models.actor.path)
+    changes: dict[str, Any] = {
+        name: getattr(job.spec, name).model_dump(by_alias=True, exclude_none=True)
+        for name in ("algorithm", "training", "rollout")
+    }
+
+    def work(rank: int, peers: ThreadPeers) -> str:
+        outbox = Outbox()
+        role = role_of(folder, peers, rank, table=serial_table(fused.pipelines), **changes)
+        role.handle(pb.Command(id=1, measure=pb.Measure(attempt=3)), outbox)
+        finish(role, outbox)
+        assert outbox.answers.pop().measure.attempt == 3
+        order = pb.Train(iteration=0, schedule=fused.model_dump_json())
+        role.handle(pb.Command(id=2, train=order), outbox)
+        finish(role, outbox)
+        assert outbox.answers[0].train.metrics["bubble_seconds"] > 0
+        assert "train/step" in outbox.spans
+        with pytest.raises(WorkError, match="places its stages otherwise"):
+            role.handle(pb.Command(id=3, train=pb.Train(iteration=1, schedule=other.model_dump_json())), outbox)
+        return role._trainer.layout.table.method
+
+    assert on_ranks(2, work) == [FUSED, FUSED]

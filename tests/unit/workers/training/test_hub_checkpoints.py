@@ -1,0 +1,150 @@
+"""A model given by hub id: the ranks, which loaded it, write what its checkpoint needs beside weights."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from tests.support import models
+from tests.support.training_ranks import ThreadPeers, make_job, serial
+from tests.unit.workers.training.test_training_role import Batches, Outbox
+from transformers import AutoConfig, AutoTokenizer
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.model_sizes import read_sizes
+from rlhf_coordinator.storage import checkpoint
+from rlhf_workers.training.role import SpanBuffer, TrainingRole, build_trainer
+from rlhf_workers.training.source_files import read_source_files
+
+HUB_ID = "team/tiny-policy"
+COMMIT = "5" * 40
+
+
+def cache_model(hub: Path, hub_id: str = HUB_ID) -> Path:
+    """A local hub cache as huggingface_hub lays it out, with one model in it; returns its snapshot."""
+    repository = hub / f"models--{hub_id.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return models.write_policy(repository / "snapshots" / COMMIT, "qwen2", seed=1)
+
+
+@pytest.fixture
+def workers_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the workers' machine, without a network."""
+    hub = tmp_path / "workers" / "hub"
+    cache_model(hub)
+    use_cache(monkeypatch, hub)
+    return hub
+
+
+def use_cache(monkeypatch: pytest.MonkeyPatch, hub: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def rank_of(job: RLHFJob, become: pb.BecomeTraining) -> TrainingRole:
+    spans = SpanBuffer()
+    peers = ThreadPeers.__new__(ThreadPeers)
+    trainer = build_trainer(job, become, torch.device("cpu"), lambda layout: peers, spans)
+    files = read_source_files(job, trainer.layout, become.checkpoint)
+    return TrainingRole(job, trainer, Batches(), become.version, spans, source_files=files)
+
+
+def save(role: TrainingRole, folder: Path) -> list[pb.CheckpointFile]:
+    outbox = Outbox()
+    role.handle(pb.Command(id=1, save_checkpoint=pb.SaveCheckpoint(folder=str(folder), iteration=0)), outbox)
+    assert not outbox.answers[0].HasField("failure")
+    return list(outbox.answers[0].checkpoint.files)
+
+
+def first_checkpoint(tmp_path: Path) -> tuple[RLHFJob, pb.BecomeTraining, Path, Path]:
+    """A job of two hub models, what makes its only rank, the path of its checkpoints, and the folder of the first."""
+    job, path = make_job(Path(HUB_ID), Path(HUB_ID)), tmp_path / "checkpoints"
+    become = pb.BecomeTraining(world_size=1, schedule=serial(job, 1, 1).model_dump_json())
+    return job, become, path, checkpoint.prepare(path, 1)
+
+
+def finish(path: Path, version: int, folder: Path, files: list[pb.CheckpointFile]) -> checkpoint.Checkpoint:
+    """As the coordinator does it."""
+    sources = {"actor": HUB_ID, "critic": HUB_ID}
+    return checkpoint.finish(folder, path, version, [pb.CheckpointResult(files=files)], sources, {})
+
+
+def test_a_checkpoint_of_a_hub_model_is_whole_where_the_coordinator_has_no_cache(
+    workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, become, path, folder = first_checkpoint(tmp_path)
+    files = save(rank_of(job, become), folder)
+
+    use_cache(monkeypatch, tmp_path / "coordinator")
+    made = finish(path, 1, folder, files)
+    assert checkpoint.verify(made.folder) is None
+    assert AutoTokenizer.from_pretrained(made.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
+    assert AutoConfig.from_pretrained(made.folder / "actor").model_type == "qwen2"
+    assert (made.folder / "critic" / "tokenizer.json").is_file()
+
+
+def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
+    workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, become, path, folder = first_checkpoint(tmp_path)
+    files = save(rank_of(job, become), folder)
+    made = finish(path, 1, folder, files)
+
+    shutil.rmtree(workers_cache)  # another pod, with a cache of its own
+    become.checkpoint = str(made.folder)
+    role = rank_of(job, become)
+    shutil.rmtree(made.folder)  # spec.checkpoints.keep
+    folder = checkpoint.prepare(path, 2)
+    made = finish(path, 2, folder, save(role, folder))
+    assert AutoTokenizer.from_pretrained(made.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
+
+
+def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
+    workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, become, path, folder = first_checkpoint(tmp_path)
+    trainer = rank_of(job, become)._trainer
+    files = save(TrainingRole(job, trainer, Batches(), 0, SpanBuffer()), folder)
+
+    use_cache(monkeypatch, tmp_path / "coordinator")
+    with pytest.raises(JobError, match="use the worker image of the coordinator's version, or put the model") as raised:
+        finish(path, 1, folder, files)
+    assert raised.value.failure.field == "spec.models.actor.path"
+    assert raised.value.failure.exit_code == ExitCode.BAD_MODEL
+
+
+def test_a_hub_model_in_the_cache_has_a_known_size(workers_cache: Path, tmp_path: Path) -> None:
+    size = read_sizes(make_job(Path(HUB_ID)).spec)["actor"]
+    assert size is not None
+    assert size.parameters > 1000
+    assert read_sizes(make_job(Path("team/unknown")).spec)["actor"] is None
+
+
+def load_tokenizer(hub_home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as the library reads its variables when it is imported."""
+    code = f"""
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.prompts import load_tokenizer
+try:
+    print(load_tokenizer({HUB_ID!r})("12+3")["input_ids"])
+except JobError as error:
+    print(error.failure.reason, error.failure.field, error.failure.message)
+"""
+    env = os.environ | {"HF_HOME": str(hub_home), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+
+
+def test_the_coordinator_tokenizes_by_a_cache_and_says_how_to_give_it_one(tmp_path: Path) -> None:
+    cache_model(tmp_path / "home" / "hub")
+    assert load_tokenizer(tmp_path / "home").stdout == "[4, 5, 39, 6]\n"
+    told = load_tokenizer(tmp_path / "empty").stdout
+    assert told.startswith(f"ModelMissing spec.models.actor.path {HUB_ID}: it is no folder here")
+    assert "set HF_HOME in spec.training.template to a folder with the model on a volume" in told

@@ -1,0 +1,239 @@
+"""Stages, pipelines and replicas: the gradient is that of the whole model on the whole mini-batch.
+
+The oracle is independent of the code under test: transformers' own model on one unpadded sample at a time, and the
+losses written out from the formulas. Tolerance: 2e-5 relative to the largest gradient entry of the parameter (float32
+sums in another order); between pipeline and data splits of our own, 2e-6.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tests.support import models
+from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, serial
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_workers.models import load_backbone_with_value_head
+from rlhf_workers.training.advantages import with_advantages
+from rlhf_workers.training.batch import Batch
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
+
+
+def expected_gradients(job: RLHFJob, batch: Batch) -> dict[str, torch.Tensor]:
+    """Gradients by transformers and written-out PPO, sample by sample."""
+    spec = job.spec
+    algorithm = spec.algorithm.ppo
+    assert algorithm is not None
+    assert spec.models.critic is not None
+    batch = with_advantages(batch, algorithm, algorithm.kl_coefficient)
+    actor = transformers.AutoModelForCausalLM.from_pretrained(spec.models.actor.path, attn_implementation="eager")
+    critic = load_backbone_with_value_head(
+        spec.models.critic.path, field="", dtype=torch.float32, device=CPU, attention="eager"
+    )
+    actor.eval()
+    actor_loss, critic_loss = torch.zeros(()), torch.zeros(())
+    for row, prompt in enumerate(batch.prompts):
+        length = int(batch.response_lengths[row])
+        response = batch.responses[row, :length]
+        tokens = torch.cat([prompt, response])[None]
+        states = slice(len(prompt) - 1, len(prompt) + length - 1)
+        field = {name: values[row, :length] for name, values in batch.fields.items()}
+        logits = actor(tokens).logits[0, states] / spec.rollout.temperature
+        log_p = torch.log_softmax(logits, -1)[torch.arange(length), response]
+        ratio = torch.exp(log_p - field["log_probabilities"])
+        advantage = field["advantages"]
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        value = critic.requires_grad_()(tokens)[0, states]
+        clipped = field["values"] + (value - field["values"]).clamp(-0.2, 0.2)
+        squared = torch.maximum((value - field["returns"]) ** 2, (clipped - field["returns"]) ** 2)
+        if batch.valid[row]:
+            actor_loss = actor_loss - surrogate.sum() / batch.tokens
+            critic_loss = critic_loss + 0.5 * squared.sum() / batch.tokens
+    (actor_loss + critic_loss).backward()
+    named = {f"actor:{name}": value.grad for name, value in actor.named_parameters()}
+    named |= {f"critic:{name}": value.grad for name, value in critic.named_parameters()}
+    return named
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        scale = float(expected.abs().max()) or 1.0
+        assert float((ours[name] - expected).abs().max()) <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, folders: dict[str, Path]) -> None:
+    job = make_job(folders[family], folders[family])
+    batch = make_batch(abstained=(3,))
+    assert max(batch.lengths) > models.WINDOW
+    assert_same(gradients_of(job, serial(job, 2, 1), 2, batch), expected_gradients(job, batch), 2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folders: dict[str, Path]) -> None:
+    job, batch = make_job(folders[family], folders[family]), make_batch()
+    alone = gradients_of(job, serial(job, 1, 1), 1, batch)
+    for pipeline, data in ((2, 1), (4, 1), (1, 2), (2, 2)):
+        split = gradients_of(job, serial(job, pipeline, data), pipeline * data, batch)
+        assert_same(split, alone, 2e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["SequenceMean", "TokenMean"])
+def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
+    aggregation: str, folders: dict[str, Path]
+) -> None:
+    """DeepSeekMath eq. 3 with k3 (of at most 10 nats) and an entropy bonus; groups of four, one response abstained."""
+    fields = {"klCoefficient": 0.3, "entropyCoefficient": 0.05, "clipRange": 0.1, "clipRangeHigh": 0.4}
+    grpo = {"miniBatchSize": 8, "groupSize": 4, "lossAggregation": aggregation, **fields}
+    job, batch = make_job(folders["llama"], algorithm={"grpo": grpo}), make_batch(abstained=(5,))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"], attn_implementation="eager")
+    loss = torch.zeros(())
+    for row, prompt in enumerate(batch.prompts):
+        if not batch.valid[row]:
+            continue
+        group = [s for s in range(8) if batch.groups[s] == batch.groups[row] and batch.valid[s]]
+        rewards = batch.rewards[group]
+        advantage = (batch.rewards[row] - rewards.mean()) / (rewards.std() + 1e-6)
+        length = int(batch.response_lengths[row])
+        response = batch.responses[row, :length]
+        logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1] / 0.8
+        every = torch.log_softmax(logits, -1)
+        log_p = every[torch.arange(length), response]
+        ratio = torch.exp(log_p - batch.fields["log_probabilities"][row, :length])
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
+        difference = batch.fields["reference_log_probabilities"][row, :length] - log_p
+        kl = (difference.exp() - difference - 1).clamp(max=10)
+        per_token = -surrogate + 0.3 * kl + 0.05 * (every.exp() * every).sum(-1)
+        loss = loss + (per_token.mean() / 7 if aggregation == "SequenceMean" else per_token.sum() / batch.tokens)
+    loss.backward()
+    expected = {f"actor:{name}": value.grad for name, value in model.named_parameters()}
+    ours = gradients_of(job, serial(job, 2, 1, models=("actor",)), 2, batch)
+    assert_same(ours, expected, 5e-5)
+
+
+@pytest.mark.parametrize("change", [{"activationCheckpointing": True}, {"microBatchSize": 1}, {"microBatchSize": 8}])
+def test_recomputation_and_micro_batch_size_do_not_change_gradients(
+    change: dict[str, object], folders: dict[str, Path]
+) -> None:
+    batch = make_batch()
+    plain = make_job(folders["qwen3"], folders["qwen3"])
+    changed = make_job(folders["qwen3"], folders["qwen3"], training=change)
+    assert_same(
+        gradients_of(changed, serial(changed, 2, 1), 2, batch), gradients_of(plain, serial(plain, 2, 1), 2, batch), 2e-6
+    )
+
+
+def test_the_fused_kernel_gives_the_gradients_of_written_out_attention(folders: dict[str, Path]) -> None:
+    batch = make_batch()
+    for family in ("llama", "mistral"):
+        eager, fused = (make_job(folders[family], folders[family], deterministic=flag) for flag in (True, False))
+        table = serial(eager, 2, 1)
+        assert_same(gradients_of(fused, table, 2, batch), gradients_of(eager, table, 2, batch), 2e-5)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(
+    deterministic: bool, folders: dict[str, Path]
+) -> None:
+    batch = make_batch()
+    plain, low = (
+        make_job(folders["llama"], folders["qwen3"], deterministic=deterministic, training={"precision": precision})
+        for precision in ("Float32", "BFloat16")
+    )
+    table = serial(plain, 2, 1)
+    exact, rounded = (gradients_of(job, table, 2, batch) for job in (plain, low))
+    for name, expected in exact.items():
+        assert rounded[name].dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(rounded[name].flatten(), expected.flatten(), dim=0)
+        assert cosine > 0.98 or expected.norm() < 1e-4, name
+
+
+def split_backward(table: ScheduleTable) -> ScheduleTable:
+    """Every backward as I at once and W as late as possible: behind everything else the rank does."""
+    rows = []
+    for row in table.rows:
+        halves = [a.model_copy(update={"kind": "I"}) if a.kind == "B" else a for a in row]
+        rows.append((*halves, *(a.model_copy(update={"kind": "W"}) for a in row if a.kind == "B")))
+    return table.model_copy(update={"rows": tuple(rows), "method": "split"})
+
+
+@pytest.mark.parametrize(("family", "recompute"), [*((family, False) for family in FAMILIES), ("qwen2", True)])
+def test_split_backward_gives_the_gradients_of_whole_backward(
+    family: str, recompute: bool, folders: dict[str, Path]
+) -> None:
+    job = make_job(folders[family], folders[family], training={"activationCheckpointing": recompute})
+    batch, table = make_batch(), serial(job, 2, 1)
+    whole, split = (gradients_of(job, each, 2, batch) for each in (table, split_backward(table)))
+    assert_same(split, whole, 1e-6)
+
+
+def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folders: dict[str, Path]) -> None:
+    """What a fused schedule is: actor forward over the ranks, critic the other way, their steps taken in turn."""
+    job, batch = make_job(folders["gemma2"], folders["llama"]), make_batch()
+    both = (
+        Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=4),
+        Pipeline(name="critic", model="critic", stage_ranks=(1, 0), microbatches=4),
+    )
+    fused = interleave(both)
+    assert_same(gradients_of(job, fused, 2, batch), gradients_of(job, serial(job, 2, 1), 2, batch), 2e-6)
+    assert_same(
+        gradients_of(job, split_backward(fused), 2, batch), gradients_of(job, serial(job, 2, 1), 2, batch), 2e-6
+    )
+
+
+def test_two_critic_pipelines_in_one_block_are_two_replicas(folders: dict[str, Path]) -> None:
+    """The critic needs half of the ranks: two pipelines of it share the samples; gradients are those of one."""
+    job, batch = make_job(folders["llama"], folders["qwen2"]), make_batch()
+    table = interleave(
+        (
+            Pipeline(name="actor", model="actor", stage_ranks=(0, 1, 2, 3), microbatches=4),
+            Pipeline(name="critic-0", model="critic", stage_ranks=(1, 0), microbatches=2),
+            Pipeline(name="critic-1", model="critic", stage_ranks=(3, 2), microbatches=2),
+        )
+    )
+    assert_same(gradients_of(job, table, 4, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
+
+
+def test_two_stages_of_one_pipeline_on_one_rank_need_no_transfer(folders: dict[str, Path]) -> None:
+    """A tied embedding's two copies may even share a rank (stages 0 and 3 on rank 0)."""
+    job, batch = make_job(folders["qwen2"], folders["qwen2"]), make_batch()
+    table = interleave(
+        tuple(
+            Pipeline(name=model, model=model, stage_ranks=(0, 1, 1, 0), microbatches=4) for model in ("actor", "critic")
+        )
+    )
+    assert_same(gradients_of(job, table, 2, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
+
+
+def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
+    """All pipelines at once: micro-batch by micro-batch, one step of each pipeline in turn, transfers as they come."""
+    rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
+
+    def act(kind: str, index: int, stage: int, microbatch: int, rank: int, peer: int | None = None) -> None:
+        rows[rank].append(Action(kind=kind, pipeline=index, stage=stage, microbatch=microbatch, peer=peer))
+
+    def steps(index: int, pipeline: Pipeline, m: int) -> list[tuple[str, int, int, int]]:
+        order = range(len(pipeline.stage_ranks))
+        return [("F", index, s, m) for s in order] + [("B", index, s, m) for s in reversed(order)]
+
+    for m in range(max(p.microbatches for p in pipelines)):
+        chains = [steps(i, p, m) for i, p in enumerate(pipelines) if m < p.microbatches]
+        for turn in range(max(map(len, chains))):
+            for kind, index, stage, microbatch in (chain[turn] for chain in chains if turn < len(chain)):
+                ranks = pipelines[index].stage_ranks
+                act(kind, index, stage, microbatch, ranks[stage])
+                target = stage + 1 if kind == "F" else stage - 1
+                if 0 <= target < len(ranks) and ranks[target] != ranks[stage]:
+                    act(f"SEND_{kind}", index, stage, microbatch, ranks[stage], ranks[target])
+                    act(f"RECV_{kind}", index, target, microbatch, ranks[target], ranks[stage])
+    return ScheduleTable(method="interleaved", pipelines=pipelines, rows=tuple(tuple(row) for row in rows))
