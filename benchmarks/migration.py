@@ -157,7 +157,7 @@ async def began(worker: Worker, number: int, tokens: int, limit: int) -> pb.Gene
     """A sample of so many known tokens, which the worker has just decoded one more of."""
     random = np.random.default_rng(number)
     one = pb.GenerateSample(
-        key=pb.SampleKey(iteration=0, sample=number, epoch=1),
+        key=pb.SampleKey(iteration=0, sample=number, attempt=1),
         prompt=pack(random.integers(len(SPECIAL), VOCABULARY, PROMPT).astype(np.int32)),
         random_key=number + 1,
         max_response_tokens=limit,
@@ -173,7 +173,7 @@ async def began(worker: Worker, number: int, tokens: int, limit: int) -> pb.Gene
 
 async def by_cache(source: Worker, destination: Worker, one: pb.GenerateSample) -> tuple[pb.MigratedSample, float]:
     """Moves the sample, which is decoded on meanwhile; also seconds until the coordinator knows."""
-    move = pb.MigrateSample(key=one.key, new_epoch=one.key.epoch + 1)
+    move = pb.MigrateSample(key=one.key, new_attempt=one.key.attempt + 1)
     started = time.perf_counter()
     answer = await source.ask(
         migrate=pb.Migrate(destination=destination.address, samples=[move], timeout_seconds=60)
@@ -196,7 +196,7 @@ async def by_tokens(source: Worker, destination: Worker, one: pb.GenerateSample)
         getattr(one, name).CopyFrom(getattr(progress, name))
     del one.versions[:]
     one.versions.extend(progress.versions)
-    one.key.epoch += 1
+    one.key.attempt += 1
     one.max_response_tokens = progress.tokens.shape[0] + 1
 
     async def ended() -> float:

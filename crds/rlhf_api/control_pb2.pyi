@@ -3,8 +3,9 @@
 isort:skip_file
 The control plane of one job. The coordinator serves `Coordinator`; workers dial it and hold one Session each.
 
-Fencing. A sample is named by (iteration, sample); every time it is handed to a worker it gets a higher `epoch`. What a
-worker says of a sample under an older epoch is ignored. The coordinator itself has an epoch that rises with each restart.
+Fencing. A sample is named by (iteration, sample); every lease of it to a worker has a higher `attempt`. What a worker
+says of a sample under an older attempt is ignored. The coordinator's own epoch counts its processes: each restart has a
+higher one.
 Commands carry an id and are answered by exactly one CommandDone. All times are nanoseconds since the Unix epoch.
 A Session is the unit of reliability: nothing is acknowledged or sent again. When one breaks, the worker opens another,
 gives back in Register every sample it holds and says what it still is; the coordinator compares that with what it wants
@@ -61,21 +62,21 @@ class SampleKey(_message.Message):
 
     ITERATION_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     sample: _builtins.int
     """0 .. batchSize-1 inside the iteration"""
-    epoch: _builtins.int
+    attempt: _builtins.int
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         sample: _builtins.int = ...,
-        epoch: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "iteration", b"iteration", "sample", b"sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "iteration", b"iteration", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,7 +363,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class SampleProgress(_message.Message):
-    """Tokens decoded since the last message about this sample under this epoch (in Register: all of them)."""
+    """Tokens decoded since the last message about this sample under this attempt (in Register: all of them)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1532,9 +1533,9 @@ class MigrateSample(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
-    NEW_EPOCH_FIELD_NUMBER: _builtins.int
-    new_epoch: _builtins.int
-    """of the hand-out to the destination"""
+    NEW_ATTEMPT_FIELD_NUMBER: _builtins.int
+    new_attempt: _builtins.int
+    """of the destination's lease"""
     @_builtins.property
     def key(self) -> Global___SampleKey:
         """as it is held here"""
@@ -1543,11 +1544,11 @@ class MigrateSample(_message.Message):
         self,
         *,
         key: Global___SampleKey | None = ...,
-        new_epoch: _builtins.int = ...,
+        new_attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "new_epoch", b"new_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "new_attempt", b"new_attempt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1602,7 +1603,7 @@ class MigratedSample(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___SampleProgress:
-        """moved: the whole response so far, under the new epoch"""
+        """moved: the whole response so far, under the new attempt"""
 
     def __init__(
         self,
@@ -1668,7 +1669,7 @@ class KvOffer(_message.Message):
     """fingerprint of model shape, cache layout and decoding mode; both sides must have the same"""
     @_builtins.property
     def sample(self) -> Global___GenerateSample:
-        """under the new epoch; tokens as of the offer"""
+        """under the new attempt; tokens as of the offer"""
 
     def __init__(
         self,
@@ -1732,7 +1733,7 @@ class KvHandOver(_message.Message):
     """tokens in the cache, counted from the prompt's first"""
     @_builtins.property
     def sample(self) -> Global___SampleProgress:
-        """all response tokens, under the new epoch"""
+        """all response tokens, under the new attempt"""
 
     def __init__(
         self,
@@ -1872,7 +1873,7 @@ class PrefixSample(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def key(self) -> Global___SampleKey:
-        """iteration and sample count; the epoch is that of the last hand-out"""
+        """iteration and sample count; the attempt is that of the last lease"""
 
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2571,7 +2572,7 @@ class FusionStatus(_message.Message):
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
     PREDICTED_OFF_SECONDS_FIELD_NUMBER: _builtins.int
     choice: _builtins.str
-    """Off | the threshold, pool and transfer in words, and why"""
+    """Disabled | the threshold, pool and transfer in words, and why"""
     threshold: _builtins.int
     """unfinished samples at which the tail gathers; 0: never"""
     pool: _builtins.int

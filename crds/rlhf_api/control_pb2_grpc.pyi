@@ -3,8 +3,9 @@
 isort:skip_file
 The control plane of one job. The coordinator serves `Coordinator`; workers dial it and hold one Session each.
 
-Fencing. A sample is named by (iteration, sample); every time it is handed to a worker it gets a higher `epoch`. What a
-worker says of a sample under an older epoch is ignored. The coordinator itself has an epoch that rises with each restart.
+Fencing. A sample is named by (iteration, sample); every lease of it to a worker has a higher `attempt`. What a worker
+says of a sample under an older attempt is ignored. The coordinator's own epoch counts its processes: each restart has a
+higher one.
 Commands carry an id and are answered by exactly one CommandDone. All times are nanoseconds since the Unix epoch.
 A Session is the unit of reliability: nothing is acknowledged or sent again. When one breaks, the worker opens another,
 gives back in Register every sample it holds and says what it still is; the coordinator compares that with what it wants

@@ -36,9 +36,9 @@ async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stag
         if moved.why != "it was finished meanwhile":
             break
     assert moved.moved, moved.why
-    assert moved.key == pb.SampleKey(sample=number, epoch=1)
+    assert moved.key == pb.SampleKey(sample=number, attempt=1)
     tokens = len(unpack(moved.progress.tokens))
-    assert moved.progress.key == pb.SampleKey(sample=number, epoch=2)
+    assert moved.progress.key == pb.SampleKey(sample=number, attempt=2)
     assert (moved.progress.offset, moved.progress.versions[0].tokens) == (0, tokens)
     assert 0 < moved.paused_seconds <= moved.seconds
     positions = len(unpack(sample(number).prompt)) + tokens - 1
@@ -145,7 +145,7 @@ async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Stag
     sink = PlayedSink("hand-over", "hang")
     async with serving(sink, stage.certificates) as address:
         number, identifier = await caught(stage, 130, sink.reached, address)
-        key = pb.SampleKey(sample=number, epoch=1)
+        key = pb.SampleKey(sample=number, attempt=1)
         given = (await stage.one.ask(withdraw=pb.Withdraw(keys=[key]))).withdraw.samples
         (result,) = (await stage.one.session.done(identifier)).migrate.samples
         assert (result.moved, result.why) == (False, "it was withdrawn")
@@ -168,14 +168,14 @@ async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Stag
 # ---------------------------------------------------------------- a source that fails
 
 
-async def recorded(stage: Stage, number: int, epoch: int) -> list[pb.KvPart]:
+async def recorded(stage: Stage, number: int, attempt: int) -> list[pb.KvPart]:
     """What the first worker sends when it moves this sample; it keeps nothing of it."""
     sink = PlayedSink()
     async with serving(sink, stage.certificates) as address:
         for own in (1, 101, 102, 103):  # one that is finished before it has moved is decoded again
             sink.parts.clear()
-            await stage.one.generate(sample(number, epoch=own))
-            answer = await stage.one.session.done(stage.one.migrate(address, (number, own, epoch)))
+            await stage.one.generate(sample(number, attempt=own))
+            answer = await stage.one.session.done(stage.one.migrate(address, (number, own, attempt)))
             if answer.migrate.samples[0].moved:
                 return sink.parts
     raise AssertionError(answer.migrate.samples[0].why)
@@ -192,7 +192,7 @@ def changed(parts: list[pb.KvPart], index: int, **changes: Any) -> list[pb.KvPar
 
 
 async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_leaves_nothing(stage: Stage) -> None:
-    parts = await recorded(stage, 140, epoch=2)
+    parts = await recorded(stage, 140, attempt=2)
     assert [part.WhichOneof("part") for part in (parts[0], parts[1], parts[-1])] == ["offer", "chunk", "hand_over"]
     known = parts[-1].hand_over.positions
     faults = [
@@ -206,22 +206,22 @@ async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_le
         (parts[:5], "ended the call before the hand-over"),
         (parts[1:], "a message of kind chunk came where offer was due"),
     ]
-    for epoch, (messages, why) in enumerate(faults, start=3):
+    for attempt, (messages, why) in enumerate(faults, start=3):
         messages = [pb.KvPart.FromString(part.SerializeToString()) for part in messages]
         if messages[0].HasField("offer"):
-            messages[0].offer.sample.key.epoch = epoch
+            messages[0].offer.sample.key.attempt = attempt
             if messages[-1].HasField("hand_over"):
-                messages[-1].hand_over.sample.key.epoch = epoch
+                messages[-1].hand_over.sample.key.attempt = attempt
         receipt = await replay(stage.other.address, stage.certificates, messages)
         assert not receipt.accepted
         assert why in receipt.why
     await stage.other.idle()
     messages = [pb.KvPart.FromString(part.SerializeToString()) for part in parts]
-    messages[0].offer.sample.key.epoch = messages[-1].hand_over.sample.key.epoch = 20
+    messages[0].offer.sample.key.attempt = messages[-1].hand_over.sample.key.attempt = 20
     receipt = await replay(stage.other.address, stage.certificates, messages)
     assert receipt.accepted, receipt.why
     receipt = await replay(stage.other.address, stage.certificates, messages)
-    assert receipt.why == "epoch 20 of it is over here: epoch 20 is known"
+    assert receipt.why == "attempt 20 of it is over here: attempt 20 is known"
     stage.check(await stage.other.finished(140, 20))
 
 
@@ -237,10 +237,10 @@ async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was
     assert result.why == "no slot is free: 4 samples are held, others are on their way"
     await stage.one.withdraw(160)
     await stage.other.withdraw(*(150 + number for number in range(SLOTS)))
-    parts = await recorded(stage, 161, epoch=5)
+    parts = await recorded(stage, 161, attempt=5)
     await stage.other.ask(withdraw=pb.Withdraw(keys=[parts[0].offer.sample.key]))
     receipt = await replay(stage.other.address, stage.certificates, parts)
-    assert receipt.why == "epoch 5 of it is over here: epoch 5 is known"
+    assert receipt.why == "attempt 5 of it is over here: attempt 5 is known"
 
 
 # ---------------------------------------------------------------- two roles in one process
@@ -261,7 +261,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
     assert (await worker.ask(measure=pb.Measure())).failure.reason == "WrongRole"
     wanted = stage.undisturbed(sample(200))
     score = pb.ScoreSample(
-        key=pb.SampleKey(sample=300, epoch=1),
+        key=pb.SampleKey(sample=300, attempt=1),
         tasks=["reference"],
         prompt=sample(200).prompt,
         response=pack(wanted.tokens),
@@ -302,11 +302,11 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
         sink.go_on.set()
     (held,) = stage.one.session.register.held
     assert unpack(held.tokens).tolist() == unpack(sink.parts[-1].hand_over.sample.tokens).tolist()
-    assert (held.key.sample, held.key.epoch, held.offset) == (number, 1, 0)
+    assert (held.key.sample, held.key.attempt, held.offset) == (number, 1, 0)
 
     # A destination without a session takes nothing; in a new one it does.
     stage.one.session.welcome(stage.one.job)
-    parts = await recorded(stage, 165, epoch=2)
+    parts = await recorded(stage, 165, attempt=2)
     go_on = asyncio.Event()
 
     async def until_told() -> AsyncIterator[pb.KvPart]:
@@ -326,7 +326,7 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
     refused = await replay(stage.other.address, stage.certificates, parts)
     assert not refused.accepted
     stage.other.session.welcome(stage.other.job)
-    parts[0].offer.sample.key.epoch = parts[-1].hand_over.sample.key.epoch = 3
+    parts[0].offer.sample.key.attempt = parts[-1].hand_over.sample.key.attempt = 3
     receipt = await replay(stage.other.address, stage.certificates, parts)
     assert receipt.accepted, receipt.why
     stage.check(await stage.other.finished(165, 3))

@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 def score_sample(number: int, response: list[int], text: str = "abc") -> pb.ScoreSample:
     return pb.ScoreSample(
-        key=pb.SampleKey(iteration=0, sample=number, epoch=1),
+        key=pb.SampleKey(iteration=0, sample=number, attempt=1),
         tasks=TASKS,
         prompt=pack(np.array([5, 6, 7], np.int32)),
         response=pack(np.array(response, np.int32)),

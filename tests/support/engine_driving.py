@@ -36,10 +36,10 @@ def finish(engine: TorchEngine, samples: Sequence[Request] = ()) -> dict[int, Re
 
 
 def resumed(request: Request, given: Response) -> Request:
-    """The request that goes on from withdrawn tokens, under the next epoch."""
+    """The request that goes on from withdrawn tokens, under the next attempt."""
     return replace(
         request,
-        key=request.key._replace(epoch=given.key.epoch + 1),
+        key=request.key._replace(attempt=given.key.attempt + 1),
         tokens=given.tokens,
         log_probabilities=given.log_probabilities,
         versions=given.versions,

@@ -81,7 +81,7 @@ def worker_messages(index: int) -> list[pb.WorkerMessage]:
     """What a worker that is nothing yet may say; it holds no sample and was asked nothing it answers."""
     array = pb.Array(dtype="int32", shape=[2], data=b"\1\0\0\0\2\0\0\0")
     floats = pb.Array(dtype="float32", shape=[2], data=b"\0" * 8)
-    key = pb.SampleKey(iteration=index % 3, sample=index % 16, epoch=1 + index % 2)
+    key = pb.SampleKey(iteration=index % 3, sample=index % 16, attempt=1 + index % 2)
     spans = [pb.VersionSpan(version=index % 3, tokens=2)]
     progress = pb.SampleProgress(key=key, tokens=array, log_probabilities=floats, versions=spans)
     finished = pb.FinishedSample(key=key, tokens=array, log_probabilities=floats, versions=spans, finish_reason="stop")

@@ -59,11 +59,11 @@ def job(folder: Path) -> str:
     )
 
 
-def sample(number: int, epoch: int = 1, tokens: int = RESPONSE) -> pb.GenerateSample:
+def sample(number: int, attempt: int = 1, tokens: int = RESPONSE) -> pb.GenerateSample:
     random = np.random.default_rng(number)
     prompt = random.integers(len(SPECIAL), VOCABULARY, 5 + number % 20).astype(np.int32)
     return pb.GenerateSample(
-        key=pb.SampleKey(iteration=0, sample=number, epoch=epoch),
+        key=pb.SampleKey(iteration=0, sample=number, attempt=attempt),
         prompt=pack(prompt),
         random_key=number * 7919 + 1,
         max_response_tokens=tokens,
@@ -93,10 +93,10 @@ class Worker:
         return await self.session.done(self.send(**command))
 
     def migrate(self, destination: str, *moves: tuple[int, int, int], seconds: float = 180) -> int:
-        """`moves` are (sample, epoch, new epoch)."""
+        """`moves` are (sample, attempt, new attempt)."""
         samples = [
-            pb.MigrateSample(key=pb.SampleKey(sample=number, epoch=epoch), new_epoch=new)
-            for number, epoch, new in moves
+            pb.MigrateSample(key=pb.SampleKey(sample=number, attempt=attempt), new_attempt=new)
+            for number, attempt, new in moves
         ]
         return self.send(migrate=pb.Migrate(destination=destination, samples=samples, timeout_seconds=seconds))
 
@@ -107,11 +107,11 @@ class Worker:
             await self.session.first("progress", lambda told, key=one.key: told.key == key)
 
     async def withdraw(self, *numbers: int) -> None:
-        keys = [pb.SampleKey(sample=number, epoch=1) for number in numbers]
+        keys = [pb.SampleKey(sample=number, attempt=1) for number in numbers]
         assert len((await self.ask(withdraw=pb.Withdraw(keys=keys))).withdraw.samples) == len(numbers)
 
-    async def finished(self, number: int, epoch: int) -> pb.FinishedSample:
-        key = pb.SampleKey(sample=number, epoch=epoch)
+    async def finished(self, number: int, attempt: int) -> pb.FinishedSample:
+        key = pb.SampleKey(sample=number, attempt=attempt)
         found: pb.FinishedSample = await self.session.first("finished", lambda told: told.key == key)
         return found
 

@@ -119,7 +119,7 @@ class SimulatedSamples:
                 continue
             message = pb.GenerateSample()
             message.CopyFrom(item.message)
-            message.key.epoch = sample.new_epoch
+            message.key.attempt = sample.new_attempt
             moved = _Decoding(message, item.length, item.position, item.position)
             destination._take(moved)
             if fault != "unheard":

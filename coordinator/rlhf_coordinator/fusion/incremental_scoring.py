@@ -30,7 +30,7 @@ def ask(run: Run, decision: ScorePrefix) -> None:
         run.state.incremental.asked[index] = Held(decision.worker, incremental.goal(run.state, index))
         samples.append(
             pb.PrefixSample(
-                key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=sample.epoch),
+                key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=sample.attempt),
                 tasks=tasks,
                 prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
                 response=packed("int32", sample.response.tokens),

@@ -1,8 +1,8 @@
 """Samples on their way from worker to worker: the commands, and what the answers make of the ledger.
 
 Rule: what was asked is kept with the pending command, so an answer is judged against that and the ledger alone. A
-sample that a worker reports under an epoch that is not in force is taken from it: whatever way it got there (a receipt
-that was lost, a source that died after the hand-over), nobody decodes it twice for long.
+sample that a worker reports under an attempt that is not in force is taken from it: whatever way it got there (a
+receipt that was lost, a source that died after the hand-over), nobody decodes it twice for long.
 """
 
 import logging
@@ -33,7 +33,7 @@ def migrate(run: Run, decision: d.Migrate) -> None:
     for index in decision.samples:
         source, arriving = ledger.migrate(index, decision.destination)
         leaving.append(Leaving(ledger.iteration, index, source, arriving))
-        order.samples.add(key=_key(leaving[-1]), new_epoch=arriving.epoch)
+        order.samples.add(key=_key(leaving[-1]), new_attempt=arriving.attempt)
     detail = f"move {len(leaving)} samples to {decision.destination}"
     now = time.monotonic()
     run.state.fusion.moved_at |= {decision.source: now, decision.destination: now}
@@ -58,9 +58,9 @@ def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
     Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is.
     Told to stop now it would answer that the sample did not move.
     """
-    left = (key.iteration, key.sample, key.epoch)
+    left = (key.iteration, key.sample, key.attempt)
     pending = run.state.fleet.workers[worker].pending.values()
-    if any(left == (item.iteration, item.sample, item.source.epoch) for work in pending for item in work.leaving):
+    if any(left == (item.iteration, item.sample, item.source.attempt) for work in pending for item in work.leaving):
         return
     order = pb.Command(withdraw=pb.Withdraw(keys=[key]))
     send(run, worker, order, Pending(Work.WITHDRAW, 0.0, f"forget sample {key.sample}"))
@@ -80,10 +80,10 @@ def answered(run: Run, worker: str, pending: Pending, message: pb.CommandDone) -
 
 def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
     ledger, counts = run.state.ledger, run.state.fusion.moved
-    told = {(item.key.iteration, item.key.sample, item.key.epoch): item for item in result.samples}
+    told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     stayed = []
     for leaving in _current(run, pending):
-        item = told.get((leaving.iteration, leaving.sample, leaving.source.epoch))
+        item = told.get((leaving.iteration, leaving.sample, leaving.source.attempt))
         if item is None or not item.moved:
             stayed.append(leaving)
             if item is not None:
@@ -106,20 +106,20 @@ def _stay(run: Run, leaving: Iterable[Leaving]) -> None:
         if item.destination is not None and ledger.stayed(item.sample, item.source):
             run.state.fusion.moved.stayed += 1
         elif item.destination is None:
-            ledger.unknown(item.sample, item.source.epoch, item.source.worker)
+            ledger.unknown(item.sample, item.source.attempt, item.source.worker)
 
 
 def _withdrawn(run: Run, pending: Pending, result: pb.WithdrawResult) -> None:
     ledger = run.state.ledger
-    told = {(item.key.iteration, item.key.sample, item.key.epoch): item for item in result.samples}
+    told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     if pending.leaving:
         learning.gave_back(run, pending)
     for leaving in _current(run, pending):
         index, source = leaving.sample, leaving.source
-        item = told.get((leaving.iteration, index, source.epoch))
+        item = told.get((leaving.iteration, index, source.attempt))
         if item is None:
-            ledger.unknown(index, source.epoch, source.worker)
-        elif ledger.withdrawn(index, source.epoch, source.worker, _response(run, item)):
+            ledger.unknown(index, source.attempt, source.worker)
+        elif ledger.withdrawn(index, source.attempt, source.worker, _response(run, item)):
             run.state.fusion.moved.tokens += 1
 
 
@@ -139,4 +139,4 @@ def _response(run: Run, progress: pb.SampleProgress) -> Response:
 
 
 def _key(leaving: Leaving) -> pb.SampleKey:
-    return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, epoch=leaving.source.epoch)
+    return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, attempt=leaving.source.attempt)

@@ -87,10 +87,10 @@ class Actions:
     def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
         run, ledger = self._run, self._run.state.ledger
         known = ledger.samples[index].response
-        epoch = ledger.assign(index, worker)
+        attempt = ledger.assign(index, worker)
         incremental_scoring.begun(run, index)
         message = pb.GenerateSample(
-            key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+            key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
             prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
             random_key=random_key(run.context.spec.seed, ledger.iteration, index),
             max_response_tokens=run.context.spec.rollout.max_response_tokens,
@@ -105,11 +105,11 @@ class Actions:
         run, ledger = self._run, self._run.state.ledger
         samples = []
         for index, tasks in decision.samples:
-            epoch = ledger.assign_scores(index, tasks, decision.worker)
+            attempt = ledger.assign_scores(index, tasks, decision.worker)
             incremental_scoring.handed_out(run, index, decision.worker, tasks)
             sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
             message = pb.ScoreSample(
-                key=pb.SampleKey(iteration=ledger.iteration, sample=index, epoch=epoch),
+                key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
                 tasks=tasks,
                 prompt=packed("int32", prompt.tokens),
                 response=packed("int32", sample.response.tokens),

@@ -49,7 +49,7 @@ class EventHandlers:
         run = self._run
         registers(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
         held = {
-            item.key.sample: (item.key.epoch, response_of(item.tokens, item.log_probabilities, item.versions))
+            item.key.sample: (item.key.attempt, response_of(item.tokens, item.log_probabilities, item.versions))
             for item in message.held
             if item.key.iteration == run.state.iteration
         }
@@ -134,12 +134,12 @@ class EventHandlers:
         here = key.iteration == run.state.iteration and self._current(more)
         if here:
             migrated = ledger.migrated
-            new = ledger.progress(key.sample, key.epoch, worker, message.offset, more)
+            new = ledger.progress(key.sample, key.attempt, worker, message.offset, more)
             run.totals.tokens += new
             self._moved(worker)
             if ledger.migrated > migrated or (new and self._begins(key.sample, new)):
                 run.wake()
-        own = key.iteration == run.state.iteration and ledger.decodes(key.sample, key.epoch, worker)
+        own = key.iteration == run.state.iteration and ledger.decodes(key.sample, key.attempt, worker)
         run.totals.stale += not (here and own)
         if not own:
             moving.fenced(run, worker, key)
@@ -157,7 +157,7 @@ class EventHandlers:
             wanted = run.state.iteration
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
         before = run.state.ledger.tokens
-        if not run.state.ledger.finish(key.sample, key.epoch, worker, response, message.finish_reason, message.text):
+        if not run.state.ledger.finish(key.sample, key.attempt, worker, response, message.finish_reason, message.text):
             run.totals.stale += 1
             return
         run.journal.append(Record(finished=message))
@@ -178,7 +178,7 @@ class EventHandlers:
             self._score_failed(worker, message, problem)
             return
         values = None if message.abstained else unpacked(message.result, "float32")
-        if not run.state.ledger.score(key.sample, key.epoch, worker, message.task, values):
+        if not run.state.ledger.score(key.sample, key.attempt, worker, message.task, values):
             run.totals.stale += 1
             return
         run.journal.append(Record(scored=message))
@@ -190,7 +190,7 @@ class EventHandlers:
         run, key = self._run, message.key
         tried = run.state.ledger.samples[key.sample].failures[message.task]
         again = time.monotonic() + RETRY_SECONDS * 2**tried
-        tries = run.state.ledger.fail_score(key.sample, key.epoch, worker, message.task, again)
+        tries = run.state.ledger.fail_score(key.sample, key.attempt, worker, message.task, again)
         if not tries:
             run.totals.stale += 1
             return

@@ -4,12 +4,12 @@
               |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
               `---'  worker lost: back to queued with the tokens it reported
 
-Fencing: every hand-out of a sample (to decode, or to score one of its tasks) gets a higher epoch, and what a worker
-says under another epoch than that of its own hand-out is ignored. Epochs of a coordinator start at its own epoch times
-2^16, so hand-outs of an earlier coordinator never match. Tokens may be kept from whoever held them last, because they
-depend on (random_key, position) alone.
+Fencing: every lease of a sample (to decode it, or to score some of its tasks) has a higher attempt than the one before.
+What a worker says of a sample under another attempt than that of its lease is ignored. Attempts of a coordinator start
+at its epoch times 2^16, so leases of an earlier coordinator never match. Tokens may be kept from whoever held them
+last, because they depend on (random_key, position) alone.
 A sample that migrates with its KV cache is its source's until the source answers, or the destination says anything of
-it under the epoch it was promised: that is the one moment at which it becomes the destination's.
+it under the attempt it was promised: that is the one moment at which it becomes the destination's.
 Rule: pure; no clock, no I/O; every transition returns what changed. Must never invent a result: a failed task is open.
 When the process dies the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
 """
@@ -31,8 +31,8 @@ from rlhf_coordinator.state.sample import (
 )
 from rlhf_coordinator.state.scoring import Scoring
 
-EPOCHS_PER_COORDINATOR: Final = 1 << 16
-"""Hand-outs of one sample by one coordinator process; a sample is handed out a few times at most."""
+ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
+"""Leases of one sample by one coordinator process: far more than the few that a sample has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Ledger(Scoring):
 
     def __init__(self, iteration: int, size: int, tasks: Sequence[Task], coordinator_epoch: int) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field."""
-        self._base = coordinator_epoch * EPOCHS_PER_COORDINATOR
+        self._base = coordinator_epoch * ATTEMPTS_PER_COORDINATOR
         super().__init__(iteration, size, tasks, self._base)
         self._queue: list[tuple[int, int]] = [(0, index) for index in range(size)]
         self._decoding: dict[str, set[int]] = {}
@@ -58,19 +58,19 @@ class Ledger(Scoring):
         self.tokens = 0
         """Response tokens known, over all samples."""
         self.returned = 0
-        """Hand-outs to decode that were taken back (worker lost, reconnected, or migrated without KV cache)."""
+        """Leases to decode that were taken back (worker lost, reconnected, or migrated without KV cache)."""
         self.migrated = 0
         """Samples moved from a live worker to another, or to the queue for another."""
 
     # ---------------------------------------------------------------- reading
 
     def queued(self, limit: int) -> list[int]:
-        """The next samples to hand out: those with most tokens first (they end last), then by index."""
+        """The next samples to lease: those with most tokens first (they end last), then by index."""
         return [index for _, index in self._queue[:limit]]
 
-    def decodes(self, index: int, epoch: int, worker: str) -> bool:
-        """This worker has this sample under this epoch."""
-        return 0 <= index < len(self.samples) and self.samples[index].decoding == Lease(worker, epoch)
+    def decodes(self, index: int, attempt: int, worker: str) -> bool:
+        """This worker has this sample under this attempt."""
+        return 0 <= index < len(self.samples) and self.samples[index].decoding == Lease(worker, attempt)
 
     def decoding_on(self, worker: str) -> int:
         """Samples this worker decodes, those on their way out included."""
@@ -91,30 +91,30 @@ class Ledger(Scoring):
     # ---------------------------------------------------------------- generation
 
     def assign(self, index: int, worker: str) -> int:
-        """Hands a queued sample to a worker to decode; returns the epoch of the hand-out."""
+        """Lease a queued sample to a worker to decode; return the attempt."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._dequeue(sample)
-        sample.epoch += 1
-        sample.decoding = Lease(worker, sample.epoch)
+        sample.attempt += 1
+        sample.decoding = Lease(worker, sample.attempt)
         if not sample.decoded_by or sample.decoded_by[-1] != worker:
             sample.decoded_by.append(worker)
         self._decoding.setdefault(worker, set()).add(index)
         self._move(sample, SampleState.DECODING)
-        return sample.epoch
+        return sample.attempt
 
-    def progress(self, index: int, epoch: int, worker: str, offset: int, more: Response) -> int:
+    def progress(self, index: int, attempt: int, worker: str, offset: int, more: Response) -> int:
         """Adds tokens that were decoded; returns how many are new (0 when the message is stale or says nothing new)."""
-        sample = self._held(index, epoch, worker)
+        sample = self._held(index, attempt, worker)
         known = len(sample.response) if sample else 0
         if sample is None or offset > known or offset + len(more) <= known:
             return 0
         self._extend(sample, offset, more)
         return len(sample.response) - known
 
-    def finish(self, index: int, epoch: int, worker: str, response: Response, reason: str, text: str) -> bool:
+    def finish(self, index: int, attempt: int, worker: str, response: Response, reason: str, text: str) -> bool:
         """A whole response; False when stale."""
-        sample = self._held(index, epoch, worker)
+        sample = self._held(index, attempt, worker)
         if sample is None:
             return False
         self._undecode(sample)
@@ -122,46 +122,46 @@ class Ledger(Scoring):
         return True
 
     def release(self, worker: str, held: Mapping[int, tuple[int, Response]] | None = None) -> Released:
-        """Takes back all a worker has: it is lost, or gave back `held` (sample -> epoch, tokens) in a new session.
+        """Takes back all a worker has: it is lost, or gave back `held` (sample -> attempt, tokens) in a new session.
 
-        Tokens of `held` are kept if the sample is now queued and nobody decoded it under a later epoch since. What was
-        on its way to this worker stays its source's; what was on its way out of it goes back to the queue.
+        Tokens of `held` are kept if the sample is now queued and nobody decoded it under a later attempt since. What
+        was on its way to this worker stays its source's; what was on its way out of it goes back to the queue.
         """
         given = dict(held or {})
         queued = sorted(self._decoding.get(worker, ()))
         for index in queued:
             sample = self.samples[index]
             assert sample.decoding is not None
-            epoch, response = given.pop(index, (-1, sample.response))
-            self._requeue(sample, response if epoch == sample.decoding.epoch else sample.response)
+            attempt, response = given.pop(index, (-1, sample.response))
+            self._requeue(sample, response if attempt == sample.decoding.attempt else sample.response)
         for index in sorted(self._arriving.get(worker, ())):
             self._disown(self.samples[index])
-        for index, (epoch, response) in given.items():
-            self._keep_tokens(index, epoch, response)
+        for index, (attempt, response) in given.items():
+            self._keep_tokens(index, attempt, response)
         return Released(tuple(queued), self._release_tasks(worker))
 
     # ---------------------------------------------------------------- migration
 
     def withdraw(self, index: int) -> tuple[str, int]:
-        """Marks a decoding sample as on its way out of its worker; returns (worker, epoch) for the request."""
+        """Marks a decoding sample as on its way out of its worker; returns (worker, attempt) for the request."""
         sample = self.samples[index]
         self._require(sample, SampleState.DECODING)
         assert sample.decoding is not None
         self._move(sample, SampleState.MIGRATING)
-        return sample.decoding.worker, sample.decoding.epoch
+        return sample.decoding.worker, sample.decoding.attempt
 
-    def withdrawn(self, index: int, epoch: int, worker: str, response: Response) -> bool:
+    def withdrawn(self, index: int, attempt: int, worker: str, response: Response) -> bool:
         """A migrating sample came back with its tokens and is queued for another worker; False when stale."""
-        sample = self._leaving(index, epoch, worker)
+        sample = self._leaving(index, attempt, worker)
         if sample is None:
             return False
         self.migrated += 1
         self._requeue(sample, response)
         return True
 
-    def unknown(self, index: int, epoch: int, worker: str) -> bool:
+    def unknown(self, index: int, attempt: int, worker: str) -> bool:
         """A migrating sample's worker does not know it: it is queued with the tokens known; False when stale."""
-        sample = self._leaving(index, epoch, worker)
+        sample = self._leaving(index, attempt, worker)
         if sample is not None:
             self._requeue(sample, sample.response)
         return sample is not None
@@ -173,15 +173,15 @@ class Ledger(Scoring):
         assert sample.decoding is not None
         if destination == sample.decoding.worker:
             raise ValueError(f"sample {self.iteration}/{index} is decoded on {destination} already")
-        sample.epoch += 1
-        sample.arriving = Lease(destination, sample.epoch)
+        sample.attempt += 1
+        sample.arriving = Lease(destination, sample.attempt)
         self._arriving.setdefault(destination, set()).add(index)
         self._move(sample, SampleState.MIGRATING)
         return sample.decoding, sample.arriving
 
     def moved(self, index: int, source: Lease, destination: Lease, response: Response) -> bool:
         """The source says that the destination has it now, with these tokens; False when stale."""
-        sample = self._leaving(index, source.epoch, source.worker)
+        sample = self._leaving(index, source.attempt, source.worker)
         if sample is not None and sample.arriving is None:
             self._requeue(sample, response)  # the destination was lost meanwhile
             return True
@@ -194,7 +194,7 @@ class Ledger(Scoring):
 
     def stayed(self, index: int, source: Lease) -> bool:
         """The source says that it keeps the sample; False when stale: somebody else has it, or it is finished."""
-        sample = self._leaving(index, source.epoch, source.worker)
+        sample = self._leaving(index, source.attempt, source.worker)
         if sample is None:
             return False
         self._disown(sample)
@@ -213,19 +213,19 @@ class Ledger(Scoring):
 
     # ---------------------------------------------------------------- inside
 
-    def _held(self, index: int, epoch: int, worker: str) -> Sample | None:
-        """The sample if this worker has it under this epoch; hearing of it from where it was to go moves it there."""
+    def _held(self, index: int, attempt: int, worker: str) -> Sample | None:
+        """The sample if this worker has it under this attempt; hearing of it from where it was to go moves it there."""
         if not 0 <= index < len(self.samples):
             return None
         sample = self.samples[index]
-        if sample.arriving == Lease(worker, epoch):
+        if sample.arriving == Lease(worker, attempt):
             self._arrive(sample)
-        return sample if self.decodes(index, epoch, worker) else None
+        return sample if self.decodes(index, attempt, worker) else None
 
-    def _leaving(self, index: int, epoch: int, worker: str) -> Sample | None:
-        """The sample if it is on its way out of this worker, where it was under this epoch."""
+    def _leaving(self, index: int, attempt: int, worker: str) -> Sample | None:
+        """The sample if it is on its way out of this worker, where it was under this attempt."""
         sample = self.samples[index] if 0 <= index < len(self.samples) else None
-        mine = self.decodes(index, epoch, worker)
+        mine = self.decodes(index, attempt, worker)
         return sample if mine and sample is not None and sample.state is SampleState.MIGRATING else None
 
     def _arrive(self, sample: Sample) -> None:
@@ -280,12 +280,12 @@ class Ledger(Scoring):
             self.tokens += len(response) - len(sample.response)
             sample.response = response
 
-    def _keep_tokens(self, index: int, epoch: int, response: Response) -> None:
+    def _keep_tokens(self, index: int, attempt: int, response: Response) -> None:
         if not 0 <= index < len(self.samples):
             return
         sample = self.samples[index]
-        last_handed_out = sample.epoch if sample.epoch > self._base else epoch
-        fresh = epoch == last_handed_out and epoch <= sample.epoch
+        last_handed_out = sample.attempt if sample.attempt > self._base else attempt
+        fresh = attempt == last_handed_out and attempt <= sample.attempt
         if sample.state is SampleState.QUEUED and fresh and len(response) > len(sample.response):
             self._dequeue(sample)
             self._lengthen(sample, response)

@@ -41,10 +41,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who works on something, under which epoch."""
+    """The right of one worker to work on a sample; what it says counts only under this attempt."""
 
     worker: str
-    epoch: int
+    attempt: int
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class Sample:
 
     index: int
     state: SampleState = SampleState.QUEUED
-    epoch: int = 0
-    """Of the last hand-out, of any kind."""
+    attempt: int = 0
+    """Number of the last lease, of any kind."""
     decoding: Lease | None = None
     arriving: Lease | None = None
     """Migrating with its KV cache: whose it will be."""

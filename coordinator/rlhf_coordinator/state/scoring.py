@@ -1,6 +1,6 @@
 """The scoring half of the sample ledger: open tasks, who does which, what came of them.
 
-Rule: as of `ledger`, of which this is a part: pure; every hand-out has a higher epoch; a failed task is open again.
+Rule: as of `ledger`, of which this is a part: pure; every lease has a higher attempt; a failed task is open again.
 """
 
 from collections import Counter
@@ -13,11 +13,11 @@ from rlhf_coordinator.state.sample import Lease, Sample, SampleState
 class Scoring:
     """Samples by state, and the tasks that score them."""
 
-    def __init__(self, iteration: int, size: int, tasks: Sequence[Task], first_epoch: int) -> None:
+    def __init__(self, iteration: int, size: int, tasks: Sequence[Task], first_attempt: int) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field."""
         self.iteration = iteration
         self._produces = {task.name: task.produces[0] for task in tasks}
-        self.samples = [Sample(index, epoch=first_epoch) for index in range(size)]
+        self.samples = [Sample(index, attempt=first_attempt) for index in range(size)]
         self._counts: Counter[SampleState] = Counter({SampleState.QUEUED: size})
         self._unscored: dict[int, None] = {}
         self._scoring: dict[str, set[tuple[int, str]]] = {}
@@ -61,32 +61,32 @@ class Scoring:
     # ---------------------------------------------------------------- changing
 
     def assign_scores(self, index: int, tasks: Iterable[str], worker: str) -> int:
-        """Hands open tasks of a generated sample to a worker, all under one new epoch, which is returned."""
+        """Lease open tasks of a generated sample to a worker, all under one new attempt; return the attempt."""
         sample = self.samples[index]
         self._require(sample, SampleState.GENERATED)
-        sample.epoch += 1
+        sample.attempt += 1
         for task in tasks:
             sample.open_tasks.remove(task)
-            sample.scoring[task] = Lease(worker, sample.epoch)
+            sample.scoring[task] = Lease(worker, sample.attempt)
             self._scoring.setdefault(worker, set()).add((index, task))
         if not sample.open_tasks:
             del self._unscored[index]
-        return sample.epoch
+        return sample.attempt
 
-    def score(self, index: int, epoch: int, worker: str, task: str, values: bytes | None) -> bool:
+    def score(self, index: int, attempt: int, worker: str, task: str, values: bytes | None) -> bool:
         """A task's result (float32; None: abstained); False when stale. The last one makes the sample scored."""
-        if not self._scores(index, epoch, worker, task):
+        if not self._scores(index, attempt, worker, task):
             return False
         self._close_task(self.samples[index], task)
         self._scored(self.samples[index], task, values)
         return True
 
-    def fail_score(self, index: int, epoch: int, worker: str, task: str, not_before: float) -> int:
+    def fail_score(self, index: int, attempt: int, worker: str, task: str, not_before: float) -> int:
         """A task failed on a sample and is open again, to be tried from `not_before` on.
 
         Returns its failed tries so far; 0 when the message is stale.
         """
-        if not self._scores(index, epoch, worker, task):
+        if not self._scores(index, attempt, worker, task):
             return 0
         sample = self.samples[index]
         self._close_task(sample, task)
@@ -124,8 +124,8 @@ class Scoring:
         self._counts[state] += 1
         sample.state = state
 
-    def _scores(self, index: int, epoch: int, worker: str, task: str) -> bool:
-        return 0 <= index < len(self.samples) and self.samples[index].scoring.get(task) == Lease(worker, epoch)
+    def _scores(self, index: int, attempt: int, worker: str, task: str) -> bool:
+        return 0 <= index < len(self.samples) and self.samples[index].scoring.get(task) == Lease(worker, attempt)
 
     def _release_tasks(self, worker: str) -> tuple[tuple[int, str], ...]:
         tasks = tuple(sorted(self._scoring.get(worker, ())))

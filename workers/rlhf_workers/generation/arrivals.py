@@ -1,9 +1,9 @@
 """Samples that come to this worker with their KV caches: the destination's side, on the compute thread.
 
 Rule: an offer is taken only when the cache can be read here (same layout, same weight version) and a slot can be kept
-for it; held samples are never pushed out. A sample is fenced by (iteration, sample, epoch): what was withdrawn, or is
-known under the same or a higher epoch, is refused, at the offer and again at the hand-over. An admitted sample is told
-to the coordinator, whole, before its source hears of it. Must never hold a slot for an arrival that ended.
+for it; held samples are never pushed out. A sample is fenced by (iteration, sample, attempt): what was withdrawn, or is
+known under the same or a higher attempt, is refused, at the offer and again at the hand-over. An admitted sample is
+told to the coordinator, whole, before its source hears of it. Must never hold a slot for an arrival that ended.
 """
 
 import time
@@ -32,7 +32,7 @@ class Arrivals:
         self._engine = engine
         self._clock_ns = clock_ns
         self._offered: dict[SampleKey, _Offered] = {}
-        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest epoch that is over or here
+        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt that is over or here
 
     def offer(self, offer: pb.KvOffer) -> Room:
         """Keeps a slot for the sample; KvRefusedError when it cannot be taken."""
@@ -46,12 +46,12 @@ class Arrivals:
             request = request_of(offer.sample)
         except ValueError as error:
             raise KvRefusedError(f"the offer is malformed: {error}") from error
-        self._check_epoch(request.key)
+        self._check_attempt(request.key)
         self._engine.wake()
         if not moves.reserve():
             raise KvRefusedError(f"no slot is free: {self._engine.held} samples are held, others are on their way")
         self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())
-        self._fenced[request.key[:2]] = request.key.epoch
+        self._fenced[request.key[:2]] = request.key.attempt
         longest = len(request.prompt) + request.max_response_tokens
         return Room(request.key, moves.shapes, len(request.prompt) + len(request.tokens), longest)
 
@@ -102,12 +102,12 @@ class Arrivals:
     def fence(self, keys: Iterable[SampleKey]) -> None:
         """These were withdrawn: also what is still on its way."""
         for key in keys:
-            self._fenced[key[:2]] = max(self._fenced.get(key[:2], 0), key.epoch)
+            self._fenced[key[:2]] = max(self._fenced.get(key[:2], 0), key.attempt)
             self.drop(key)
 
     def begin_iteration(self, iteration: int) -> None:
         """Fences of iterations before the last are not needed any more."""
-        self._fenced = {key: epoch for key, epoch in self._fenced.items() if key[0] >= iteration - 1}
+        self._fenced = {key: attempt for key, attempt in self._fenced.items() if key[0] >= iteration - 1}
 
     def clear(self) -> None:
         """Ends every arrival."""
@@ -118,7 +118,7 @@ class Arrivals:
         if version != self._engine.version:
             raise KvRefusedError(f"its cache is of weight version {version}, this worker holds {self._engine.version}")
 
-    def _check_epoch(self, key: SampleKey) -> None:
+    def _check_attempt(self, key: SampleKey) -> None:
         known = self._fenced.get(key[:2], -1)
-        if key.epoch <= known:
-            raise KvRefusedError(f"epoch {key.epoch} of it is over here: epoch {known} is known")
+        if key.attempt <= known:
+            raise KvRefusedError(f"attempt {key.attempt} of it is over here: attempt {known} is known")

@@ -62,12 +62,12 @@ def finished_of(response: Response, text: str) -> pb.FinishedSample:
 
 def engine_key(key: pb.SampleKey) -> SampleKey:
     """A hashable key."""
-    return SampleKey(key.iteration, key.sample, key.epoch)
+    return SampleKey(key.iteration, key.sample, key.attempt)
 
 
 def wire_key(key: SampleKey) -> pb.SampleKey:
     """Undoes `engine_key`."""
-    return pb.SampleKey(iteration=key.iteration, sample=key.sample, epoch=key.epoch)
+    return pb.SampleKey(iteration=key.iteration, sample=key.sample, attempt=key.attempt)
 
 
 def _runs(spans: "list[pb.VersionSpan]") -> tuple[VersionRun, ...]:

@@ -85,7 +85,7 @@ class Migrations:
     def begin(self, identifier: int, command: pb.Migrate, outbox: Outbox) -> None:
         """Takes a command; it is answered by a later `step` (at the earliest)."""
         moves = [
-            _Move(engine_key(sample.key), engine_key(sample.key)._replace(epoch=sample.new_epoch))
+            _Move(engine_key(sample.key), engine_key(sample.key)._replace(attempt=sample.new_attempt))
             for sample in command.samples
         ]
         moving = {move.key for _, move in self._open()}

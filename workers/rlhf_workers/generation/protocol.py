@@ -20,11 +20,11 @@ FinishReason = Literal["", "stop", "length"]
 
 
 class SampleKey(NamedTuple):
-    """Name of a sample in the coordinator's ledger; `epoch` rises each time the sample is handed out."""
+    """Name of a sample in the coordinator's ledger; each lease of the sample has a higher `attempt`."""
 
     iteration: int
     sample: int
-    epoch: int
+    attempt: int
 
 
 class VersionRun(NamedTuple):

@@ -41,7 +41,7 @@ def part(count: int) -> Response:
 def finish(state: JobState, index: int, count: int) -> None:
     handout = state.ledger.samples[index].decoding
     assert handout is not None
-    state.ledger.finish(index, handout.epoch, handout.worker, part(count), "stop", "")
+    state.ledger.finish(index, handout.attempt, handout.worker, part(count), "stop", "")
 
 
 def asked(context: JobContext, state: JobState) -> dict[str, tuple[int, ...]]:
@@ -78,9 +78,9 @@ def test_a_finished_sample_comes_first(tmp_path: Path) -> None:
     assert list(scored(context, state)) == ["inference-0"]
     state.ledger.assign_scores(2, ["reference", "values", "reward"], "inference-0")
     assert asked(context, state) == {"inference-1": (0, 1)}, "inference-0 has something to score"
-    epoch = state.ledger.samples[2].epoch
+    attempt = state.ledger.samples[2].attempt
     for task in ("reference", "values"):
-        state.ledger.score(2, epoch, "inference-0", task, b"")
+        state.ledger.score(2, attempt, "inference-0", task, b"")
     assert set(asked(context, state)) == {"inference-0", "inference-1"}, "a reward that is called keeps no device busy"
 
 

@@ -239,8 +239,8 @@ def test_failed_tasks_go_elsewhere_and_not_at_once(context: JobContext) -> None:
     state = world_of(context)
     finish_all(state, score=False)
     ledger = state.ledger
-    epoch = ledger.assign_scores(0, ["reward"], "inference-0")
-    ledger.fail_score(0, epoch, "inference-0", "reward", NOW + 1)
+    attempt = ledger.assign_scores(0, ["reward"], "inference-0")
+    ledger.fail_score(0, attempt, "inference-0", "reward", NOW + 1)
     early = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Score)]
     assert 0 not in [index for item in early for index, _ in item.samples]
     late = [item for item in iteration.decide(context, state, NOW + 2) if isinstance(item, d.Score)]

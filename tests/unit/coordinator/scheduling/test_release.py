@@ -106,8 +106,8 @@ def test_a_sample_that_cannot_be_moved_with_its_cache_goes_by_its_tokens(
     source, _ = state.ledger.migrate(4, "generation-1")
     state.ledger.stayed(4, source)
     assert d.Withdraw("generation-0", (4,)) in iteration.decide(context, state, NOW)
-    index, epoch = 4, state.ledger.withdraw(4)[1]
-    state.ledger.withdrawn(index, epoch, "generation-0", part(2))
+    index, attempt = 4, state.ledger.withdraw(4)[1]
+    state.ledger.withdrawn(index, attempt, "generation-0", part(2))
     decisions = iteration.decide(context, state, NOW)
     assert [item for item in decisions if isinstance(item, d.Generate)] == [d.Generate("generation-1", (4,))]
 
@@ -143,8 +143,8 @@ def test_what_takes_longest_to_score_is_handed_out_first(tmp_path: Path) -> None
     context = plan_with(tmp_path, inference=1)
     state = doubled(context, threshold=0)
     for index, tokens in enumerate((3, 5, 2, 9, 4)):
-        epoch = state.ledger.assign(index, "generation-0")
-        state.ledger.finish(index, epoch, "generation-0", part(tokens), "stop", "")
+        attempt = state.ledger.assign(index, "generation-0")
+        state.ledger.finish(index, attempt, "generation-0", part(tokens), "stop", "")
     given = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Score)]
     assert [index for item in given for index, tasks in item.samples if "values" in tasks] == [3, 1, 4, 0]
 

@@ -38,12 +38,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.epoch = 1
+        self.attempt = 1
         self.ledger = Ledger(3, SIZE, TASKS, 1)
         self.said: list[tuple[object, ...]] = []
         """Everything any worker ever said; delivered at any time, any number of times."""
         self.holding: dict[tuple[str, int], int] = {}
-        """(worker, sample) -> epoch it was handed out under, as the worker sees it."""
+        """(worker, sample) -> attempt it was handed out under, as the worker sees it."""
         self.journal: list[tuple[object, ...]] = []
         self.handouts: set[tuple[int, int]] = set()
         self.transfers: list[tuple[int, Lease, Lease]] = []
@@ -51,41 +51,41 @@ class LedgerMachine(RuleBasedStateMachine):
         self.known = [0] * SIZE
         """Tokens this coordinator knew of each sample before the last step."""
 
-    def hand_out(self, index: int, epoch: int) -> None:
-        assert (index, epoch) not in self.handouts, "an epoch was used twice"
-        self.handouts.add((index, epoch))
+    def hand_out(self, index: int, attempt: int) -> None:
+        assert (index, attempt) not in self.handouts, "an attempt was used twice"
+        self.handouts.add((index, attempt))
 
     @rule(worker=workers, count=st.integers(1, 3))
     def assign(self, worker: str, count: int) -> None:
         for index in self.ledger.queued(count):
-            epoch = self.ledger.assign(index, worker)
-            self.hand_out(index, epoch)
-            self.holding[worker, index] = epoch
+            attempt = self.ledger.assign(index, worker)
+            self.hand_out(index, attempt)
+            self.holding[worker, index] = attempt
 
     @precondition(lambda self: self.holding)
     @rule(data=st.data(), portion=st.floats(0, 1))
     def decode(self, data: st.DataObject, portion: float) -> None:
-        (worker, index), epoch = data.draw(st.sampled_from(sorted(self.holding.items())))
+        (worker, index), attempt = data.draw(st.sampled_from(sorted(self.holding.items())))
         end = int(portion * length(index))
         start = data.draw(st.integers(0, end))
-        self.said.append(("progress", index, epoch, worker, start, truth(index, start, end)))
+        self.said.append(("progress", index, attempt, worker, start, truth(index, start, end)))
         if end == length(index):
-            self.said.append(("finish", index, epoch, worker))
+            self.said.append(("finish", index, attempt, worker))
 
     @precondition(lambda self: self.said)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         kind, *rest = data.draw(st.sampled_from(self.said[-12:]))
-        index, epoch, worker = rest[:3]
+        index, attempt, worker = rest[:3]
         assert isinstance(index, int)
-        assert isinstance(epoch, int)
+        assert isinstance(attempt, int)
         assert isinstance(worker, str)
         known = self.ledger.samples[index].response
         if kind == "progress":
-            new = self.ledger.progress(index, epoch, worker, rest[3], rest[4])  # type: ignore[arg-type]
+            new = self.ledger.progress(index, attempt, worker, rest[3], rest[4])  # type: ignore[arg-type]
             assert len(self.ledger.samples[index].response) == len(known) + new
         elif kind == "finish":
-            if self.ledger.finish(index, epoch, worker, truth(index, 0, length(index)), "stop", "text"):
+            if self.ledger.finish(index, attempt, worker, truth(index, 0, length(index)), "stop", "text"):
                 assert ("finished", index) not in self.journal, "finished twice"
                 self.journal.append(("finished", index))
         elif kind == "moved":
@@ -94,12 +94,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.stayed(index, rest[3])  # type: ignore[arg-type]
         elif kind == "score":
             task, values = rest[3], rest[4]
-            if self.ledger.score(index, epoch, worker, task, values):  # type: ignore[arg-type]
+            if self.ledger.score(index, attempt, worker, task, values):  # type: ignore[arg-type]
                 assert not any(record[:3] == ("scored", index, task) for record in self.journal), "scored twice"
                 self.journal.append(("scored", index, task, values))
         else:
             before = self.ledger.retried
-            tries = self.ledger.fail_score(index, epoch, worker, rest[3], 0.0)  # type: ignore[arg-type]
+            tries = self.ledger.fail_score(index, attempt, worker, rest[3], 0.0)  # type: ignore[arg-type]
             assert (self.ledger.retried > before) == (tries > 0)
 
     @rule(worker=workers, index=indices, abstains=st.booleans(), fails=st.booleans())
@@ -108,18 +108,18 @@ class LedgerMachine(RuleBasedStateMachine):
         if sample.state is not SampleState.GENERATED or not sample.open_tasks:
             return
         tasks = sorted(sample.open_tasks)
-        epoch = self.ledger.assign_scores(index, tasks, worker)
-        self.hand_out(index, epoch)
+        attempt = self.ledger.assign_scores(index, tasks, worker)
+        self.hand_out(index, attempt)
         for task in tasks:
             value = None if abstains and task == "reward" else struct.pack("<f", index)
-            self.said.append(("fail" if fails else "score", index, epoch, worker, task, value))
+            self.said.append(("fail" if fails else "score", index, attempt, worker, task, value))
 
     @rule(index=indices)
     def migrate(self, index: int) -> None:
         if self.ledger.samples[index].state is SampleState.DECODING:
-            worker, epoch = self.ledger.withdraw(index)
-            assert self.ledger.withdrawn(index, epoch, worker, truth(index, 0, 2))
-            assert not self.ledger.withdrawn(index, epoch, worker, truth(index, 0, 2)), "migration is idempotent"
+            worker, attempt = self.ledger.withdraw(index)
+            assert self.ledger.withdrawn(index, attempt, worker, truth(index, 0, 2))
+            assert not self.ledger.withdrawn(index, attempt, worker, truth(index, 0, 2)), "migration is idempotent"
             self.holding.pop((worker, index), None)
 
     @rule(index=indices, destination=workers)
@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.migrate(index, destination)
             return
         source, arriving = self.ledger.migrate(index, destination)
-        self.hand_out(index, arriving.epoch)
+        self.hand_out(index, arriving.attempt)
         self.transfers.append((index, source, arriving))
 
     @precondition(lambda self: self.transfers)
@@ -140,32 +140,32 @@ class LedgerMachine(RuleBasedStateMachine):
     def answer_migration(self, data: st.DataObject, receipt: bool, accepted: bool, portion: float) -> None:
         """The destination takes the sample or not, and its receipt reaches the source or not."""
         index, source, arriving = self.transfers.pop(data.draw(st.integers(0, len(self.transfers) - 1)))
-        held = self.holding.get((source.worker, index)) == source.epoch
+        held = self.holding.get((source.worker, index)) == source.attempt
         tokens = truth(index, 0, int(portion * length(index)))
         if held and accepted:
-            self.holding[arriving.worker, index] = arriving.epoch
+            self.holding[arriving.worker, index] = arriving.attempt
         if held and accepted and receipt:
             del self.holding[source.worker, index]
-            self.said.append(("moved", index, source.epoch, source.worker, source, arriving, tokens))
+            self.said.append(("moved", index, source.attempt, source.worker, source, arriving, tokens))
         else:
-            self.said.append(("stayed", index, source.epoch, source.worker, source))
+            self.said.append(("stayed", index, source.attempt, source.worker, source))
 
     @rule(worker=workers, gives_back=st.booleans())
     def lose(self, worker: str, gives_back: bool) -> None:
-        held = {index: epoch for (owner, index), epoch in self.holding.items() if owner == worker}
-        given = {index: (epoch, truth(index, 0, 3)) for index, epoch in held.items()} if gives_back else {}
+        held = {index: attempt for (owner, index), attempt in self.holding.items() if owner == worker}
+        given = {index: (attempt, truth(index, 0, 3)) for index, attempt in held.items()} if gives_back else {}
         before = self.ledger.decoding_on(worker)
         released = self.ledger.release(worker, given)
         assert len(released.queued) == before
         assert not self.ledger.decoding_on(worker)
         assert not self.ledger.arriving_on(worker)
         assert not self.ledger.scoring_on(worker)
-        self.holding = {key: epoch for key, epoch in self.holding.items() if key[0] != worker}
+        self.holding = {key: attempt for key, attempt in self.holding.items() if key[0] != worker}
 
     @rule()
     def restart(self) -> None:
-        self.epoch += 1
-        self.ledger = Ledger(3, SIZE, TASKS, self.epoch)
+        self.attempt += 1
+        self.ledger = Ledger(3, SIZE, TASKS, self.attempt)
         self.known = [0] * SIZE
         for kind, index, *rest in self.journal:
             assert isinstance(index, int)
@@ -234,19 +234,19 @@ def test_a_batch_is_trained_once() -> None:
 
 def migrating(ledger: Ledger) -> tuple[Lease, Lease]:
     """Sample 0 on its way from a to b, three tokens known."""
-    epoch = ledger.assign(0, "a")
-    ledger.progress(0, epoch, "a", 0, truth(0, 0, 3))
+    attempt = ledger.assign(0, "a")
+    ledger.progress(0, attempt, "a", 0, truth(0, 0, 3))
     return ledger.migrate(0, "b")
 
 
 def test_a_migrating_sample_is_its_sources_until_the_destination_has_it() -> None:
     ledger = Ledger(0, 1, TASKS, 1)
     source, arriving = migrating(ledger)
-    assert ledger.progress(0, source.epoch, "a", 3, truth(0, 3, 4)) == 1, "it is decoded on while its cache travels"
+    assert ledger.progress(0, source.attempt, "a", 3, truth(0, 3, 4)) == 1, "it is decoded on while its cache travels"
     assert (ledger.decoding_on("a"), ledger.decoding_on("b"), ledger.arriving_on("b")) == (1, 0, 1)
-    assert ledger.progress(0, arriving.epoch, "b", 4, truth(0, 4, 4)) == 0
+    assert ledger.progress(0, arriving.attempt, "b", 4, truth(0, 4, 4)) == 0
     assert (ledger.decoding_on("a"), ledger.decoding_on("b"), ledger.arriving_on("b")) == (0, 1, 0)
-    assert ledger.progress(0, source.epoch, "a", 0, truth(0, 0, 4)) == 0, "the source has it no more"
+    assert ledger.progress(0, source.attempt, "a", 0, truth(0, 0, 4)) == 0, "the source has it no more"
     assert ledger.moved(0, source, arriving, truth(0, 0, 4)), "and says so, later"
     assert (ledger.migrated, ledger.returned, ledger.counts()["decoding"]) == (1, 0, 1)
 
@@ -256,8 +256,8 @@ def test_a_sample_that_could_not_be_moved_goes_on_and_what_the_destination_says_
     source, arriving = migrating(ledger)
     assert ledger.stayed(0, source)
     assert ledger.samples[0].immovable
-    assert not ledger.finish(0, arriving.epoch, "b", truth(0, 0, 4), "stop", "")
-    assert ledger.finish(0, source.epoch, "a", truth(0, 0, 4), "stop", "")
+    assert not ledger.finish(0, arriving.attempt, "b", truth(0, 0, 4), "stop", "")
+    assert ledger.finish(0, source.attempt, "a", truth(0, 0, 4), "stop", "")
     assert not ledger.stayed(0, source)
 
 
@@ -270,28 +270,28 @@ def test_a_sample_survives_the_loss_of_either_side_of_its_migration() -> None:
     assert (ledger.queued(1), len(ledger.samples[0].response)) == ([0], 4)
     source, arriving = migrating(ledger)
     assert ledger.release("a").queued == (0,)
-    assert not ledger.finish(0, arriving.epoch, "b", truth(0, 0, 4), "stop", ""), "given back means given back"
+    assert not ledger.finish(0, arriving.attempt, "b", truth(0, 0, 4), "stop", ""), "given back means given back"
     assert not ledger.moved(0, source, arriving, truth(0, 0, 4))
     assert ledger.queued(1) == [0]
 
 
 def test_samples_with_most_tokens_are_handed_out_first() -> None:
     ledger = Ledger(0, 3, TASKS, 1)
-    epoch = ledger.assign(2, "a")
-    ledger.progress(2, epoch, "a", 0, truth(2, 0, 3))
+    attempt = ledger.assign(2, "a")
+    ledger.progress(2, attempt, "a", 0, truth(2, 0, 3))
     ledger.release("a")
     assert ledger.queued(9) == [2, 0, 1]
 
 
 def test_tokens_a_worker_kept_survive_a_coordinator_restart() -> None:
     old = Ledger(0, 2, TASKS, 1)
-    epoch = old.assign(1, "a")
+    attempt = old.assign(1, "a")
     new = Ledger(0, 2, TASKS, 2)
-    new.release("a", {1: (epoch, truth(1, 0, 4))})
+    new.release("a", {1: (attempt, truth(1, 0, 4))})
     assert new.samples[1].response == truth(1, 0, 4)
     # But not once this coordinator has handed the sample out itself.
     new.release("b", {0: (new.assign(0, "b"), truth(0, 0, 1))})
-    new.release("a", {0: (old.samples[0].epoch + 1, truth(0, 0, 4))})
+    new.release("a", {0: (old.samples[0].attempt + 1, truth(0, 0, 4))})
     assert new.samples[0].response == truth(0, 0, 1)
 
 

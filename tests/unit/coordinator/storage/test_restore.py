@@ -31,7 +31,7 @@ def segment(tmp_path: Path, iteration: int, *, upto: str) -> None:
     journal = Journal(tmp_path / "journal")
     journal.begin(Begun(iteration=iteration, coordinator_epoch=1, time_ns=5))
     for index in range(8 if upto != "half" else 3):
-        key = pb.SampleKey(iteration=iteration, sample=index, epoch=1)
+        key = pb.SampleKey(iteration=iteration, sample=index, attempt=1)
         array = packed("int32", bytes(4))
         finished = pb.FinishedSample(
             key=key, tokens=array, log_probabilities=packed("float32", bytes(4)), versions=spans_of([(iteration, 1)])

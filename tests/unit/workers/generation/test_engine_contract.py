@@ -70,11 +70,11 @@ def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(m
     assert engine.kv_bytes() == 0
 
 
-def test_an_unknown_stale_epoch_is_not_withdrawn(make_engine: MakeEngine) -> None:
+def test_an_unknown_stale_attempt_is_not_withdrawn(make_engine: MakeEngine) -> None:
     engine = make_engine()
     sample = requests(1)[0]
     engine.submit([sample])
-    assert engine.withdraw([sample.key._replace(epoch=1)]) == []
+    assert engine.withdraw([sample.key._replace(attempt=1)]) == []
     assert engine.held == 1
 
 

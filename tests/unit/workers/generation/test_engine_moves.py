@@ -28,7 +28,7 @@ def move(source: TorchEngine, key: SampleKey, destination: TorchEngine, cuts: li
     parts = [source.moves.export(key, *edge) for edge in itertools.pairwise(edges)]
     cache = joined(parts) if parts else None
     request = source.moves.carried(key)
-    moved = replace(request, key=key._replace(epoch=key.epoch + 1))
+    moved = replace(request, key=key._replace(attempt=key.attempt + 1))
     assert destination.moves.reserve()
     destination.moves.admit(moved, cache)
     assert len(source.withdraw([key])) == 1

@@ -67,7 +67,7 @@ def role(make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]) -> Gen
 def generate(count: int, *, identifier: int = 1, iteration: int = 0, response: int = 40) -> pb.Command:
     samples = [
         pb.GenerateSample(
-            key=pb.SampleKey(iteration=iteration, sample=request.key.sample, epoch=2),
+            key=pb.SampleKey(iteration=iteration, sample=request.key.sample, attempt=2),
             prompt=pack(request.prompt),
             random_key=request.random_key,
             max_response_tokens=response,
@@ -96,7 +96,7 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
     for message in finished.values():
         tokens = unpack(message.tokens)
         assert message.text == load("llama")[1].decode(tokens.tolist(), skip_special_tokens=True)
-        assert message.key.epoch == 2
+        assert message.key.attempt == 2
         assert sum(span.tokens for span in message.versions) == len(tokens)
     told: dict[int, list[int]] = {}
     for message in outbox.of("progress"):
@@ -153,7 +153,7 @@ def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_rep
     role.handle(generate(6), outbox)
     for _ in range(7):
         role.step(outbox)
-    keys = [pb.SampleKey(iteration=0, sample=n, epoch=2) for n in (0, 5, 77)]
+    keys = [pb.SampleKey(iteration=0, sample=n, attempt=2) for n in (0, 5, 77)]
     role.handle(pb.Command(id=2, withdraw=pb.Withdraw(keys=keys)), outbox)
     given = {message.key.sample: message for message in outbox.of("done")[-1].withdraw.samples}
     assert {n: len(unpack(message.tokens)) for n, message in given.items()} == {0: 7, 5: 0}

@@ -66,7 +66,7 @@ def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[Migration
     for _ in range(3):
         engine.step()
     migrations, outbox = Migrations(engine, None), Outbox()
-    keys = [pb.MigrateSample(key=wire_key(sample.key), new_epoch=5) for sample in samples[:moves]]
+    keys = [pb.MigrateSample(key=wire_key(sample.key), new_attempt=5) for sample in samples[:moves]]
     migrations.begin(7, pb.Migrate(destination="127.0.0.1:1", samples=keys, timeout_seconds=60), outbox)
     return migrations, outbox
 
@@ -77,7 +77,7 @@ def test_a_sample_is_decoded_on_until_its_prefix_has_left_and_forgotten_at_the_r
     migrations.step()
     (transfer,) = ALL
     assert transfer.offer.version == 0
-    assert transfer.offer.sample.key.epoch == 5
+    assert transfer.offer.sample.key.attempt == 5
     engine.step()
     assert not migrations.step()
     assert not transfer.pieces  # nothing before the offer is taken
@@ -162,7 +162,7 @@ def test_a_slow_link_stops_a_sample_after_a_few_rounds(make_engine: MakeEngine) 
 def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngine) -> None:
     engine = endless(make_engine())
     migrations, outbox = begin(engine, 7, moves=6)
-    again = pb.MigrateSample(key=wire_key(requests(1, seed=4)[0].key), new_epoch=6)
+    again = pb.MigrateSample(key=wire_key(requests(1, seed=4)[0].key), new_attempt=6)
     migrations.begin(8, pb.Migrate(destination="127.0.0.1:1", samples=[again, again]), outbox)
     migrations.step()
     assert len(ALL) == migration.TRANSFERS

@@ -39,7 +39,7 @@ def tokens(sample: int, count: int) -> np.ndarray:
 
 
 def key(sample: int, iteration: int = 1) -> pb.SampleKey:
-    return pb.SampleKey(iteration=iteration, sample=sample, epoch=4)
+    return pb.SampleKey(iteration=iteration, sample=sample, attempt=4)
 
 
 class Worker:

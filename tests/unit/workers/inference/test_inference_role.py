@@ -50,7 +50,7 @@ class Texts:
 
 def score_sample(number: int, response: Sequence[int], text: str = "", tasks: Sequence[str] = ("reference",)):
     return pb.ScoreSample(
-        key=pb.SampleKey(iteration=1, sample=number, epoch=4),
+        key=pb.SampleKey(iteration=1, sample=number, attempt=4),
         tasks=tasks,
         prompt=pack(np.array([5, 6], np.int32)),
         response=pack(np.array(response, np.int32)),
@@ -87,7 +87,7 @@ def test_every_task_of_every_sample_is_answered_once() -> None:
     role.close()
     answers = {(message.key.sample, message.task): message for message in scored}
     assert len(answers) == len(scored) == 8
-    assert all(message.key.epoch == 4 for message in scored)
+    assert all(message.key.attempt == 4 for message in scored)
     for number in range(4):
         assert unpack(answers[number, "reference"].result).tolist() == [number + 3.0] * (number + 1)
     assert unpack(answers[0, "reward"].result).tolist() == [0.5]
