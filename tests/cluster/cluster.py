@@ -61,6 +61,12 @@ class Cluster:
     def start(self) -> Self:
         """Start everything of the level and wait until it can be used.
 
+        These are there when it returns: the API server answers /readyz. From level control-plane on, namespace default
+        has its service account. At level node, every node is Ready (so its network plugin is configured) with its GPUs,
+        CoreDNS accepts connections, and kube-proxy of every node has the rules of service kubernetes.
+        Not promised: that a definition just applied is served (`define` waits), that a namespace just made has its
+        service account (`add_namespace` waits), and that names and rules of a service just applied are known anywhere.
+
         Raises ClusterError with the end of a log, or TimeoutError naming what did not come; nothing runs on then.
         """
         leftovers.sweep()
@@ -144,6 +150,26 @@ class Cluster:
         assert processes is not None
         return processes
 
+    def define(self, definitions: Path) -> None:
+        """Apply the custom resource definitions of a file and wait until the API server serves them."""
+        self.apply(definitions)
+        for body in yaml.safe_load_all(definitions.read_text()):
+            self.wait_defined(f"{body['spec']['names']['plural']}.{body['spec']['group']}")
+
+    def wait_defined(self, name: str) -> None:
+        """Wait until the API server serves the custom resource `name`, given as plural.group."""
+        self.kubectl("wait", f"crd/{name}", "--for=condition=Established", f"--timeout={KUBECTL_TIMEOUT:.0f}s")
+        group = name.partition(".")[2]
+        listed = ("api-resources", f"--api-group={group}", "--output=name")
+        wait_until(f"{name} to be served", lambda: name in self.kubectl(*listed).split(), START_TIMEOUT, every=0.2)
+
+    def add_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
+        """Make a namespace and wait until pods can be made in it."""
+        metadata = {"name": name, "labels": dict(labels or {})}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        if self.settings.level != "api":
+            self._wait_account(name)
+
     def wait_ready(self) -> None:
         """Wait until the API server answers /readyz, for instance after its restart."""
         wait_until("the API server's /readyz", self._control_plane.ready, START_TIMEOUT, check=self.check)
@@ -215,8 +241,10 @@ class Cluster:
                 node.start()
             route_services(slot)
         if level != "api":
-            wait_until("the default service account", self._default_account, START_TIMEOUT, check=self.check)
+            self._wait_account("default")
         self.wait_nodes()
+        for node in self.nodes.values():
+            wait_until(f"kube-proxy's rules on {node.name}", node.serves, START_TIMEOUT, check=self.check, every=0.2)
 
     def _run_client(
         self, name: str, arguments: tuple[str, ...], stdin: str | None, timeout: float, kubeconfig: Path | None
@@ -238,10 +266,18 @@ class Cluster:
         home = {f"HELM_{what}_HOME": str(self.folder / f"helm-{what}") for what in ("CACHE", "CONFIG", "DATA")}
         return command, os.environ | home | {"KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
-    def _default_account(self) -> bool:
-        return bool(
-            self.get("serviceaccounts", "--namespace=default", "--field-selector=metadata.name=default")["items"]
+    def _wait_account(self, namespace: str) -> None:
+        """Wait until pods can be made in `namespace`: admission refuses them while it has no service account."""
+        account = (
+            "get",
+            "serviceaccount",
+            "default",
+            f"--namespace={namespace}",
+            "--ignore-not-found",
+            "--output=name",
         )
+        what = f"the service account of namespace {namespace}"
+        wait_until(what, lambda: self.kubectl(*account), START_TIMEOUT, check=self.check)
 
     def _nodes_ready(self) -> bool:
         return set(self.nodes) <= self._ready_nodes()

@@ -117,6 +117,10 @@ class Node:
         """Run a command in the node's namespaces, for instance iptables or ctr; answers its output."""
         return run(["nsenter", f"--target={self._init}", "--net", "--mount", "--pid", "--", *argv])
 
+    def serves(self) -> bool:
+        """Whether kube-proxy has written the node's rules, which come with those of service kubernetes."""
+        return 'comment "default/kubernetes:https' in self.run(["iptables-save", "--table=nat"])
+
     def end(self) -> None:
         """End every process of the node, pods included, and remove its control group."""
         self.processes.end()

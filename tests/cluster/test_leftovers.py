@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +66,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
         assert folder != node_cluster.folder
         assert addresses.bridge in Machine.now().left_since(before)["links"]
         assert any("kubelet" in command for command in processes_of(folder, cgroup).values())
-        rules = cluster.nodes["n1"].run(["iptables-save"])
-        assert "KUBE-SERVICES" in rules
+        assert "KUBE-SERVICES" in cluster.nodes["n1"].run(["iptables-save"]), "start waits for kube-proxy's rules"
     assert left_beside(node_cluster, before) == {}
     assert processes_of(folder, cgroup) == {}
     assert not folder.exists()
@@ -89,7 +87,11 @@ def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervi
     told = json.loads(owner.stdout.readline())
     folder = Path(told["folder"])
     cgroup = f"rlhf-cluster-{folder.name}-"
-    assert any("time.sleep(600)" in command for command in processes_of(folder, cgroup).values())
+
+    def sleeps() -> bool:
+        return any("time.sleep(600)" in command for command in processes_of(folder, cgroup).values())
+
+    wait_until("the program of the pod, which is Running, to begin", sleeps, CRASH_TIMEOUT)
     for pid in [owner.pid, *(told["supervisors"] if supervisors_too else [])]:
         os.kill(pid, signal.SIGKILL)
     owner.wait()
@@ -117,15 +119,14 @@ def test_a_sweep_ends_recorded_processes_and_no_reused_pid(tmp_path: Path, sleep
     crashed(tmp_path, [(ours.pid, start_time(ours.pid) or 0), (sleeper.pid, (start_time(sleeper.pid) or 0) - 1)])
     assert leftovers.sweep(tmp_path) == [5]
     assert ours.wait(5) == -signal.SIGKILL
-    assert sleeper.poll() is None
+    unharmed(sleeper)
     assert not tmp_path.exists()
 
 
 def test_a_sweep_ends_nothing_of_an_earlier_boot(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     crashed(tmp_path, [(sleeper.pid, start_time(sleeper.pid) or 0)], boot="another boot")
     assert leftovers.sweep(tmp_path) == [5]
-    time.sleep(0.1)
-    assert sleeper.poll() is None
+    unharmed(sleeper)
 
 
 def test_a_sweep_leaves_a_running_instance_alone(tmp_path: Path) -> None:
@@ -153,6 +154,12 @@ def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: py
     with pytest.raises(LeftoverError, match="has mounts in it"):
         leftovers.remove_folder(tmp_path / "5")
     assert kept.read_text() == "kept"
+
+
+def unharmed(process: subprocess.Popen[bytes]) -> None:
+    """Assert that nobody sent SIGKILL: one that is pending wins over this SIGTERM."""
+    process.terminate()
+    assert process.wait(5) == -signal.SIGTERM
 
 
 def crashed(root: Path, processes: list[tuple[int, int]], boot: str | None = None) -> None:
