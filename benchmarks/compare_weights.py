@@ -1,0 +1,152 @@
+"""Whether two checkouts train the same bits: weights, optimizer state and metrics of four small deterministic jobs.
+
+`python benchmarks/compare_weights.py BASE [CHANGED]` runs each job by both checkouts (the second is this one unless
+given), each by the interpreter in its own `.venv`, and prints what differs. Exit code 0: nothing does. A change that
+only moves code is held to that. `--save FILE` keeps what a checkout made, and a FILE may stand for a checkout.
+
+The manifests use no word that changed between versions, so that an old checkout reads them too. Metrics that measure
+time, or depend on it, are not compared; a metric that only one checkout has is named, and does not fail.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.local_job import write_job
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+COMMAND_LINES: Final = (
+    ("cli/rlhf_cli/main.py", "rlhf_cli.main"),
+    ("operator/rlhf_operator/cli/main.py", "rlhf_operator.cli.main"),
+)
+"""(File that a checkout has, module of its command line), the newest first."""
+TIMED: Final = re.compile(
+    r"(^|/|_)(seconds|time|elapsed)|per_second|seconds|bubble|utili[sz]ation|idle|busy|bytes|restarts|fusion/|incremental"
+    r"|control_share|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers"
+)
+"""Names of metrics that are times, or depend on which worker was how fast."""
+TIME_OUT_SECONDS: Final = 900.0
+
+Results = dict[str, Any]
+
+
+def jobs(folder: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """Job name -> (manifest, what to set in it). Makes the models and prompts of all of them below `folder`."""
+    quickstart = folder / "quickstart"
+    quickstart.mkdir()
+    for source in (ROOT / "examples" / "quickstart").glob("*.*"):
+        (quickstart / source.name).write_bytes(source.read_bytes())
+    subprocess.run([sys.executable, quickstart / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
+    tiny = write_job(folder / "tiny", iterations=3, responses=120)
+    short = (
+        "spec.deterministic=true",
+        "spec.iterations=4",
+        "spec.rollout.batchSize=64",
+        "spec.rollout.maxResponseTokens=24",
+    )
+    fused = ("mode=Fixed", "threshold=10", "pool=1", "transfer=KV")
+    return {
+        "quickstart-ppo": (quickstart / "ppo.yaml", short),
+        "quickstart-grpo": (quickstart / "grpo.yaml", short),
+        "fusion": (
+            tiny,
+            (
+                *(f"spec.fusion.interStage.{setting}" for setting in fused),
+                "spec.fusion.intraStage.mode=FusedSplit",
+                "spec.inference.replicas=0",
+                "spec.algorithm.ppo.klTarget=0.5",
+            ),
+        ),
+        "colocated": (
+            tiny,
+            ("spec.placement=Colocated", "spec.inference.replicas=0", "spec.algorithm.ppo.klIn=Loss"),
+        ),
+    }
+
+
+def run(checkout: Path, name: str, manifest: Path, settings: tuple[str, ...], run_dir: Path) -> Results:
+    """What a checkout makes of a job: digests of its last checkpoint's files, and the metrics of each iteration."""
+    module = next(module for file, module in COMMAND_LINES if (checkout / file).is_file())
+    command = [str(checkout / ".venv" / "bin" / "python"), "-m", module, "run", str(manifest), "--plain"]
+    command += ["--run-dir", str(run_dir), *(word for setting in settings for word in ("--set", setting))]
+    ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=TIME_OUT_SECONDS, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{checkout}: job {name} ended with code {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    newest = max(run_dir.glob("checkpoints/iteration-*"))
+    files = sorted(file for file in newest.rglob("*.safetensors"))
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "files": {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        "metrics": [{key: value for key, value in line.items() if not TIMED.search(key)} for line in lines],
+    }
+
+
+def results_of(source: Path, chosen: Mapping[str, tuple[Path, tuple[str, ...]]], folder: Path) -> dict[str, Results]:
+    """Job name -> results, of a checkout that runs now or of a file that an earlier `--save` wrote."""
+    if source.is_file():
+        saved: dict[str, Results] = json.loads(source.read_text())
+        return {name: saved[name] for name in chosen}
+    results = {}
+    for name, (manifest, settings) in chosen.items():
+        print(f"{source}: {name}", flush=True)
+        results[name] = run(source, name, manifest, settings, folder / name)
+    return results
+
+
+def differences(base: Results, changed: Results) -> tuple[list[str], set[str]]:
+    """(What differs between two results of one job, metrics that only one of them has)."""
+    files = sorted(base["files"].keys() | changed["files"].keys())
+    differing = [f"{file} differs" for file in files if base["files"].get(file) != changed["files"].get(file)]
+    if len(base["metrics"]) != len(changed["metrics"]):
+        differing.append(f"{len(base['metrics'])} iterations against {len(changed['metrics'])}")
+    only: set[str] = set()
+    for old, new in zip(base["metrics"], changed["metrics"], strict=False):
+        only |= old.keys() ^ new.keys()
+        differing += [
+            f"iteration {old.get('iteration')}: {key} is {old[key]} and {new[key]}"
+            for key in sorted(old.keys() & new.keys())
+            if json.dumps(old[key]) != json.dumps(new[key])  # NaN equals itself here
+        ]
+    return differing, only
+
+
+def main() -> int:
+    """Exit code 1 when a job's results differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="checkout with a .venv, or a file that --save wrote")
+    parser.add_argument("changed", type=Path, nargs="?", default=ROOT, help="the same; this checkout when left out")
+    parser.add_argument("--jobs", help="names to run, separated by commas; all when left out")
+    parser.add_argument("--save", type=Path, help="writes what the base made, to compare others with")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rlhf-compare-") as scratch:
+        made = jobs(Path(scratch))
+        names = arguments.jobs.split(",") if arguments.jobs else list(made)
+        chosen = {name: made[name] for name in names}
+        base = results_of(arguments.base.absolute(), chosen, Path(scratch) / "base")
+        if arguments.save:
+            arguments.save.write_text(json.dumps(base, indent=1))
+        changed = results_of(arguments.changed.absolute(), chosen, Path(scratch) / "changed")
+    equal = True
+    for name in chosen:
+        differing, only = differences(base[name], changed[name])
+        equal = equal and not differing
+        counts = f"{len(base[name]['files'])} files, {len(base[name]['metrics'])} iterations"
+        print(f"{name}: {'DIFFERS' if differing else 'equal'} ({counts})")
+        for line in differing[:20]:
+            print(f"  {line}")
+        if only:
+            print(f"  in one of them only: {', '.join(sorted(only))}")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
