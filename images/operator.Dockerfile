@@ -1,4 +1,4 @@
-# The operator, the coordinators of jobs, and `rlhf`: no torch, no compiler, no shell needed, nothing run by root.
+# The operator alone: kopf, the Kubernetes client and certificates; no torch, no planner, no compiler, nothing run by root.
 #
 # BASE: any Linux with glibc and `python3` of 3.11 or later. UV: an image with the binary /uv.
 # The dependencies are those of uv.lock, by hash; a lock that does not fit pyproject.toml ends the build.
@@ -14,10 +14,7 @@ COPY --from=uv /uv /usr/local/bin/uv
 ENV UV_SYSTEM_CERTS=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy VIRTUAL_ENV=/opt/rlhf
 WORKDIR /source
 COPY pyproject.toml uv.lock ./
-# Left out: what draws pictures (`rlhf run` and `rlhf schedule` do, on a user's machine), and what shows TensorBoard's
-# pages (the coordinator only writes its files).
 RUN uv export --locked --extra operator --no-emit-project --no-annotate --quiet --output-file=/tmp/requirements.txt \
-        --prune=matplotlib --prune=pillow --prune=tensorboard-data-server \
     && uv venv --python="$(command -v python3)" "$VIRTUAL_ENV" \
     && uv pip install --no-deps --require-hashes --requirements=/tmp/requirements.txt \
     && find "$VIRTUAL_ENV" -type d -name tests -prune -exec rm -rf {} +
@@ -31,15 +28,15 @@ COPY workers workers
 # Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
 # would compile it again.
 RUN uv pip install --no-deps . \
-    && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_operator.__main__, rlhf_cli.main, \
-        rlhf_coordinator.__main__, rlhf_coordinator.training.schedule_search, ortools.sat.python.cp_model, \
-        rlhf_coordinator.reports.events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
+    && cd "$VIRTUAL_ENV"/lib/python3*/site-packages \
+    && rm -r rlhf_cli rlhf_coordinator rlhf_planner rlhf_workers "$VIRTUAL_ENV/bin/rlhf" "$VIRTUAL_ENV/bin/kubectl-rlhf" \
+    && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_operator.__main__"
 
 FROM ${BASE}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rlhf-operator" \
-      org.opencontainers.image.description="Kubernetes operator for RLHF, and the coordinators of its jobs" \
+      org.opencontainers.image.description="Kubernetes operator for RLHF" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

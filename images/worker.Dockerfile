@@ -36,6 +36,8 @@ COPY workers workers
 # Imported once, which leaves the bytecode of what is used: the root file system of a pod is read-only, and every start
 # would compile it again, ten seconds for torch and transformers.
 RUN uv pip install --no-deps . \
+    && cd "$VIRTUAL_ENV"/lib/python3*/site-packages \
+    && rm -r rlhf_cli rlhf_coordinator rlhf_operator rlhf_planner "$VIRTUAL_ENV/bin/rlhf" "$VIRTUAL_ENV/bin/kubectl-rlhf" \
     && if "$VIRTUAL_ENV/bin/python" -c "import torch" 2>/dev/null; then \
         PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_workers.roles, rlhf_workers.__main__; \
             from transformers import AutoModelForCausalLM, AutoTokenizer"; \

@@ -79,7 +79,7 @@ def options(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
     default = Images()
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
-    parser.add_argument("--operator-image", default=default.operator, help="image of coordinators")
+    parser.add_argument("--coordinator-image", default=default.coordinator, help="image of coordinators")
     parser.add_argument("--worker-image", default=default.worker, help="image of workers")
     told = (
         "user and group of pods whose templates name none, above 0; none: the cluster's choice, as OpenShift makes it"
@@ -114,7 +114,7 @@ def options(arguments: Sequence[str]) -> Options:
     home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
     return Options(
         namespaces=tuple(given.namespace),
-        images=Images(given.operator_image, given.worker_image, given.run_as_user),
+        images=Images(given.coordinator_image, given.worker_image, given.run_as_user),
         health=given.health_address,
         metrics=given.metrics_address,
         lease_namespace=given.lease_namespace or home or "default",

@@ -60,7 +60,7 @@ def prepare() -> None:
         print(toolchain.binary(name), flush=True)
     toolchain.kwok_stages()
     if os.geteuid() == 0:
-        for make in (images.pause, images.python, images.operator):
+        for make in (images.pause, images.python, images.operator, images.coordinator):
             print(make(), flush=True)
 
 

@@ -14,7 +14,7 @@ class Operators:
     """The operator at work, and for moments a standby beside it."""
 
     def __init__(self, cluster: Cluster, image: str) -> None:
-        self._cluster, self._arguments = cluster, (f"--operator-image={image}", f"--worker-image={image}")
+        self._cluster, self._arguments = cluster, (f"--coordinator-image={image}", f"--worker-image={image}")
         self._running: list[OperatorProcess] = []
         self.ended = 0
         """How often one ended by itself: it could not renew its Lease in time."""

@@ -202,7 +202,7 @@ def run(cluster: Cluster, folder: Path, iterations: int, outcome: Outcome, *, mi
     """The tenant for so long beside healthy jobs of so many iterations; raises when one fails or the operator ends."""
     start, outcome.minutes = time.monotonic(), minutes
     places = [f"healthy-{outcome.seed}-{number}" for number in range(HEALTHY)]
-    arguments = (f"--operator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
+    arguments = (f"--coordinator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
     jobs = [_job(cluster, place, folder / place, iterations) for place in places]
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
     tenant = Tenant(cluster, TENANT, outcome)

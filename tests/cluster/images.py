@@ -27,6 +27,7 @@ PYTHON = "localhost/rlhf-cluster/python:1"
 MOUNTED = "localhost/rlhf-cluster/mounted:1"
 UV = "localhost/rlhf-cluster/uv:1"
 OPERATOR = "localhost/rlhf-operator/operator:test"
+COORDINATOR = "localhost/rlhf-operator/coordinator:test"
 WORKER = "localhost/rlhf-operator/worker:test"
 
 ARCHIVES_KEPT = 3  # of each image; every change of a source makes a new one, and another run may still use the last
@@ -97,6 +98,11 @@ def mounted(bin_folder: Path) -> Path:
 def operator() -> Path:
     """The archive of images/operator.Dockerfile on the Python image; made anew when a source has changed."""
     return _project("operator", OPERATOR, {})
+
+
+def coordinator() -> Path:
+    """The archive of images/coordinator.Dockerfile on the Python image."""
+    return _project("coordinator", COORDINATOR, {})
 
 
 def worker() -> Path:

@@ -54,7 +54,7 @@ def node(node_cluster: Cluster) -> Node:
 def operator(node_cluster: Cluster, node: Node) -> Iterator[OperatorProcess]:
     """The operator beside it."""
     image = images.MOUNTED
-    with OperatorProcess(node_cluster, f"--operator-image={image}", f"--worker-image={image}") as process:
+    with OperatorProcess(node_cluster, f"--coordinator-image={image}", f"--worker-image={image}") as process:
         yield process
 
 

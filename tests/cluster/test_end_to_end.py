@@ -39,8 +39,8 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The release on a real node, from the image of images/operator.Dockerfile."""
-    archives = [images.mounted(Path(environment.PYTHON).parent), images.operator()]
+    """The release on a real node, from the images of images/operator.Dockerfile and images/coordinator.Dockerfile."""
+    archives = [images.mounted(Path(environment.PYTHON).parent), images.operator(), images.coordinator()]
     with own_cluster(request, level="node", network_policies=True, images=archives) as found:
         install(found)
         yield found
@@ -51,7 +51,11 @@ def install(cluster: Cluster) -> None:
     for name in (HOME, NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
     values: dict[str, Any] = {"image": {"registry": "localhost"}}
-    for name, image in (("operator", images.OPERATOR), ("worker", images.MOUNTED)):
+    for name, image in (
+        ("operator", images.OPERATOR),
+        ("coordinator", images.COORDINATOR),
+        ("worker", images.MOUNTED),
+    ):
         repository, _, tag = image.removeprefix("localhost/").partition(":")
         values["image"][name] = {"repository": repository, "tag": tag}
     values["networkPolicy"] = {"enabled": True, "apiServerPorts": [int(cluster.server.rpartition(":")[2])]}
@@ -197,7 +201,7 @@ def test_the_quickstart_trains_in_pods_as_on_one_machine_though_operator_and_coo
     assert (job["status"]["restarts"]["failures"], job["status"]["restarts"]["disruptions"]) == (0, 0)
     pods = {each["metadata"]["name"]: each for each in cluster.get("pods", PLACE)["items"]}
     coordinator = pods["quickstart-coordinator"]["spec"]["containers"][0]
-    assert coordinator["image"] == images.OPERATOR
+    assert coordinator["image"] == images.COORDINATOR
     reading = {
         name for name, pod in pods.items() if "rlhf.dev/reward-content" in pod["metadata"].get("annotations", {})
     }

@@ -22,7 +22,7 @@ REGISTRY = "registry.example.com"
 
 def images(version: str) -> tuple[str, str]:
     """Arguments of an operator."""
-    return f"--operator-image={REGISTRY}/operator:{version}", f"--worker-image={REGISTRY}/worker:{version}"
+    return f"--coordinator-image={REGISTRY}/operator:{version}", f"--worker-image={REGISTRY}/worker:{version}"
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ async def test_a_coordinator_that_dies_beside_its_newest_checkpoint_knows_where_
     for iteration in (1, 2, 3):
         await coordinated.until_checkpoint(iteration)
         await coordinated.cancel()
-        assert coordinated.start().world.iteration in (iteration - 1, iteration)
+        assert coordinated.start().state.iteration in (iteration - 1, iteration)
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
@@ -272,7 +272,7 @@ async def test_mutual_tls_lets_in_only_the_jobs_own(jobs: list[Coordinated], tmp
     strangers = [crew({Group.GENERATION: 1}, coordinated.address, certificates=folder) for folder in (others, None)]
     await asyncio.sleep(0.3)
     assert coordinated.run is not None
-    assert not any(worker.seen for worker in coordinated.run.world.fleet)
+    assert not any(worker.seen for worker in coordinated.run.state.fleet)
     workers = crew(dict(coordinated.counts()), coordinated.address, certificates=ours)
     assert (await coordinated.outcome()).phase == "Complete"
     for group in strangers:

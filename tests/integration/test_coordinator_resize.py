@@ -36,12 +36,12 @@ async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubl
         crews += [some(Group.GENERATION, 2, 3), some(Group.INFERENCE, 1)]
         await resize(coordinated, generation=4, inference=2)
         await coordinated.until("Generating", 2)
-        assert sorted(worker.name for worker in run.world.fleet if worker.role) == sorted(run.world.fleet.workers)
+        assert sorted(worker.name for worker in run.state.fleet if worker.role) == sorted(run.state.fleet.workers)
         await resize(coordinated, generation=1)
         await crews.pop(1).end(0.0)
         await crews.pop(1).end(0.0)
         assert (await coordinated.outcome()).phase == "Complete"
-        assert run.world.fleet.sizes == {Group.GENERATION: 1, Group.INFERENCE: 2, Group.TRAINING: 2}
+        assert run.state.fleet.sizes == {Group.GENERATION: 1, Group.INFERENCE: 2, Group.TRAINING: 2}
         assert crews[0]["training-0"].weights == expected_weights(job)
         assert [worker.registered for worker in crews[0].workers] == [1, 1, 1, 1], "nobody was restarted"
     finally:

@@ -111,10 +111,10 @@ async def test_auto_measures_once_and_plans_every_iteration(jobs: list[Coordinat
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert [workers[f"generation-{index}"].measures for index in range(4)] == measured, "costs are written down"
-    assert run.world.fusion.lengths.samples > 2 * 32, "and lengths remembered, of the segments that are kept"
+    assert run.state.fusion.lengths.samples > 2 * 32, "and lengths remembered, of the segments that are kept"
     assert workers["training-0"].weights == expected_weights(coordinated.job)
     written = json.loads((run.journal.folder / "job.json").read_text())[JOB_KEY]["costs"]
-    assert StageCosts.from_document(written) == run.world.fusion.costs, "and what was learned since"
+    assert StageCosts.from_document(written) == run.state.fusion.costs, "and what was learned since"
     told = lines(tmp_path)
     assert any(line["fusion/threshold"] > 0 for line in told)
     assert all(line["fusion/predicted_seconds"] <= line["fusion/predicted_off_seconds"] for line in told[1:])

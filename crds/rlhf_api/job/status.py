@@ -197,7 +197,7 @@ class Restarts(StatusModel):
 class RevisionStatus(StatusModel):
     """What the job runs by from its start on, whatever the version of the operator; docs/upgrading.md."""
 
-    operator_image: Annotated[str, Field(max_length=1024)] | None = None
+    coordinator_image: Annotated[str, Field(max_length=1024)] | None = None
     """Image of the coordinator where its pod template names none."""
     worker_image: Annotated[str, Field(max_length=1024)] | None = None
     """Image of workers whose pod template names none."""

@@ -45,7 +45,7 @@ _HUB: Final = "HF_"
 class Images:
     """Container images and who runs them; what a template says of either wins."""
 
-    operator: str = "ghcr.io/rlhf-operator/operator:latest"
+    coordinator: str = "ghcr.io/rlhf-operator/coordinator:latest"
     worker: str = "ghcr.io/rlhf-operator/worker:latest"
     user: int | None = USER_ID
     """User and group, owner of volumes too; None leaves all three to the cluster: OpenShift has a range for each
@@ -159,7 +159,7 @@ def unused_template(job: RLHFJob) -> list[Problem]:
 
 def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json:
     labels = identity.labels(job, Group.COORDINATOR, 0, epoch)
-    ours = mounting(job, images.operator, labels, images.user)
+    ours = mounting(job, images.coordinator, labels, images.user)
     merged = merge_pod(ours, job.spec.coordinator.template, labels, "spec.coordinator.template")
     return _finished(job, merged, mark)
 

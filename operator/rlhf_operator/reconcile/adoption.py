@@ -74,13 +74,15 @@ def _images(job: RLHFJob, status: Mapping[str, Any], observed: Observed) -> Imag
     """By which the job was started: its status says so, or its pods where their templates name no image. Their user is
     the installation's, since whoever runs now may not be admitted any more."""
     said, user = status.get("revision") or {}, observed.images.user
-    if said.get("operatorImage") and said.get("workerImage"):
-        return Images(str(said["operatorImage"]), str(said["workerImage"]), user)
+    # The version before had one image for operators and coordinators.
+    coordinators = said.get("coordinatorImage") or said.get("operatorImage")
+    if coordinators and said.get("workerImage"):
+        return Images(str(coordinators), str(said["workerImage"]), user)
     default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
     ours = {group: pod.image for group, pod in observed.kept.running.items() if default.get(group) == INDEX}
     workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
-    operator = ours.get(Group.COORDINATOR, observed.images.operator)
-    return Images(operator, workers[0] if workers else observed.images.worker, user)
+    coordinator = ours.get(Group.COORDINATOR, observed.images.coordinator)
+    return Images(coordinator, workers[0] if workers else observed.images.worker, user)
 
 
 def _image(made: Json) -> str:

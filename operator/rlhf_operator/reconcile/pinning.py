@@ -219,7 +219,7 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> Pinned:
     data = revision.data
     made = plain(job, data, home)
     prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
-    images = {"operatorImage": revision.images.operator, "workerImage": revision.images.worker}
+    images = {"coordinatorImage": revision.images.coordinator, "workerImage": revision.images.worker}
     return Pinned(
         job,
         kept=Kept.of(data),

@@ -16,9 +16,9 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
@@ -41,7 +41,8 @@ class Content(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    operator_image: str
+    coordinator_image: Annotated[str, Field(validation_alias=AliasChoices("coordinator_image", "operator_image"))]
+    """The version before had one image for operators and coordinators."""
     worker_image: str
     run_as_user: int | None = USER_ID
     """Revisions of before the installation could name one have that of the images."""
@@ -122,7 +123,7 @@ class Revision:
     def data(self) -> dict[str, str]:
         """Of the job's ConfigMap."""
         content = Content(
-            operator_image=self.images.operator,
+            coordinator_image=self.images.coordinator,
             worker_image=self.images.worker,
             run_as_user=self.images.user,
             job=self.job,
@@ -174,7 +175,7 @@ def trusted(kept: Kept, vouched: tuple[str, ...]) -> Revision | None:
         hashes = {Group(name): value for name, value in content.template_hashes.items()}
     except (ValueError, zlib.error):
         return None
-    images = Images(content.operator_image, content.worker_image, content.run_as_user)
+    images = Images(content.coordinator_image, content.worker_image, content.run_as_user)
     return Revision(images, content.job, data[JOB_KEY], pods, spares, content.ranks, hashes, content.claims)
 
 

@@ -1,4 +1,4 @@
-"""The cluster fixtures and the unit tests' tables of manifests, for tests against a real API server."""
+"""The cluster fixtures for tests against a real API server."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(_TESTS), str(_TESTS / "unit" / "contract")]
+sys.path[:0] = [str(_TESTS)]
 
 from served import Served, serve  # noqa: E402
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_cases import EXAMPLES, Case, changed, invalid_cases
 from served import KIND, Served
+from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
 
 from cluster import Cluster
 from rlhf_api import crd

@@ -5,11 +5,11 @@ The rows are read off the definition by the unit tests' `definition_rows`, which
 
 from collections.abc import Iterator
 
-import definition_rows as rows
 import pytest
 import yaml
-from manifest_cases import rule_pairs
 from served import Causes, Served
+from tests.support import definition_rows as rows
+from tests.support.manifest_cases import rule_pairs
 
 from rlhf_api.document import read
 from rlhf_api.manifest import dump, parse

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_cases import changed
 from served import KIND, Served
+from tests.support.manifest_cases import changed
 
 from cluster import Cluster
 from cluster.processes import wait_until

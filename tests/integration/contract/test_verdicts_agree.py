@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_cases import Verdict, verdicts
 from served import Served
+from tests.support.manifest_cases import Verdict, verdicts
 
 from cluster import Cluster
 from rlhf_api.names import KIND

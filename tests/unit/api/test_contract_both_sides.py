@@ -5,10 +5,10 @@ The same rows are put before a real API server by the integration tests; here th
 
 from typing import Any
 
-import definition_rows as rows
 import pytest
 import yaml
-from manifest_cases import Pair, rule_pairs
+from tests.support import definition_rows as rows
+from tests.support.manifest_cases import Pair, rule_pairs
 
 from rlhf_api.document import read
 from rlhf_api.job.status import RLHFJobStatus

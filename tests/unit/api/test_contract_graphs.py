@@ -1,7 +1,7 @@
 """The dataflow graphs that coordinator, planner and manifests read."""
 
 import pytest
-from manifest_cases import changed
+from tests.support.manifest_cases import changed
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph, graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJobSpec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifest_cases import EXAMPLES, changed
+from tests.support.manifest_cases import EXAMPLES, changed
 
 from rlhf_api.document import read
 from rlhf_api.job import RLHFJob

@@ -4,8 +4,8 @@ import io
 import json
 from pathlib import Path
 
-from manifest_cases import EXAMPLES, changed
 from rich.console import Console
+from tests.support.manifest_cases import EXAMPLES, changed
 
 from rlhf_cli.validate import Target, validate
 

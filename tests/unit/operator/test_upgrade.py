@@ -117,7 +117,7 @@ def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: Queued) -
     assert upgraded.bodies[PLACE] == workload, "nothing is asked of the queue anew"
     assert upgraded.condition("Admitted")["status"] == "True"
     assert upgraded.condition("Restarting")["status"] == "False"
-    assert upgraded.job["status"]["revision"]["operatorImage"] == IMAGES.operator
+    assert upgraded.job["status"]["revision"]["coordinatorImage"] == IMAGES.coordinator
     assert upgraded.job["status"]["revision"]["workerImage"] == IMAGES.worker
     assert upgraded.settle().idle
 
@@ -168,7 +168,7 @@ def test_a_live_field_changes_the_coordinator_and_nothing_else(upgraded: Queued)
     assert document(upgraded) == after
     changed = {name for name, uid in uids(upgraded).items() if was[name] != uid}
     assert changed == {"job-coordinator"}
-    assert container(upgraded, "coordinator")["image"] == IMAGES.operator
+    assert container(upgraded, "coordinator")["image"] == IMAGES.coordinator
 
 
 def test_replicas_change_the_size_and_nothing_else(upgraded: Queued) -> None:
@@ -372,7 +372,7 @@ def test_suspending_and_resuming_takes_the_new_version(upgraded: Queued) -> None
     upgraded.settle()
     upgraded.admit()
     upgraded.begin()
-    assert container(upgraded, "coordinator")["image"] == upgraded.images.operator
+    assert container(upgraded, "coordinator")["image"] == upgraded.images.coordinator
     assert container(upgraded, "coordinator")["command"] == ["next"]
     assert document(upgraded)["spec"]["rollout"][FIELD] == "Auto"
     assert upgraded.job["status"]["revision"]["workerImage"] == upgraded.images.worker

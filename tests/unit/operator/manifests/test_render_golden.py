@@ -13,7 +13,7 @@ from rlhf_operator.manifests import Images, render
 
 GOLDEN = Path(__file__).parent / "golden"
 CERTIFICATES = {"ca.crt": b"authority", "tls.crt": b"certificate", "tls.key": b"key"}
-IMAGES = Images(operator="example.org/operator:1", worker="example.org/worker:1")
+IMAGES = Images(coordinator="example.org/operator:1", worker="example.org/worker:1")
 
 
 def job_of(name: str) -> RLHFJob:

@@ -185,7 +185,7 @@ def test_the_coordinator_mounts_what_training_pods_mount_but_not_their_sidecars(
     }
     pod = pods(job_with(template, "training"))["merged-coordinator"]
     (container,) = pod["spec"]["containers"]
-    assert container["image"] == Images().operator
+    assert container["image"] == Images().coordinator
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
 
 
@@ -261,7 +261,7 @@ def test_the_coordinators_template_adds_to_what_it_has_of_the_training_template(
     document["spec"]["coordinator"] = {"template": {"metadata": {"labels": {"team": "a"}}, "spec": own}}
     made = pods(RLHFJob.model_validate(document))["merged-coordinator"]
     (worker_,) = made["spec"]["containers"]
-    assert worker_["image"] == Images().operator, "the training pods' image is not the coordinator's"
+    assert worker_["image"] == Images().coordinator, "the training pods' image is not the coordinator's"
     assert worker_["resources"] == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
     assert mount in worker_["volumeMounts"]
     assert {"data", "scratch", "certificates"} <= {volume["name"] for volume in made["spec"]["volumes"]}

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
+TABLES = Path(__file__).parent / "manifest_tables"
 EXAMPLES = ROOT / "examples"
 
 
@@ -26,7 +27,7 @@ class Case:
 
 def invalid_cases() -> list[Case]:
     """The table in `invalid.yaml`."""
-    table = yaml.safe_load((Path(__file__).parent / "invalid.yaml").read_text())
+    table = yaml.safe_load((TABLES / "invalid.yaml").read_text())
     return [
         Case(
             row["name"],
@@ -53,7 +54,7 @@ class Verdict:
 
 def verdicts() -> list[Verdict]:
     """The table in `verdicts.yaml`."""
-    table = yaml.safe_load((Path(__file__).parent / "verdicts.yaml").read_text())
+    table = yaml.safe_load((TABLES / "verdicts.yaml").read_text())
     return [Verdict(row["name"], _text(row), row["verdict"], row.get("field", "")) for row in table]
 
 
@@ -88,7 +89,7 @@ class Pair:
 
 def rule_pairs() -> list[Pair]:
     """The table in `rule_pairs.yaml`."""
-    rows = yaml.safe_load((Path(__file__).parent / "rule_pairs.yaml").read_text())
+    rows = yaml.safe_load((TABLES / "rule_pairs.yaml").read_text())
     return [
         Pair(
             f"{row['from']}: {', '.join(row['breaks'] or row['holds'])}",

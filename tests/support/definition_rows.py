@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
-from manifest_cases import changed
+from tests.support.manifest_cases import changed
 
 from rlhf_api import crd
 from rlhf_api.structure import with_defaults
