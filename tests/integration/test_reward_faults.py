@@ -10,14 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.support.reward_samples import sample
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.models import RewardFunction
 from rlhf_workers.inference import reward_function
 from rlhf_workers.inference.reward_function import FunctionReward
-from rlhf_workers.inference.samples import Sample
 from rlhf_workers.role import WorkError
 
 pytestmark = pytest.mark.slow
@@ -65,11 +63,6 @@ async def concurrent(prompt, response, record):
         await asyncio.sleep(float(response[5:]))
     return os.getpid()
 """
-
-
-def sample(response: str, prompt: str = "p") -> Sample:
-    one = np.ones(1, np.int32)
-    return Sample(pb.SampleKey(), one, one, prompt, response, '{"bonus": 0.5}')
 
 
 @asynccontextmanager
@@ -181,7 +174,7 @@ from rlhf_workers.inference.reward_child import RewardChild
 async def main():
     child = await RewardChild.start(["--file", sys.argv[1], "--name", "sync"], 1, 20.0)
     print(child._process.pid, flush=True)
-    from tests.integration.test_reward_faults import sample
+    from tests.support.reward_samples import sample
     await child.call(sample(sys.argv[2]))
 
 asyncio.run(main())

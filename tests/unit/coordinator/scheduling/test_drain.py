@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.coordinator.scheduling.test_iteration import NOW, context, finish_all, kinds, pend, world_of
+from tests.support.job_states import NOW, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job.policy import Checkpoints
@@ -15,7 +15,6 @@ from rlhf_coordinator.scheduling.iteration import TOGETHER_SECONDS
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder
 from rlhf_coordinator.state.worker import Work
 
-__all__ = ["context"]
 LATER = NOW + TOGETHER_SECONDS + 0.5
 
 
@@ -42,7 +41,7 @@ def about_ranks(decisions: list[d.Decision]) -> list[d.Decision]:
 
 
 def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_holds(saving: JobContext) -> None:
-    state = world_of(saving, at=3)
+    state = ready_state(saving, at=3)
     ask(state, "training-1")
     assert about_ranks(iteration.decide(saving, state, NOW + 1)) == [], "the coordinator may be asked too"
     assert about_ranks(iteration.decide(saving, state, LATER)) == [d.SaveCheckpoint(3)]
@@ -54,7 +53,7 @@ def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_ho
 
 
 def test_without_checkpoints_it_goes_when_it_is_idle(bare: JobContext) -> None:
-    state = world_of(bare, at=3)
+    state = ready_state(bare, at=3)
     ask(state, "training-0")
     pend(state, "training-0", Work.TRAIN)
     assert about_ranks(iteration.decide(bare, state, LATER)) == []
@@ -63,7 +62,7 @@ def test_without_checkpoints_it_goes_when_it_is_idle(bare: JobContext) -> None:
 
 
 def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(saving: JobContext) -> None:
-    state = world_of(saving, at=3)
+    state = ready_state(saving, at=3)
     finish_all(state)
     assert "Train" in kinds(iteration.decide(saving, state, NOW))
     ask(state, "training-1")
@@ -75,7 +74,7 @@ def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(savi
 
 
 def test_a_coordinator_that_ends_with_its_ranks_has_them_for_its_checkpoint(saving: JobContext) -> None:
-    state = world_of(saving, at=3)
+    state = ready_state(saving, at=3)
     ask(state, "training-0", "training-1")
     state.stop = StopOrder(True, "asked to stop by a signal")
     assert about_ranks(iteration.decide(saving, state, LATER)) == [d.SaveCheckpoint(3)]
@@ -84,6 +83,6 @@ def test_a_coordinator_that_ends_with_its_ranks_has_them_for_its_checkpoint(savi
 
 
 def test_a_worker_without_a_rank_is_not_kept(saving: JobContext) -> None:
-    state = world_of(saving, at=3)
+    state = ready_state(saving, at=3)
     ask(state, "generation-0")
     assert about_ranks(iteration.decide(saving, state, LATER)) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.coordinated import make_job
-from tests.unit.coordinator.scheduling.test_iteration import NOW, world_of
+from tests.support.job_states import NOW, ready_state
 
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
@@ -27,7 +27,7 @@ def planned(folder: Path, incremental: str = "Enabled", workers: int = 2, **infe
 
 def decoding(context: JobContext, *tokens: int) -> JobState:
     """Samples 0.. of the second iteration have so many tokens and are decoded on generation-0."""
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     state.prompt_tokens = [PROMPT] * 16
     for index, count in enumerate(tokens):
         state.ledger.progress(index, state.ledger.assign(index, "generation-0"), "generation-0", 0, part(count))

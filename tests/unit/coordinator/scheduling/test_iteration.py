@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.coordinated import make_job
+from tests.support.job_states import NOW, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
@@ -18,61 +19,9 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Response
 from rlhf_coordinator.state.worker import Pending, Work
 
-NOW = 100.0
-KINDS = {"generation": ("actor",), "inference": ("critic",), "training": ()}
-
-
-@pytest.fixture
-def context(tmp_path: Path) -> JobContext:
-    job = make_job(tmp_path, batch=8)
-    return job_context(job, schedule_json(job.spec))
-
-
-def world_of(context: JobContext, at: int = 0, *, version: int | None = None, absent: tuple[str, ...] = ()) -> JobState:
-    """Everybody is there with the weights of iteration `at` (or `version`)."""
-    size = context.spec.rollout.batch_size
-    ledger = Ledger(at, size, context.tasks, 1)
-    state = JobState(Fleet(context.spec, NOW), ledger, fusion_state(context.spec), [4] * size, range(1, size + 1))
-    for number, worker in enumerate(state.fleet, start=1):
-        if worker.name in absent:
-            continue
-        has = at if version is None else version
-        held = dict.fromkeys(KINDS[worker.group.value], has)
-        reported = pb.WorkerState(role=worker.group.value, versions=held, trained_version=has, group_epoch=1)
-        register = pb.Register(
-            worker=worker.name,
-            group=worker.group.value,
-            index=worker.index,
-            incarnation=f"{number}",
-            address=f"host:{number}",
-            rendezvous="host:1",
-            state=reported,
-        )
-        state.fleet.register(register, number, NOW)
-    state.group_epoch = 1
-    return state
-
-
-def finish_all(state: JobState, *, score: bool = True) -> None:
-    for sample in state.ledger.samples:
-        response = Response(b"\1\0\0\0", b"\0\0\0\0", ((state.iteration, 1),))
-        state.ledger.finish(sample.index, state.ledger.assign(sample.index, "w"), "w", response, "stop", "")
-        for task in sorted(sample.open_tasks) if score else ():
-            state.ledger.score(
-                sample.index, state.ledger.assign_scores(sample.index, [task], "w"), "w", task, b"\0" * 4
-            )
-
-
-def kinds(decisions: list[d.Decision]) -> list[str]:
-    return [type(decision).__name__ for decision in decisions]
-
-
-def pend(state: JobState, name: str, work: Work, **fields: object) -> None:
-    state.fleet.workers[name].pending[99] = Pending(work, NOW, "do it", **fields)  # type: ignore[arg-type]
-
 
 def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: JobContext) -> None:
-    state = world_of(context)
+    state = ready_state(context)
     assert iteration.decide(context, state, NOW) == [
         d.Generate("generation-0", (0, 2, 4, 6)),
         d.Generate("generation-1", (1, 3, 5, 7)),
@@ -87,7 +36,7 @@ def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: Jo
 
 
 def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobContext) -> None:
-    state = world_of(context, at=2)
+    state = ready_state(context, at=2)
     worker = state.fleet.workers["generation-1"]
     worker.role, worker.versions = "", {}
     decisions = iteration.decide(context, state, NOW)
@@ -98,11 +47,11 @@ def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobConte
 
 
 def test_training_waits_for_every_score(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     finish_all(state, score=False)
     assert iteration.phase(context, state) == "Scoring"
     assert set(kinds(iteration.decide(context, state, NOW))) == {"Score"}
-    scored = world_of(context, at=1)
+    scored = ready_state(context, at=1)
     finish_all(scored)
     expected = [d.CommitBatch(), d.Train("training-0", 1), d.Train("training-1", 1)]
     assert iteration.decide(context, scored, NOW) == expected
@@ -110,7 +59,7 @@ def test_training_waits_for_every_score(context: JobContext) -> None:
 
 
 def test_ranks_never_train_while_somebody_reads_their_weights(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     finish_all(state)
     pend(state, "generation-0", Work.LOAD, from_ranks=True)
     assert iteration.decide(context, state, NOW) == []
@@ -119,14 +68,14 @@ def test_ranks_never_train_while_somebody_reads_their_weights(context: JobContex
 
 
 def test_no_load_from_ranks_begins_when_a_batch_waits(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     finish_all(state)
     state.fleet.workers["generation-0"].versions = {"actor": 0}
     assert kinds(iteration.decide(context, state, NOW)) == ["CommitBatch", "Train", "Train"]
 
 
 def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     finish_all(state)
     for rank in training_group.ranks(state):
         rank.trained_version = 2
@@ -150,7 +99,7 @@ def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobCont
 
 
 def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     lost = state.fleet.workers["training-1"]
     state.fleet.closed("training-1", lost.session, NOW)
     assert "RestartGroup" not in kinds(iteration.decide(context, state, NOW + 1)), "a moment of grace"
@@ -160,7 +109,7 @@ def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
 
 
 def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> None:
-    state = world_of(context, at=3)
+    state = ready_state(context, at=3)
     for rank in training_group.ranks(state):
         rank.role, rank.trained_version = "", 0
     assert d.Form(2) in iteration.decide(context, state, NOW)
@@ -171,12 +120,12 @@ def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> N
 
 
 def test_after_a_coordinator_restart_ranks_are_waited_for(context: JobContext) -> None:
-    state = world_of(context, at=1, absent=("training-1",))
+    state = ready_state(context, at=1, absent=("training-1",))
     assert not {"Form", "RestartGroup", "Train"} & set(kinds(iteration.decide(context, state, NOW)))
 
 
 def test_a_training_failure_waits_for_its_explanation(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     rank = state.fleet.workers["training-0"]
     rank.train_failure, rank.failed_at = pb.Failure(reason="OutOfMemory", message="no memory", exit_code=1), NOW
     assert not {"Finish", "RestartGroup"} & set(kinds(iteration.decide(context, state, NOW + 1)))
@@ -192,19 +141,19 @@ def test_a_training_failure_waits_for_its_explanation(context: JobContext) -> No
 
 
 def test_stopping_finishes_the_batch_in_training_and_checkpoints(context: JobContext) -> None:
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     finish_all(state)
     state.stop = StopOrder(True, "asked")
     assert iteration.decide(context, state, NOW) == [d.SaveCheckpoint(1)]
     pend(state, "training-0", Work.TRAIN)
     assert iteration.decide(context, state, NOW) == [d.CommitBatch(), d.Train("training-1", 1)]
-    state = world_of(context, at=0)
+    state = ready_state(context, at=0)
     state.stop = StopOrder(False, "asked")
     assert iteration.decide(context, state, NOW) == [d.Finish("Stopped")]
 
 
 def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stands_in(context: JobContext) -> None:
-    state = world_of(context, absent=("generation-1",))
+    state = ready_state(context, absent=("generation-1",))
     state.ledger.assign(0, "generation-0")
     beat = NOW + 200
     for worker in state.fleet:
@@ -214,7 +163,7 @@ def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stand
     assert (leave.worker, leave.code) == ("generation-0", ExitCode.RESTART)
     assert "generation-0 to decode 1 samples" in leave.reason
     assert "Finish" not in kinds(decisions), "generation-0 can decode without generation-1"
-    state = world_of(context, absent=("training-1",))
+    state = ready_state(context, absent=("training-1",))
     (finish,) = [item for item in iteration.decide(context, state, NOW + 30) if isinstance(item, d.Finish)]
     assert finish.failure is not None
     assert finish.failure.message == "waited 30 s for training-1 to register"
@@ -226,7 +175,7 @@ def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(
     context: JobContext, absent: tuple[str, ...]
 ) -> None:
     awaiting = replace(context, awaits_workers=True)
-    state = world_of(context, absent=absent)
+    state = ready_state(context, absent=absent)
     later = NOW + 24 * 3600
     for worker in state.fleet:
         worker.heard = worker.moved = later
@@ -236,7 +185,7 @@ def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(
 
 
 def test_failed_tasks_go_elsewhere_and_not_at_once(context: JobContext) -> None:
-    state = world_of(context)
+    state = ready_state(context)
     finish_all(state, score=False)
     ledger = state.ledger
     attempt = ledger.assign_scores(0, ["reward"], "inference-0")
@@ -255,10 +204,10 @@ def _reward_of(score: d.Score, index: int) -> bool:
 def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:
     job = make_job(tmp_path, batch=8, inference={"replicas": 2, "overlap": "Disabled"})
     context = job_context(job, schedule_json(job.spec))
-    state = world_of(context)
+    state = ready_state(context)
     finish_all(state, score=False)
     assert "Score" in kinds(iteration.decide(context, state, NOW))
-    state = world_of(context)
+    state = ready_state(context)
     response = Response(b"\1\0\0\0", b"\0\0\0\0", ((0, 1),))
     state.ledger.finish(0, state.ledger.assign(0, "w"), "w", response, "stop", "")
     assert "Score" not in kinds(iteration.decide(context, state, NOW))
@@ -273,7 +222,7 @@ def test_groups_that_the_graph_does_not_need_do_not_exist(tmp_path: Path) -> Non
 
 
 def test_waits_are_sentences(context: JobContext) -> None:
-    state = world_of(context, absent=("inference-1",))
+    state = ready_state(context, absent=("inference-1",))
     state.fleet.workers["generation-1"].pending[1] = Pending(Work.LOAD, NOW, "load actor version 3")
     assert waits.sentences(context, state, NOW + 12) == [
         "generation-1 to load actor version 3 (12 s)",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.coordinated import make_job
-from tests.unit.coordinator.scheduling.test_iteration import NOW, finish_all, kinds, world_of
+from tests.support.job_states import NOW, finish_all, kinds, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
@@ -34,7 +34,7 @@ def plan_with(folder: Path, mode: str = "Fixed", workers: int = 3, inference: in
 
 def doubled(context: JobContext, threshold: int = 4, pool: int = 1) -> JobState:
     """All generation workers hold the scoring models too, their critics stale; the tail of four gathers on one."""
-    state = world_of(context, at=1)
+    state = ready_state(context, at=1)
     for worker in state.fleet.of(Group.GENERATION):
         worker.role, worker.versions, worker.awake = BOTH, {"actor": 1, "critic": 0}, False
     transfer = context.spec.fusion.inter_stage.transfer
@@ -69,7 +69,7 @@ def gathering(tmp_path: Path) -> tuple[JobContext, JobState]:
 
 def test_a_generation_worker_becomes_inference_too_and_only_where_it_may_score(tmp_path: Path) -> None:
     def becoming(context: JobContext) -> list[str]:
-        decisions = iteration.decide(context, world_of(context, at=1), NOW)
+        decisions = iteration.decide(context, ready_state(context, at=1), NOW)
         return [item.worker for item in decisions if isinstance(item, d.Become)]
 
     everybody = [f"generation-{index}" for index in range(3)]

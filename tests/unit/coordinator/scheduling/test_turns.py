@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.coordinated import make_job
-from tests.unit.coordinator.scheduling.test_iteration import NOW, finish_all, kinds, pend, world_of
+from tests.support.job_states import NOW, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.scheduling import decisions as d
@@ -29,7 +29,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> JobContext:
 
 def together(context: JobContext, at: int = 1) -> JobState:
     """Three generation workers with everything; the first two hold the ranks."""
-    state = world_of(context, at=at)
+    state = ready_state(context, at=at)
     for worker in state.fleet:
         worker.versions = {"actor": at, "critic": at}
         worker.role = EVERY if worker.rank is not None else "generation+inference"

@@ -1,10 +1,10 @@
 """Checkpoint folders: whole or not there, found again, damaged ones passed over."""
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
+from tests.support.checkpoint_folders import make_checkpoint, part
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
@@ -12,38 +12,8 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import checkpoint
 
 
-def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tuple[str, ...] = ()) -> pb.CheckpointFile:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    return pb.CheckpointFile(path=name, bytes=len(data), sha256=digest, model=model, parameters=parameters)
-
-
-def source(tmp_path: Path) -> dict[str, str]:
-    folder = tmp_path / "policy"
-    folder.mkdir(exist_ok=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"):
-        (folder / name).write_text(name)
-    return {"actor": str(folder)}
-
-
-def make(tmp_path: Path, version: int, stages: int = 2) -> checkpoint.Checkpoint:
-    path = tmp_path / "checkpoints"
-    temporary = checkpoint.prepare(path, version)
-    results = [
-        pb.CheckpointResult(
-            files=[
-                part(temporary, f"actor/model-stage-0000{s}.safetensors", bytes([s] * 9), "actor", (f"p{s}", f"q{s}")),
-                part(temporary, f"optimizer/stage-{s}.safetensors", b"moments"),
-            ]
-        )
-        for s in range(stages)
-    ]
-    return checkpoint.finish(temporary, path, version, results, source(tmp_path), {"seed": 5})
-
-
 def test_a_checkpoint_is_a_hugging_face_folder_and_says_what_it_holds(tmp_path: Path) -> None:
-    made = make(tmp_path, 10)
+    made = make_checkpoint(tmp_path, 10)
     assert made.folder.name == "iteration-000010"
     index = json.loads((made.folder / "actor" / "model.safetensors.index.json").read_text())
     assert index["weight_map"]["q1"] == "model-stage-00001.safetensors"
@@ -59,7 +29,7 @@ def test_a_checkpoint_is_a_hugging_face_folder_and_says_what_it_holds(tmp_path: 
 
 
 def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
-    made = make(tmp_path, 1, stages=1)
+    made = make_checkpoint(tmp_path, 1, stages=1)
     assert (made.folder / "actor" / "model.safetensors").read_bytes() == bytes(9)
     assert not (made.folder / "actor" / "model.safetensors.index.json").exists()
     assert checkpoint.verify(made.folder) is None
@@ -67,8 +37,8 @@ def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts"])
 def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, damage: str) -> None:
-    make(tmp_path, 1)
-    newest = make(tmp_path, 2).folder
+    make_checkpoint(tmp_path, 1)
+    newest = make_checkpoint(tmp_path, 2).folder
     victim = newest / "optimizer" / "stage-1.safetensors"
     if damage == "flip":
         victim.write_bytes(b"mOments")
@@ -100,15 +70,15 @@ def test_a_file_that_is_not_what_its_rank_wrote_is_refused(tmp_path: Path) -> No
 
 def test_pruning_keeps_the_newest_and_what_is_ahead_takes_no_place(tmp_path: Path) -> None:
     for version in (1, 2, 3, 9):
-        make(tmp_path, version)
+        make_checkpoint(tmp_path, version)
     path = tmp_path / "checkpoints"
     assert checkpoint.prune(path, 3, 2) == [3, 2]
     assert checkpoint.versions(path) == [9, 3, 2]
 
 
 def test_a_damaged_one_is_replaced_in_its_turn(tmp_path: Path) -> None:
-    (make(tmp_path, 2).folder / "optimizer" / "stage-0.safetensors").unlink()
-    assert checkpoint.verify(make(tmp_path, 2).folder) is None
+    (make_checkpoint(tmp_path, 2).folder / "optimizer" / "stage-0.safetensors").unlink()
+    assert checkpoint.verify(make_checkpoint(tmp_path, 2).folder) is None
     checkpoint.prepare(tmp_path / "checkpoints", 5)
     checkpoint.remove_leftovers(tmp_path / "checkpoints")
     assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["iteration-000002"]

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.checkpoint_folders import make_checkpoint
 from tests.support.coordinated import make_job
-from tests.unit.coordinator.storage.test_checkpoint import make
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
@@ -84,8 +84,8 @@ def test_the_training_group_starts_from_the_newest_checkpoint_the_journal_reache
     begin(tmp_path)
     for iteration in (0, 1, 2):
         segment(tmp_path, iteration, upto="closed")
-    make(tmp_path, 2)
-    make(tmp_path, 8)
+    make_checkpoint(tmp_path, 2)
+    make_checkpoint(tmp_path, 8)
     state = begin(tmp_path)
     assert (state.checkpoint.newest, Path(state.checkpoint.folder).name) == (2, "iteration-000002")
     Journal(tmp_path / "journal").prune(2)
@@ -96,7 +96,7 @@ def test_the_training_group_starts_from_the_newest_checkpoint_the_journal_reache
 
 
 def test_old_checkpoints_are_resumed_only_when_asked(tmp_path: Path) -> None:
-    make(tmp_path, 4)
+    make_checkpoint(tmp_path, 4)
     with pytest.raises(JobError, match="already holds checkpoints") as error:
         begin(tmp_path)
     message = error.value.failure.message
@@ -110,8 +110,8 @@ def test_old_checkpoints_are_resumed_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path: Path) -> None:
-    make(tmp_path, 4)
-    (make(tmp_path, 6).folder / "optimizer" / "stage-0.safetensors").write_bytes(b"")
+    make_checkpoint(tmp_path, 4)
+    (make_checkpoint(tmp_path, 6).folder / "optimizer" / "stage-0.safetensors").write_bytes(b"")
     state = begin(tmp_path, resume=True)
     assert state.ledger.iteration == 4
     assert "iteration-000006 is passed over: optimizer/stage-0.safetensors has 0 bytes, not 7" in state.warnings[0]

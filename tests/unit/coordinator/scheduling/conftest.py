@@ -1,0 +1,16 @@
+"""The fixtures of the scheduler's tests."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.coordinated import make_job
+
+from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.state.job_state import JobContext, job_context
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> JobContext:
+    """A job of 8 samples per iteration."""
+    job = make_job(tmp_path, batch=8)
+    return job_context(job, schedule_json(job.spec))
