@@ -775,14 +775,14 @@ class MeasureResult(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MEASUREMENT_ID_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     TRANSFERS_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     ACTIVATION_ROOM_BYTES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     SCORING_FIELD_NUMBER: _builtins.int
-    attempt: _builtins.int
+    measurement_id: _builtins.int
     """of the Measure that asked"""
     activation_room_bytes: _builtins.int
     """free device memory for activations; 0: not limited here"""
@@ -809,7 +809,7 @@ class MeasureResult(_message.Message):
     def __init__(
         self,
         *,
-        attempt: _builtins.int = ...,
+        measurement_id: _builtins.int = ...,
         stages: _abc.Iterable[Global___StageTime] | None = ...,
         transfers: _abc.Iterable[Global___TransferTime] | None = ...,
         tables: _abc.Iterable[Global___TableTime] | None = ...,
@@ -819,7 +819,7 @@ class MeasureResult(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_room_bytes", b"activation_room_bytes", "attempt", b"attempt", "generation", b"generation", "scoring", b"scoring", "stages", b"stages", "tables", b"tables", "transfers", b"transfers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_room_bytes", b"activation_room_bytes", "generation", b"generation", "measurement_id", b"measurement_id", "scoring", b"scoring", "stages", b"stages", "tables", b"tables", "transfers", b"transfers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1941,11 +1941,11 @@ class Measure(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MEASUREMENT_ID_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
-    attempt: _builtins.int
+    measurement_id: _builtins.int
     rounds: _builtins.int
     """how often each schedule runs, in turn, after a warm-up"""
     role: _builtins.str
@@ -1957,14 +1957,14 @@ class Measure(_message.Message):
     def __init__(
         self,
         *,
-        attempt: _builtins.int = ...,
+        measurement_id: _builtins.int = ...,
         schedules: _abc.Iterable[_builtins.str] | None = ...,
         rounds: _builtins.int = ...,
         role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "role", b"role", "rounds", b"rounds", "schedules", b"schedules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measurement_id", b"measurement_id", "role", b"role", "rounds", b"rounds", "schedules", b"schedules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,8 +42,8 @@ def test_measuring_changes_nothing_that_training_reads(job: RLHFJob) -> None:
         for iteration in range(2):
             schedules = [table.model_dump_json() for table in (base, *tables)]
             results += [
-                exhaust(measure(trainer, pb.Measure(attempt=7))),
-                exhaust(measure(trainer, pb.Measure(attempt=8, schedules=schedules, rounds=2))),
+                exhaust(measure(trainer, pb.Measure(measurement_id=7))),
+                exhaust(measure(trainer, pb.Measure(measurement_id=8, schedules=schedules, rounds=2))),
             ]
             assert torch.equal(torch.random.get_rng_state(), random)
             trainer.use_table(tables[iteration])  # between two iterations the order may change, too
@@ -53,7 +53,7 @@ def test_measuring_changes_nothing_that_training_reads(job: RLHFJob) -> None:
     ranks = on_ranks(2, work)
     assert_bitwise([trained for trained, _ in ranks], train(job, serial(job, 2, 1), 1, range(2)))
     for rank, (_, (stages, timed, *_)) in enumerate(ranks):
-        assert (stages.attempt, timed.attempt) == (7, 8)
+        assert (stages.measurement_id, timed.measurement_id) == (7, 8)
         assert {(one.model, one.stage) for one in stages.stages} == {("actor", rank), ("critic", 1 - rank)}
         for one in stages.stages:
             assert min(one.forward, one.backward, one.input_gradient, one.weight_gradient) > 0

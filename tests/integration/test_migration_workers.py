@@ -252,9 +252,13 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
     tasks = ["reference", "reward"]
     done = await worker.ask(become_inference=pb.BecomeInference(tasks=tasks, parked=True))
     assert not done.HasField("failure"), done.failure
-    generation = (await worker.ask(measure=pb.Measure(attempt=5, role="generation"))).measure
+    generation = (await worker.ask(measure=pb.Measure(measurement_id=5, role="generation"))).measure
     assert {cost.batch for cost in generation.generation.decode} >= {1, SLOTS}
-    assert (generation.attempt, generation.generation.max_batch_size, generation.generation.replays) == (5, SLOTS, True)
+    assert (generation.measurement_id, generation.generation.max_batch_size, generation.generation.replays) == (
+        5,
+        SLOTS,
+        True,
+    )
     scoring = (await worker.ask(measure=pb.Measure(role="inference"))).measure.scoring
     assert [task.task for task in scoring.tasks] == ["reference"]
     assert all(cost.seconds > 0 for cost in scoring.tasks[0].costs)

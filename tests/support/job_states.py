@@ -10,7 +10,7 @@ from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Response
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 NOW = 100.0
 KINDS = {"generation": ("actor",), "inference": ("critic",), "training": ()}
@@ -60,6 +60,6 @@ def kinds(decisions: list[d.Decision]) -> list[str]:
     return [type(decision).__name__ for decision in decisions]
 
 
-def pend(state: JobState, name: str, work: Work, **fields: object) -> None:
+def pend(state: JobState, name: str, work: CommandKind, **fields: object) -> None:
     """Let worker `name` have a command of this work under way."""
-    state.fleet.workers[name].pending[99] = Pending(work, NOW, "do it", **fields)  # type: ignore[arg-type]
+    state.fleet.workers[name].pending[99] = PendingCommand(work, NOW, "do it", **fields)  # type: ignore[arg-type]

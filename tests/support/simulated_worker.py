@@ -274,7 +274,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         if failure is not None:
             done.failure.CopyFrom(failure)
             return
-        done.measure.attempt = order.attempt
+        done.measure.measurement_id = order.measurement_id
         if order.role:
             self._measure_work(done.measure, order.role)
             return

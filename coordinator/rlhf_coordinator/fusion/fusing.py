@@ -21,7 +21,7 @@ from rlhf_coordinator.job.run import Run, prompts_of
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
@@ -31,27 +31,27 @@ log = logging.getLogger(__name__)
 
 FUSED_PHASES: Final = ("Generating", "Scoring")
 """What fusion makes shorter, and is to add little to."""
-LOOK_SECONDS: Final = 0.25
+BALANCE_INTERVAL_SECONDS: Final = 0.25
 """Between two looks at how evenly samples are spread."""
-ATTEMPTS_PER_COORDINATOR: Final = 1 << 20
-"""Numbers of attempts start at the coordinator's epoch times this."""
+MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
+"""Ids of measurements start at the coordinator's epoch times this."""
 
 
 # ---------------------------------------------------------------- costs
 
 
-def ask(run: Run, decision: d.MeasureWork) -> None:
+def ask(run: Run, decision: d.MeasureCosts) -> None:
     """Lets a worker measure what the work of a role costs."""
     fusion = run.state.fusion
-    fusion.attempt = fusion.attempt or run.coordinator_epoch * ATTEMPTS_PER_COORDINATOR + 1
-    order = pb.Measure(attempt=fusion.attempt, role=decision.role)
-    pending = Pending(Work.MEASURE, 0.0, f"measure what {decision.role} costs", role=decision.role)
+    fusion.measurement_id = fusion.measurement_id or run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR + 1
+    order = pb.Measure(measurement_id=fusion.measurement_id, role=decision.role)
+    pending = PendingCommand(CommandKind.MEASURE, 0.0, f"measure what {decision.role} costs", role=decision.role)
     send(run, decision.worker, pb.Command(measure=order), pending)
 
 
 def measured(run: Run, worker: str, role: str, result: pb.MeasureResult) -> None:
     """A worker has measured one of its roles."""
-    if result.attempt == run.state.fusion.attempt:
+    if result.measurement_id == run.state.fusion.measurement_id:
         run.state.fusion.results[worker, role] = result
 
 
@@ -184,7 +184,7 @@ def watch(run: Run) -> None:
     state, fusion, now = run.state, run.state.fusion, time.monotonic()
     if fusion.learned is None and state.ledger.all_scored:
         look_ahead(run)
-    fusion.look_again = now + LOOK_SECONDS if now >= fusion.look_again else fusion.look_again
+    fusion.next_balance = now + BALANCE_INTERVAL_SECONDS if now >= fusion.next_balance else fusion.next_balance
     pool = release.placement(run.context, state).pool if release.gathering(run.context, state) else ()
     fusion.released = tuple(worker.name for worker in release.released(run.context, state, pool))
     if bool(pool) == bool(fusion.pool):

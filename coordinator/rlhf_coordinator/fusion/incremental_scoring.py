@@ -13,8 +13,8 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.scheduling.decisions import ScorePrefix
-from rlhf_coordinator.state.incremental_state import Held
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.incremental_state import HeldPrefix
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import packed
 from rlhf_planner.inter_stage.early import Line
 
@@ -27,7 +27,7 @@ def ask(run: Run, decision: ScorePrefix) -> None:
     samples = []
     for index in decision.samples:
         sample = ledger.samples[index]
-        run.state.incremental.asked[index] = Held(decision.worker, incremental.goal(run.state, index))
+        run.state.incremental.asked[index] = HeldPrefix(decision.worker, incremental.goal(run.state, index))
         samples.append(
             pb.PrefixSample(
                 key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=sample.attempt),
@@ -38,8 +38,8 @@ def ask(run: Run, decision: ScorePrefix) -> None:
         )
     command = pb.Command(score_prefix=pb.ScorePrefix(samples=samples))
     detail = f"begin to score {len(samples)} unfinished samples"
-    send(run, decision.worker, command, Pending(Work.PREFIX, 0.0, detail))
-    run.state.fleet.workers[decision.worker].awake = True
+    send(run, decision.worker, command, PendingCommand(CommandKind.SCORE_PREFIX, 0.0, detail))
+    run.state.fleet.workers[decision.worker].scorer_onloaded = True
     run.state.incremental.joined.setdefault(decision.worker, time.monotonic())
 
 
@@ -53,7 +53,7 @@ def told(run: Run, worker: str, message: pb.ScoredPrefix) -> None:
         del incremental_state.asked[index]
         incremental_state.held.pop(index, None)
         if message.tokens:
-            incremental_state.held[index] = Held(worker, message.tokens)
+            incremental_state.held[index] = HeldPrefix(worker, message.tokens)
         if message.tokens < asked.tokens:
             incremental_state.full[worker] = incremental_state.loads()[worker]
     for other in message.dropped:

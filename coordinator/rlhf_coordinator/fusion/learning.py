@@ -17,10 +17,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import release
-from rlhf_coordinator.state.fusion_state import Worked
+from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
-from rlhf_coordinator.state.worker import Pending
+from rlhf_coordinator.state.worker import PendingCommand
 from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.layout import Layout
@@ -135,7 +135,7 @@ def seen(run: Run, span: pb.Span) -> None:
         return
     mine = fusion.busy.setdefault(span.worker, {})
     mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
-    when = Worked(span.worker, span.start_ns, span.end_ns)
+    when = WorkInterval(span.worker, span.start_ns, span.end_ns)
     worker = run.state.fleet.workers.get(span.worker)
     if kind == "score" and worker is not None and worker.group is Group.GENERATION:
         fusion.scored.append(when)
@@ -146,7 +146,9 @@ def seen(run: Run, span: pb.Span) -> None:
             fusion.observed.append(work)
 
 
-def beside_scoring(decoded: Iterable[tuple[Worked, Observed]], scored: Iterable[Worked]) -> Iterator[Observed]:
+def beside_scoring(
+    decoded: Iterable[tuple[WorkInterval, Observed]], scored: Iterable[WorkInterval]
+) -> Iterator[Observed]:
     """What was decoded, each with the share of its time in which a generation worker scored; not itself, for a worker
     does one thing at a time."""
     starts, ends, before = [0], [0], [0]
@@ -166,13 +168,13 @@ def beside_scoring(decoded: Iterable[tuple[Worked, Observed]], scored: Iterable[
         yield work._replace(beside=shared / max(1, own.end_ns - own.start_ns))
 
 
-def moved(run: Run, pending: Pending, samples: Sequence[pb.MigratedSample]) -> None:
+def moved(run: Run, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
     """A worker has answered a Migrate: these samples moved with their caches."""
     fusion = run.state.fusion
     fusion.observed += transferred(samples, fusion.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
 
 
-def gave_back(run: Run, pending: Pending) -> None:
+def gave_back(run: Run, pending: PendingCommand) -> None:
     """A worker has answered a Withdraw: of all commands the one that is acted on at once."""
     run.state.fusion.observed.append(Observed("command", 1, 1, 1, time.monotonic() - pending.sent))
 

@@ -16,7 +16,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.state.sample import Lease, Response
-from rlhf_coordinator.state.worker import Leaving, Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, LeavingSample, PendingCommand
 from rlhf_coordinator.storage.batch import response_of
 
 log = logging.getLogger(__name__)
@@ -32,24 +32,34 @@ def migrate(run: Run, decision: d.Migrate) -> None:
     order = pb.Migrate(destination=address, timeout_seconds=MIGRATE_SECONDS)
     for index in decision.samples:
         source, arriving = ledger.migrate(index, decision.destination)
-        leaving.append(Leaving(ledger.iteration, index, source, arriving))
+        leaving.append(LeavingSample(ledger.iteration, index, source, arriving))
         order.samples.add(key=_key(leaving[-1]), new_attempt=arriving.attempt)
     detail = f"move {len(leaving)} samples to {decision.destination}"
     now = time.monotonic()
     run.state.fusion.moved_at |= {decision.source: now, decision.destination: now}
-    send(run, decision.source, pb.Command(migrate=order), Pending(Work.MIGRATE, 0.0, detail, leaving=tuple(leaving)))
+    send(
+        run,
+        decision.source,
+        pb.Command(migrate=order),
+        PendingCommand(CommandKind.MIGRATE, 0.0, detail, leaving=tuple(leaving)),
+    )
 
 
 def withdraw(run: Run, decision: d.Withdraw) -> None:
     """Asks a worker to give samples back with their tokens."""
     ledger = run.state.ledger
     leaving = tuple(
-        Leaving(ledger.iteration, index, Lease(*ledger.withdraw(index))) for index in decision.samples
+        LeavingSample(ledger.iteration, index, Lease(*ledger.withdraw(index))) for index in decision.samples
     )  # fmt: skip
     order = pb.Withdraw(keys=[_key(item) for item in leaving])
     detail = f"give back {len(leaving)} samples"
     run.state.fusion.moved_at[decision.worker] = time.monotonic()
-    send(run, decision.worker, pb.Command(withdraw=order), Pending(Work.WITHDRAW, 0.0, detail, leaving=leaving))
+    send(
+        run,
+        decision.worker,
+        pb.Command(withdraw=order),
+        PendingCommand(CommandKind.WITHDRAW, 0.0, detail, leaving=leaving),
+    )
 
 
 def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
@@ -63,22 +73,22 @@ def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
     if any(left == (item.iteration, item.sample, item.source.attempt) for work in pending for item in work.leaving):
         return
     order = pb.Command(withdraw=pb.Withdraw(keys=[key]))
-    send(run, worker, order, Pending(Work.WITHDRAW, 0.0, f"forget sample {key.sample}"))
+    send(run, worker, order, PendingCommand(CommandKind.WITHDRAW, 0.0, f"forget sample {key.sample}"))
 
 
-def answered(run: Run, worker: str, pending: Pending, message: pb.CommandDone) -> None:
+def answered(run: Run, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
     """The answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
     if message.HasField("failure"):
         log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
         run.event("migration-failed", f"{worker} could not {pending.detail}: {message.failure.message}", worker=worker)
         _stay(run, _current(run, pending))
-    elif pending.work is Work.MIGRATE:
+    elif pending.kind is CommandKind.MIGRATE:
         _migrated(run, pending, message.migrate)
     else:
         _withdrawn(run, pending, message.withdraw)
 
 
-def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
+def _migrated(run: Run, pending: PendingCommand, result: pb.MigrateResult) -> None:
     ledger, counts = run.state.ledger, run.state.fusion.moved
     told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     stayed = []
@@ -100,7 +110,7 @@ def _migrated(run: Run, pending: Pending, result: pb.MigrateResult) -> None:
     _stay(run, stayed)
 
 
-def _stay(run: Run, leaving: Iterable[Leaving]) -> None:
+def _stay(run: Run, leaving: Iterable[LeavingSample]) -> None:
     ledger = run.state.ledger
     for item in leaving:
         if item.destination is not None and ledger.stayed(item.sample, item.source):
@@ -109,7 +119,7 @@ def _stay(run: Run, leaving: Iterable[Leaving]) -> None:
             ledger.unknown(item.sample, item.source.attempt, item.source.worker)
 
 
-def _withdrawn(run: Run, pending: Pending, result: pb.WithdrawResult) -> None:
+def _withdrawn(run: Run, pending: PendingCommand, result: pb.WithdrawResult) -> None:
     ledger = run.state.ledger
     told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     if pending.leaving:
@@ -123,7 +133,7 @@ def _withdrawn(run: Run, pending: Pending, result: pb.WithdrawResult) -> None:
             run.state.fusion.moved.tokens += 1
 
 
-def _current(run: Run, pending: Pending) -> list[Leaving]:
+def _current(run: Run, pending: PendingCommand) -> list[LeavingSample]:
     """Samples of the iteration in progress; those of an earlier one are long trained on."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
@@ -138,5 +148,5 @@ def _response(run: Run, progress: pb.SampleProgress) -> Response:
     return response
 
 
-def _key(leaving: Leaving) -> pb.SampleKey:
+def _key(leaving: LeavingSample) -> pb.SampleKey:
     return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, attempt=leaving.source.attempt)

@@ -7,13 +7,13 @@ import time
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.run import Run
-from rlhf_coordinator.state.worker import Pending
+from rlhf_coordinator.state.worker import PendingCommand
 
 
-def send(run: Run, worker: str, command: pb.Command, pending: Pending) -> None:
+def send(run: Run, worker: str, command: pb.Command, pending: PendingCommand) -> None:
     """Numbers the command and queues it; a worker that is gone is asked again when it is back."""
     command.id = next(run.command_ids)
     here = run.state.fleet.workers[worker]
-    pending.sent = here.moved = time.monotonic()
+    pending.sent = here.last_progress = time.monotonic()
     here.pending[command.id] = pending
     run.sessions.send(worker, pb.CoordinatorMessage(command=command))

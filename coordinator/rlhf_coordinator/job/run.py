@@ -98,7 +98,7 @@ def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts
         fusion_state(context.spec),
         trained=restored.trained,
         checkpoint=restored.checkpoint,
-        lengths=restored.lengths,
+        iteration_totals=restored.iteration_totals,
     )
     take_prompts(state, prompts)
     if restored.schedule.get("question") == question(context.spec, context.schedule):

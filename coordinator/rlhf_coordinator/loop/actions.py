@@ -21,7 +21,7 @@ from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_coordinator.storage.prompts import random_key
@@ -43,14 +43,14 @@ class Actions:
             d.ScorePrefix: partial(incremental_scoring.ask, run),
             d.Migrate: partial(moving.migrate, run),
             d.Withdraw: partial(moving.withdraw, run),
-            d.Park: self._park,
-            d.MeasureWork: partial(fusing.ask, run),
-            d.TakeCosts: lambda _: fusing.take_costs(run),
-            d.Become: self._become,
-            d.Form: self._form,
+            d.Offload: self._offload,
+            d.MeasureCosts: partial(fusing.ask, run),
+            d.AdoptCosts: lambda _: fusing.take_costs(run),
+            d.PrepareWorker: self._prepare_worker,
+            d.FormGroup: self._form_group,
             d.MeasureSchedule: lambda _: choosing.ask(run),
             d.Train: self._train,
-            d.Leave: self._leave,
+            d.ExitWorker: self._exit_worker,
             d.RestartGroup: self._restart_group,
             d.CommitBatch: lambda _: run.journal.commit(),
             d.CommitTrained: self._commit_trained,
@@ -81,7 +81,7 @@ class Actions:
         run = self._run
         samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
         command = pb.Command(generate=pb.Generate(samples=samples))
-        send(run, decision.worker, command, Pending(Work.GENERATE, 0.0, f"take {len(samples)} samples"))
+        send(run, decision.worker, command, PendingCommand(CommandKind.GENERATE, 0.0, f"take {len(samples)} samples"))
         run.state.ever_ready = True
 
     def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
@@ -119,14 +119,19 @@ class Actions:
             )
             samples.append(message)
         command = pb.Command(score=pb.Score(samples=samples))
-        send(run, decision.worker, command, Pending(Work.SCORE, 0.0, f"take {len(samples)} samples to score"))
-        run.state.fleet.workers[decision.worker].awake = True
+        send(
+            run,
+            decision.worker,
+            command,
+            PendingCommand(CommandKind.SCORE, 0.0, f"take {len(samples)} samples to score"),
+        )
+        run.state.fleet.workers[decision.worker].scorer_onloaded = True
 
     # ---------------------------------------------------------------- workers
 
-    def _become(self, decision: d.Become) -> None:
-        pending = Pending(
-            Work.LOAD if decision.model else Work.BECOME,
+    def _prepare_worker(self, decision: d.PrepareWorker) -> None:
+        pending = PendingCommand(
+            CommandKind.LOAD if decision.model else CommandKind.BECOME,
             0.0,
             decision.detail,
             version=decision.version,
@@ -136,28 +141,33 @@ class Actions:
         )
         send(self._run, decision.worker, decision.command, pending)
 
-    def _park(self, decision: d.Park) -> None:
-        self._run.state.fleet.workers[decision.worker].awake = False
-        detail = f"park its {decision.role} models"
-        send(self._run, decision.worker, pb.Command(park=pb.Park(role=decision.role)), Pending(Work.PARK, 0.0, detail))
+    def _offload(self, decision: d.Offload) -> None:
+        self._run.state.fleet.workers[decision.worker].scorer_onloaded = False
+        detail = f"offload its {decision.role} models"
+        send(
+            self._run,
+            decision.worker,
+            pb.Command(park=pb.Park(role=decision.role)),
+            PendingCommand(CommandKind.OFFLOAD, 0.0, detail),
+        )
 
-    def _form(self, decision: d.Form) -> None:
+    def _form_group(self, decision: d.FormGroup) -> None:
         run, state = self._run, self._run.state.checkpoint
         group = training_group.ranks(run.state)
         run.state.group_epoch = decision.group_epoch
         for number, rank in enumerate(group):
-            rank.group_epoch, rank.table = decision.group_epoch, self._table
+            rank.group_epoch, rank.schedule_table = decision.group_epoch, self._table
             order = pb.BecomeTraining(
                 rank=number,
                 world_size=len(group),
                 rendezvous=group[0].rendezvous,
                 group_epoch=decision.group_epoch,
-                schedule=rank.table,
+                schedule=rank.schedule_table,
                 checkpoint=state.folder,
                 version=state.newest,
             )
             detail = f"join training group {decision.group_epoch} at version {state.newest}"
-            pending = Pending(Work.BECOME, 0.0, detail, version=state.newest, role=Group.TRAINING)
+            pending = PendingCommand(CommandKind.BECOME, 0.0, detail, version=state.newest, role=Group.TRAINING)
             send(run, rank.name, pb.Command(become_training=order), pending)
         text = f"training group {decision.group_epoch} of {len(group)} ranks forms at version {state.newest}"
         log.info(text)
@@ -166,19 +176,24 @@ class Actions:
     def _train(self, decision: d.Train) -> None:
         rank = self._run.state.fleet.workers[decision.worker]
         order = pb.Train(
-            iteration=decision.iteration, iterations=self._run.state.lengths.iterations_at(decision.iteration)
+            iteration=decision.iteration, iterations=self._run.state.iteration_totals.iterations_at(decision.iteration)
         )
-        if rank.table != self._table:
-            rank.table = order.schedule = self._table
+        if rank.schedule_table != self._table:
+            rank.schedule_table = order.schedule = self._table
         detail = f"train on iteration {decision.iteration}"
-        send(self._run, rank.name, pb.Command(train=order), Pending(Work.TRAIN, 0.0, detail, role=Group.TRAINING))
+        send(
+            self._run,
+            rank.name,
+            pb.Command(train=order),
+            PendingCommand(CommandKind.TRAIN, 0.0, detail, role=Group.TRAINING),
+        )
         self._run.state.ever_ready = True
 
     @property
     def _table(self) -> str:
         return self._run.state.schedule.table or self._run.context.schedule
 
-    def _leave(self, decision: d.Leave) -> None:
+    def _exit_worker(self, decision: d.ExitWorker) -> None:
         worker = self._run.state.fleet.workers[decision.worker]
         order = pb.Exit(code=decision.code, reason=decision.reason)
         self._run.sessions.send(worker.name, pb.CoordinatorMessage(command=pb.Command(exit=order)))
@@ -193,7 +208,7 @@ class Actions:
         run.state.group_failures += decision.counted
         for name in decision.members:
             self._saving.lost(name)
-            self._leave(d.Leave(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
+            self._exit_worker(d.ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
 
     # ---------------------------------------------------------------- iterations
 
@@ -249,6 +264,6 @@ class Actions:
         reason = decision.failure.message if decision.failure else f"the job is {decision.phase.lower()}"
         for worker in run.state.fleet:
             if worker.session:
-                self._leave(d.Leave(worker.name, ExitCode.OK, reason))
+                self._exit_worker(d.ExitWorker(worker.name, ExitCode.OK, reason))
         run.recorder.finish(summary(run, samples_per_prompt(run.context.spec)))
         run.over.set()

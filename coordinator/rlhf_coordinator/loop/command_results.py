@@ -12,7 +12,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
 from rlhf_coordinator.fusion import fusing, incremental_scoring, moving
 from rlhf_coordinator.job.run import Run
-from rlhf_coordinator.state.worker import Pending, Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
 from rlhf_coordinator.training import choosing
 from rlhf_coordinator.training.saving import Saving
 
@@ -41,8 +41,8 @@ class CommandResults:
         pending = worker.pending.pop(message.command_id, None)
         if pending is None:
             return
-        worker.moved = time.monotonic()
-        if pending.work in (Work.MIGRATE, Work.WITHDRAW):
+        worker.last_progress = time.monotonic()
+        if pending.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW):
             moving.answered(self._run, name, pending, message)
         elif message.HasField("failure"):
             self._failed(worker, pending, message.failure)
@@ -51,7 +51,7 @@ class CommandResults:
             self._succeeded(worker, pending, message)
         self._run.wake()
 
-    def _succeeded(self, worker: Worker, pending: Pending, message: pb.CommandDone) -> None:
+    def _succeeded(self, worker: Worker, pending: PendingCommand, message: pb.CommandDone) -> None:
         context = self._run.context
         kind = message.WhichOneof("result")
         if kind == "measure" and pending.role == Group.TRAINING:
@@ -59,39 +59,44 @@ class CommandResults:
         elif kind == "measure":
             fusing.measured(self._run, worker.name, pending.role, message.measure)
         elif kind == "train":
-            worker.trained_version, worker.trained = message.train.version, message.train
-        elif pending.work is Work.CHECKPOINT:
+            worker.trained_version, worker.last_train = message.train.version, message.train
+        elif pending.kind is CommandKind.CHECKPOINT:
             self._saving.written(worker.name, message.checkpoint)
-        elif pending.work is Work.BECOME:
+        elif pending.kind is CommandKind.BECOME:
             worker.add_role(pending.role)
             if pending.role == Group.TRAINING:
                 worker.trained_version = pending.version
             else:
                 models = ("actor",) if pending.role == Group.GENERATION else context.scored_models
                 worker.versions |= dict.fromkeys(models, pending.version)
-        elif pending.work is Work.LOAD:
+        elif pending.kind is CommandKind.LOAD:
             worker.versions[pending.model] = pending.version
         elif kind == "load" and worker.group is Group.GENERATION:
             worker.versions["actor"] = message.load.version
-        elif pending.work is Work.UNKNOWN and not pending.from_ranks and worker.rank is not None and not worker.trains:
+        elif (
+            pending.kind is CommandKind.UNKNOWN
+            and not pending.from_ranks
+            and worker.rank is not None
+            and not worker.trains
+        ):
             # It joined a group of an earlier coordinator; which version it holds is not known.
             message_text = "it joined a training group of an earlier coordinator"
             self._training_failed(worker, pb.Failure(message=message_text, exit_code=ExitCode.RESTART))
 
-    def _failed(self, worker: Worker, pending: Pending, failure: pb.Failure) -> None:
+    def _failed(self, worker: Worker, pending: PendingCommand, failure: pb.Failure) -> None:
         log.warning("%s failed to %s: %s", worker.name, pending.detail, failure.message)
         self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
-        if pending.work is Work.CHECKPOINT:
+        if pending.kind is CommandKind.CHECKPOINT:
             self._saving.failed(failure)
         elif worker.rank is not None and self._of_rank(pending):
-            if pending.work is Work.MEASURE and failure.exit_code != ExitCode.RESTART:
+            if pending.kind is CommandKind.MEASURE and failure.exit_code != ExitCode.RESTART:
                 choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
             self._training_failed(worker, failure)
-        elif pending.work is Work.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
+        elif pending.kind is CommandKind.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
             fusing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
-        elif pending.work is Work.PREFIX:
+        elif pending.kind is CommandKind.SCORE_PREFIX:
             incremental_scoring.refused(self._run, worker.name, failure)
-        elif pending.work in (Work.BECOME, Work.LOAD, Work.UNKNOWN):
+        elif pending.kind in (CommandKind.BECOME, CommandKind.LOAD, CommandKind.UNKNOWN):
             self._try_again(worker, failure)
         else:
             # The samples of the command may or may not be held: a new session settles it.
@@ -99,8 +104,8 @@ class CommandResults:
             self._run.sessions.end(worker.name)
 
     @staticmethod
-    def _of_rank(pending: Pending) -> bool:
-        return pending.role == Group.TRAINING or (pending.work is Work.UNKNOWN and not pending.from_ranks)
+    def _of_rank(pending: PendingCommand) -> bool:
+        return pending.role == Group.TRAINING or (pending.kind is CommandKind.UNKNOWN and not pending.from_ranks)
 
     def _can_do_without(self, worker: Worker) -> bool:
         """A generation worker need not score: there are inference workers."""

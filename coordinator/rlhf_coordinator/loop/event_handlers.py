@@ -58,7 +58,7 @@ class EventHandlers:
         if isinstance(result, Refused):
             run.event("worker-refused", result.reason, worker=message.worker)
             return result
-        run.state.ledger.release(message.worker, held)
+        run.state.ledger.reclaim(message.worker, held)
         incremental_scoring.lost(run, message.worker)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
         self._saving.lost(message.worker)
@@ -77,7 +77,7 @@ class EventHandlers:
         """Takes back what workers held that are lost."""
         run = self._run
         for worker in run.state.fleet.expire(now):
-            released = run.state.ledger.release(worker.name)
+            released = run.state.ledger.reclaim(worker.name)
             incremental_scoring.lost(run, worker.name)
             self._saving.lost(worker.name)
             run.sessions.end(worker.name)
@@ -221,7 +221,7 @@ class EventHandlers:
         return tokens == len(response) and all(v == self._run.state.iteration for v, _ in response.versions)
 
     def _moved(self, worker: str) -> None:
-        self._run.state.fleet.workers[worker].moved = time.monotonic()
+        self._run.state.fleet.workers[worker].last_progress = time.monotonic()
 
 
 def _failure_of(message: pb.ScoredSample, sample: Sample, field: str) -> pb.Failure | None:

@@ -12,10 +12,10 @@ from typing import Final
 
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import release, weights
-from rlhf_coordinator.scheduling.decisions import Decision, MeasureWork, Migrate, Park, TakeCosts, Withdraw
+from rlhf_coordinator.scheduling.decisions import AdoptCosts, Decision, MeasureCosts, Migrate, Offload, Withdraw
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
-from rlhf_coordinator.state.worker import Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, Worker
 from rlhf_planner.inter_stage.place import Move
 
 MEASURED: Final = (Group.GENERATION, Group.INFERENCE)
@@ -28,7 +28,7 @@ def decide(context: JobContext, state: JobState, moves: Iterable[Move], released
         return []
     return [
         *_move(state, moves),
-        *_park(context, state, {worker.name for worker in released}),
+        *_offload(context, state, {worker.name for worker in released}),
         *_measure(context, state),
     ]
 
@@ -49,12 +49,12 @@ def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
     return [*migrations, *(Withdraw(source, tuple(samples)) for source, samples in by_tokens.items())]
 
 
-def _park(context: JobContext, state: JobState, released: Collection[str]) -> list[Decision]:
+def _offload(context: JobContext, state: JobState, released: Collection[str]) -> list[Decision]:
     """Device memory belongs to decoding again once the next iteration's policy is there."""
     return [
-        Park(worker.name, Group.INFERENCE)
+        Offload(worker.name, Group.INFERENCE)
         for worker in state.fleet.of(Group.GENERATION)
-        if worker.awake
+        if worker.scorer_onloaded
         and worker.device.startswith("cuda")
         and worker.name not in released
         and weights.current(context, state, worker, Group.GENERATION)
@@ -72,7 +72,7 @@ def _measure(context: JobContext, state: JobState) -> list[Decision]:
     for worker in ready:
         missing = [role for role in MEASURED if (worker.name, role.value) not in state.fusion.results]
         if missing:
-            decisions.append(MeasureWork(worker.name, missing[0]))
+            decisions.append(MeasureCosts(worker.name, missing[0]))
     asked = [item for worker in state.fleet.of(Group.GENERATION) for item in worker.pending.values()]
-    under_way = any(item.work is Work.MEASURE for item in asked)
-    return decisions or ([TakeCosts()] if ready and not under_way else [])
+    under_way = any(item.kind is CommandKind.MEASURE for item in asked)
+    return decisions or ([AdoptCosts()] if ready and not under_way else [])

@@ -50,7 +50,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
-class Park:
+class Offload:
     """Let a role of a worker leave device memory until it is needed."""
 
     worker: str
@@ -58,7 +58,7 @@ class Park:
 
 
 @dataclass(frozen=True)
-class MeasureWork:
+class MeasureCosts:
     """Let a worker measure what the work of one of its roles costs."""
 
     worker: str
@@ -66,12 +66,12 @@ class MeasureWork:
 
 
 @dataclass(frozen=True)
-class TakeCosts:
+class AdoptCosts:
     """Every generation worker has measured: plan by that from now on."""
 
 
 @dataclass(frozen=True)
-class Become:
+class PrepareWorker:
     """Give a worker its role, or new weights: a slow command."""
 
     worker: str
@@ -86,7 +86,7 @@ class Become:
 
 
 @dataclass(frozen=True)
-class Form:
+class FormGroup:
     """Make one training group of all ranks, starting from a checkpoint's version."""
 
     group_epoch: int
@@ -106,7 +106,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Leave:
+class ExitWorker:
     """Tell a worker to exit."""
 
     worker: str
@@ -160,14 +160,14 @@ Decision = (
     | ScorePrefix
     | Migrate
     | Withdraw
-    | Park
-    | MeasureWork
-    | TakeCosts
-    | Become
-    | Form
+    | Offload
+    | MeasureCosts
+    | AdoptCosts
+    | PrepareWorker
+    | FormGroup
     | MeasureSchedule
     | Train
-    | Leave
+    | ExitWorker
     | RestartGroup
     | CommitBatch
     | CommitTrained

@@ -19,8 +19,8 @@ from rlhf_coordinator.scheduling.decisions import (
     CloseIteration,
     CommitTrained,
     Decision,
+    ExitWorker,
     Finish,
-    Leave,
     SaveCheckpoint,
 )
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -132,17 +132,17 @@ def _drain(context: JobContext, state: JobState, now: float) -> list[Decision]:
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
     """
-    going = training_group.asked_to_end(state)
-    if not going or state.stop is not None or now - min(rank.asked_to_end for rank in going) < TOGETHER_SECONDS:
+    going = training_group.draining(state)
+    if not going or state.stop is not None or now - min(rank.draining_since for rank in going) < TOGETHER_SECONDS:
         return []
-    busy = training_group.train_under_way(state) or any(rank.rank_work for rank in training_group.ranks(state))
+    busy = training_group.train_under_way(state) or any(rank.rank_command for rank in training_group.ranks(state))
     read = any(item.from_ranks for worker in state.fleet for item in worker.pending.values())
     if busy or read or state.checkpoint.stage != "idle":
         return []
     whole = training_group.version(state) == state.version
     if whole and context.spec.checkpoints is not None and state.checkpoint.newest < state.version:
         return _save(context, state, now)
-    return [Leave(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in going]
+    return [ExitWorker(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in going]
 
 
 def _save(context: JobContext, state: JobState, now: float) -> list[Decision]:
@@ -157,9 +157,9 @@ def _overdue(context: JobContext, state: JobState, now: float) -> list[Decision]
     for wait in waits.waits(context, state, now - limit):
         if now - wait.since <= limit + wait.allowance:
             continue
-        message = f"waited {now - wait.since:.0f} s for {wait.sentence}"
+        message = f"waited {now - wait.since:.0f} s for {wait.description}"
         if wait.stuck:
-            decisions.append(Leave(wait.worker, ExitCode.RESTART, message))
+            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, message))
         elif wait.fatal:
             failure = pb.Failure(
                 reason="TimedOut",

@@ -14,13 +14,13 @@ from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import weights
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
-from rlhf_coordinator.state.worker import Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, Worker
 from rlhf_planner.inter_stage.balance import balance
 from rlhf_planner.inter_stage.place import Move, Placement, Unfinished, place
 
 SPREAD: Final = 1.5
 """The fullest worker has this many times the samples of the emptiest, or nothing is balanced."""
-REST_SECONDS: Final = 2.0
+COOLDOWN_SECONDS: Final = 2.0
 """A worker that gave or took samples is left alone for so long: what it was predicted to gain shows first."""
 
 
@@ -90,7 +90,12 @@ def placement(context: JobContext, state: JobState) -> Placement:
 def balancing(context: JobContext, state: JobState, now: float) -> tuple[Move, ...]:
     """Before the threshold, once nothing is queued: from the worker that would be last to one that would run dry."""
     ledger, fusion, settings = state.ledger, state.fusion, context.spec.fusion.inter_stage
-    if settings.balance == "Disabled" or not fusion.measured or now < fusion.look_again or not possible(context, state):
+    if (
+        settings.balance == "Disabled"
+        or not fusion.measured
+        or now < fusion.next_balance
+        or not possible(context, state)
+    ):
         return ()
     if ledger.count(SampleState.QUEUED, SampleState.MIGRATING) or ledger.all_generated:
         return ()
@@ -98,7 +103,7 @@ def balancing(context: JobContext, state: JobState, now: float) -> tuple[Move, .
     counts = [len(samples) for samples in held.values()]
     if len(counts) < 2 or max(counts) < 2 or max(counts) < SPREAD * min(counts):
         return ()
-    resting = {name for name, moment in fusion.moved_at.items() if now - moment < REST_SECONDS}
+    resting = {name for name, moment in fusion.moved_at.items() if now - moment < COOLDOWN_SECONDS}
     samples = {name: [unfinished(state, index) for index in indices] for name, indices in held.items()}
     return balance(samples, fusion.costs, fusion.lengths, settings.transfer, resting)
 
@@ -143,5 +148,5 @@ def decoders_and_scorers(context: JobContext, state: JobState) -> list[Worker]:
         if worker.connected
         and worker.roles >= {Group.GENERATION, Group.INFERENCE}
         and worker.versions.get(weights.ACTOR) == state.version
-        and (worker.slow is None or worker.slow.work is Work.LOAD)
+        and (worker.slow_command is None or worker.slow_command.kind is CommandKind.LOAD)
     ]

@@ -14,13 +14,13 @@ from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,
     Decision,
     Finish,
-    Form,
+    FormGroup,
     MeasureSchedule,
     RestartGroup,
     Train,
 )
 from rlhf_coordinator.state.job_state import JobContext, JobState
-from rlhf_coordinator.state.worker import Pending, Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
 
 SUSPECT_SECONDS: Final = 4.0
 """When a rank dies the others fail too, and may say so before the dead one's session counts as lost: wait this long for
@@ -43,7 +43,7 @@ def version(state: JobState) -> int | None:
     """The version that every rank holds, idle; None while they train, restart, or differ."""
     if not formed(state):
         return None
-    held = {rank.trained_version if rank.rank_work is None else None for rank in ranks(state)}
+    held = {rank.trained_version if rank.rank_command is None else None for rank in ranks(state)}
     return held.pop() if len(held) == 1 else None
 
 
@@ -53,24 +53,24 @@ def train_under_way(state: JobState) -> bool:
         rank.trains
         and (
             rank.trained_version == state.iteration + 1
-            or (rank.trained_version == state.iteration and _may_train(rank.rank_work))
+            or (rank.trained_version == state.iteration and _may_train(rank.rank_command))
         )
         for rank in ranks(state)
     )
 
 
-def _may_train(work: Pending | None) -> bool:
-    return work is not None and work.work in (Work.TRAIN, Work.UNKNOWN)
+def _may_train(work: PendingCommand | None) -> bool:
+    return work is not None and work.kind in (CommandKind.TRAIN, CommandKind.UNKNOWN)
 
 
-def asked_to_end(state: JobState) -> list[Worker]:
+def draining(state: JobState) -> list[Worker]:
     """Ranks whose machines asked them to end, and that stay while they may be needed."""
-    return [rank for rank in ranks(state) if rank.connected and rank.asked_to_end]
+    return [rank for rank in ranks(state) if rank.connected and rank.draining_since]
 
 
 def measuring(state: JobState) -> bool:
     """Its ranks measure for the choice of a schedule."""
-    return any(rank.rank_work is not None and rank.rank_work.work is Work.MEASURE for rank in ranks(state))
+    return any(rank.rank_command is not None and rank.rank_command.kind is CommandKind.MEASURE for rank in ranks(state))
 
 
 def decide(context: JobContext, state: JobState, now: float) -> list[Decision]:
@@ -83,12 +83,12 @@ def decide(context: JobContext, state: JobState, now: float) -> list[Decision]:
     if reason is not None:
         return _restart(context, state, members, *reason)
     if not members and all(rank.idle and now >= rank.not_before for rank in group) and state.stop is None:
-        return [Form(state.group_epoch + 1)]
+        return [FormGroup(state.group_epoch + 1)]
     return _train(state) if formed(state) else []
 
 
 def _is_member(rank: Worker) -> bool:
-    forming = rank.rank_work is not None and rank.rank_work.work in (Work.BECOME, Work.UNKNOWN)
+    forming = rank.rank_command is not None and rank.rank_command.kind in (CommandKind.BECOME, CommandKind.UNKNOWN)
     return rank.trains or forming or rank.train_failure is not None
 
 
@@ -126,7 +126,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 def _ending(state: JobState) -> bool:
     """The job stops, or a rank goes: nothing new is begun."""
-    return state.stop is not None or bool(asked_to_end(state))
+    return state.stop is not None or bool(draining(state))
 
 
 def _measure(state: JobState, group: list[Worker]) -> list[Decision]:
@@ -140,7 +140,7 @@ def _train(state: JobState) -> list[Decision]:
     group = ranks(state)
     if any(item.from_ranks for worker in state.fleet for item in worker.pending.values()):
         return []
-    if any(item.work is Work.CHECKPOINT for rank in group for item in rank.pending.values()):
+    if any(item.kind is CommandKind.CHECKPOINT for rank in group for item in rank.pending.values()):
         return []
     if state.schedule.stage != "decided":
         return _measure(state, group)
@@ -159,9 +159,9 @@ def merged_metrics(state: JobState) -> dict[str, float]:
     """Metrics of the iteration's training: all ranks report the same, but for their times. Of those, bubbles are the
     mean, mini-batches the slowest rank's, the others the first rank's."""
     told = [
-        rank.trained.metrics
+        rank.last_train.metrics
         for rank in ranks(state)
-        if rank.trained is not None and rank.trained.iteration == state.iteration
+        if rank.last_train is not None and rank.last_train.iteration == state.iteration
     ]
     metrics: dict[str, float] = {}
     for each in reversed(told):

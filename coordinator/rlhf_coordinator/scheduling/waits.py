@@ -1,4 +1,4 @@
-"""What the job waits for: one list that the status shows as sentences and the time-outs are checked against.
+"""What the job waits for: one list that the status shows in words and the time-outs are checked against.
 
 Rule: pure. Every wait names the worker and what it is to do, and since when.
 """
@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from rlhf_coordinator.state.job_state import JobContext, JobState
-from rlhf_coordinator.state.worker import Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Wait:
     """One thing the job waits for."""
 
     worker: str
-    sentence: str
+    description: str
     """`generation-1 to load actor version 3`."""
     since: float
     """The last sign of life in the matter."""
@@ -40,10 +40,10 @@ def waits(context: JobContext, state: JobState, before: float = math.inf) -> lis
     return found
 
 
-def sentences(context: JobContext, state: JobState, now: float) -> list[str]:
+def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
     """`generation-1 to load actor version 3 (12 s)`, longest wait first."""
     ordered = sorted(waits(context, state), key=lambda wait: wait.since)
-    return [f"{wait.sentence} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+    return [f"{wait.description} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
 
 
 def _leaving(worker: Worker) -> list[Wait]:
@@ -59,14 +59,18 @@ def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
 
 
 def _working(context: JobContext, state: JobState, worker: Worker, before: float) -> list[Wait]:
-    slow = worker.slow
+    slow = worker.slow_command
     if slow is not None:
         # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
-        since = slow.sent if slow.work in (Work.BECOME, Work.LOAD) else max(slow.sent, worker.moved, worker.breathed)
+        since = (
+            slow.sent
+            if slow.kind in (CommandKind.BECOME, CommandKind.LOAD)
+            else max(slow.sent, worker.last_progress, worker.last_computing)
+        )
         return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
-    moves = [item for item in worker.pending.values() if item.work in (Work.MIGRATE, Work.WITHDRAW)]
+    moves = [item for item in worker.pending.values() if item.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW)]
     late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
-    if worker.moved >= before or late:
+    if worker.last_progress >= before or late:
         return [wait for wait in late if wait.since < before]
     decoding, scoring = state.ledger.decoding_on(worker.name), state.ledger.scoring_on(worker.name)
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
@@ -74,4 +78,4 @@ def _working(context: JobContext, state: JobState, worker: Worker, before: float
         return []
     reward = context.spec.models.reward
     allowance = float(reward.timeout_seconds * (reward.retries + 1)) if scoring else 0.0
-    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.moved, True, False, allowance)]
+    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.last_progress, True, False, allowance)]

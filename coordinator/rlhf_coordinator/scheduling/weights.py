@@ -13,7 +13,7 @@ from collections.abc import Collection
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import training_group, turns
-from rlhf_coordinator.scheduling.decisions import Become, Decision
+from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
 
@@ -78,7 +78,7 @@ def _generation(context: JobContext, state: JobState, worker: Worker, doubles: b
     if Group.GENERATION in worker.roles:
         return [_load_decision(worker, load)]
     command = pb.Command(become_generation=pb.BecomeGeneration(weights=load))
-    return [Become(worker.name, command, _detail(load), load.version, from_ranks=_from_ranks([load]))]
+    return [PrepareWorker(worker.name, command, _detail(load), load.version, from_ranks=_from_ranks([load]))]
 
 
 def _second_role(context: JobContext, state: JobState, worker: Worker, released: bool) -> list[Decision]:
@@ -89,7 +89,7 @@ def _second_role(context: JobContext, state: JobState, worker: Worker, released:
         return []
     tasks = [task.name for task in context.tasks]
     command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, parked=True))
-    return [Become(worker.name, command, f"load its models for {', '.join(tasks)} beside the policy")]
+    return [PrepareWorker(worker.name, command, f"load its models for {', '.join(tasks)} beside the policy")]
 
 
 def _inference(context: JobContext, state: JobState, worker: Worker) -> list[Decision]:
@@ -102,7 +102,7 @@ def _inference(context: JobContext, state: JobState, worker: Worker) -> list[Dec
     tasks = [task.name for task in context.tasks]
     command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, weights=ready))
     detail = f"load its models for {', '.join(tasks)}"
-    return [Become(worker.name, command, detail, state.version, from_ranks=_from_ranks(ready))]
+    return [PrepareWorker(worker.name, command, detail, state.version, from_ranks=_from_ranks(ready))]
 
 
 def _load(context: JobContext, state: JobState, model: str) -> pb.LoadWeights | None:
@@ -110,9 +110,9 @@ def _load(context: JobContext, state: JobState, model: str) -> pb.LoadWeights | 
     return None if found is None else pb.LoadWeights(model=model, version=state.version, sources=found)
 
 
-def _load_decision(worker: Worker, load: pb.LoadWeights) -> Become:
+def _load_decision(worker: Worker, load: pb.LoadWeights) -> PrepareWorker:
     command = pb.Command(load_weights=load)
-    return Become(worker.name, command, _detail(load), load.version, load.model, _from_ranks([load]))
+    return PrepareWorker(worker.name, command, _detail(load), load.version, load.model, _from_ranks([load]))
 
 
 def _detail(load: pb.LoadWeights) -> str:

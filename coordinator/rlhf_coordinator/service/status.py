@@ -10,7 +10,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import release, waits
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.worker import Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
 def job_status(run: Run) -> pb.JobStatus:
@@ -39,7 +39,7 @@ def job_status(run: Run) -> pb.JobStatus:
     if release.possible(run.context, state):
         status.fusion.CopyFrom(fusion_status(run))
     if run.outcome is None:
-        status.waiting_for.extend(waits.sentences(run.context, state, now))
+        status.waiting_for.extend(waits.descriptions(run.context, state, now))
     elif run.outcome.failure is not None:
         status.failure.CopyFrom(run.outcome.failure)
     return status
@@ -83,7 +83,7 @@ def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: f
         tokens_per_second=tokens_per_second,
         versions=held | worker.versions,
         busy_share=busy,
-        silent_seconds=max(0.0, now - worker.heard) if worker.lost else 0.0,
+        silent_seconds=max(0.0, now - worker.last_heard) if worker.lost else 0.0,
     )
 
 
@@ -94,12 +94,12 @@ def _state(worker: Worker, has_samples: bool) -> str:
         return "Lost"
     if worker.leaving or not worker.role:
         return "Starting"
-    return "Busy" if has_samples or worker.slow is not None else "Ready"
+    return "Busy" if has_samples or worker.slow_command is not None else "Ready"
 
 
 def _activity(worker: Worker, decoding: int, scoring: int) -> str:
-    slow = worker.slow
+    slow = worker.slow_command
     if slow is not None:
-        return "train" if slow.work is Work.TRAIN else slow.detail
+        return "train" if slow.kind is CommandKind.TRAIN else slow.detail
     parts = [f"decode {decoding}"] * bool(decoding) + [f"score {scoring}"] * bool(scoring)
     return ", ".join(parts)

@@ -18,16 +18,16 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
-from rlhf_coordinator.state.worker import LOADS, Pending, Work, Worker
+from rlhf_coordinator.state.worker import LOADS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
 
-BEATS_A_SECOND: Final = 64
+HEARTBEATS_PER_SECOND: Final = 64
 """Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream's end is seen at once."""
 
-MISSED_BEATS: Final = 3
-"""A session silent for so many beats may be half dead: a new incarnation takes its name over, it is not refused."""
+MAX_MISSED_HEARTBEATS: Final = 3
+"""A session silent for so many heartbeats may be half dead: a new incarnation takes its name, it is not refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Fleet:
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self._add_missing(now)
-        self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / BEATS_A_SECOND))
+        self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / HEARTBEATS_PER_SECOND))
         """Seconds between two heartbeats of a worker."""
 
     def of(self, group: Group) -> list[Worker]:
@@ -134,11 +134,16 @@ class Fleet:
             return Refused(worker.refused, Cause.INCOMPATIBLE)
         if not message.incarnation:
             return Refused(f"worker {message.worker} registered without an incarnation")
-        if worker.session and not same and not worker.leaving and now - worker.heard < MISSED_BEATS * self.heartbeat:
+        if (
+            worker.session
+            and not same
+            and not worker.leaving
+            and now - worker.last_heard < MAX_MISSED_HEARTBEATS * self.heartbeat
+        ):
             return Refused(f"worker {message.worker} is already connected from another live process", Cause.TAKEN)
         restarted = worker.seen and not same
         worker.restarts += restarted
-        self._open(worker, message, session, now, keep=worker.trained if same else None)
+        self._open(worker, message, session, now, keep=worker.last_train if same else None)
         return Joined(worker, restarted)
 
     def _open(
@@ -150,15 +155,15 @@ class Fleet:
         worker.rendezvous, worker.device = message.rendezvous, message.device
         worker.role, worker.versions = state.role, dict(state.versions)
         worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
-        worker.trained = state.last_train if state.HasField("last_train") else keep
-        worker.train_failure, worker.table = None, ""
-        worker.pending, worker.awake = {}, True
+        worker.last_train = state.last_train if state.HasField("last_train") else keep
+        worker.train_failure, worker.schedule_table = None, ""
+        worker.pending, worker.scorer_onloaded = {}, True
         if state.busy:
             detail = "finish the command of its last session"
-            pending = Pending(Work.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
+            pending = PendingCommand(CommandKind.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
             worker.pending[state.command_id] = pending
-        worker.since = worker.heard = worker.moved = worker.breathed = now
-        worker.heartbeat, worker.rates, worker.asked_to_end = pb.Heartbeat(), (0.0, 0.0), 0.0
+        worker.since = worker.last_heard = worker.last_progress = worker.last_computing = now
+        worker.heartbeat, worker.rates, worker.draining_since = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
         """A session ended; False when the worker has a newer one already."""
@@ -171,17 +176,17 @@ class Fleet:
     def beat(self, name: str, heartbeat: pb.Heartbeat, now: float) -> None:
         """A heartbeat arrived: rates follow from the difference to the one before."""
         worker = self.workers[name]
-        before, seconds = worker.heartbeat, now - worker.heard
+        before, seconds = worker.heartbeat, now - worker.last_heard
         if before.tokens != heartbeat.tokens:
-            worker.moved = now
+            worker.last_progress = now
         if before.busy_seconds != heartbeat.busy_seconds:
-            worker.breathed = now
-        if heartbeat.leaving and not worker.asked_to_end:
-            worker.asked_to_end = now
+            worker.last_computing = now
+        if heartbeat.leaving and not worker.draining_since:
+            worker.draining_since = now
         if seconds > 0 and before.ByteSize():
             busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
             worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))
-        worker.heartbeat, worker.heard = heartbeat, now
+        worker.heartbeat, worker.last_heard = heartbeat, now
 
     def expire(self, now: float) -> list[Worker]:
         """Marks as lost who was silent or broken for too long, and returns them; their sessions are over."""
@@ -193,7 +198,7 @@ class Fleet:
 
     def _is_gone(self, worker: Worker, now: float) -> bool:
         if worker.session:
-            return now - worker.heard > self.timeout
+            return now - worker.last_heard > self.timeout
         return worker.leaving or now - worker.since > GRACE_SECONDS
 
 

@@ -28,8 +28,8 @@ NO_FUSION: Final = FusionChoice(0, 0, "Auto", 0.0, 0.0, (), "")
 
 
 @dataclass
-class Moved:
-    """What was moved in an iteration."""
+class MigrationCounts:
+    """How many samples moved between workers in an iteration, and what it took."""
 
     kv: int = 0
     """Samples with their KV cache."""
@@ -46,8 +46,8 @@ class Moved:
     """Of one sample."""
 
 
-class Worked(NamedTuple):
-    """When a worker did something."""
+class WorkInterval(NamedTuple):
+    """From when to when a worker did one thing, in nanoseconds since the Unix epoch."""
 
     worker: str
     start_ns: int
@@ -64,28 +64,28 @@ class FusionState:
     """The costs are the workers' own; else nominal."""
     given_up: str = ""
     """Why this job fuses nothing any more; empty: it may."""
-    attempt: int = 0
+    measurement_id: int = 0
     results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
-    """(worker, role) -> what it measured in this attempt."""
+    """(worker, role) -> what it measured."""
     planning: tuple[int, Layout] | None = None
     """Iteration and layout that were last begun to be planned; across iterations."""
     choice: FusionChoice = NO_FUSION
-    moved: Moved = field(default_factory=Moved)
+    moved: MigrationCounts = field(default_factory=MigrationCounts)
     pool: tuple[str, ...] = ()
     """As last seen, for status and events; never decided on."""
     released: tuple[str, ...] = ()
     """Likewise."""
     moved_at: dict[str, float] = field(default_factory=dict)
     """Worker -> when samples were last asked to leave it or to come to it."""
-    look_again: float = 0.0
-    """Before this time nothing is balanced: looking costs time too."""
+    next_balance: float = 0.0
+    """Before this time nothing is balanced: to look for an imbalance costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
     observed: list[Observed] = field(default_factory=list)
     """What work took, but decoding."""
-    decoded: list[tuple[Worked, Observed]] = field(default_factory=list)
+    decoded: list[tuple[WorkInterval, Observed]] = field(default_factory=list)
     """What decoding took, and when that was."""
-    scored: list[Worked] = field(default_factory=list)
+    scored: list[WorkInterval] = field(default_factory=list)
     """When generation workers scored."""
     learned: dict[str, float] | None = None
     """Metrics of what was learned from the iteration; None: nothing yet."""
@@ -94,7 +94,7 @@ class FusionState:
 
     def begin_iteration(self) -> None:
         """Nothing is chosen, nothing was moved."""
-        self.choice, self.moved, self.pool, self.released = NO_FUSION, Moved(), (), ()
+        self.choice, self.moved, self.pool, self.released = NO_FUSION, MigrationCounts(), (), ()
         self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
         self.observed, self.decoded, self.scored = [], [], []
 

@@ -11,8 +11,8 @@ from rlhf_planner.inter_stage.early import Line
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A worker has scored so many tokens of a sample, prompt included."""
+class HeldPrefix:
+    """How much of a sample a worker has scored: tokens, prompt included."""
 
     worker: str
     tokens: int
@@ -28,9 +28,9 @@ class IncrementalState:
     """Likewise of the next iteration; None: nothing was replayed since."""
     predicted: float | None = None
     """Mode Auto: seconds that this iteration gains by it, by its replay; None: it was not replayed in time."""
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> who holds its prefix."""
-    asked: dict[int, Held] = field(default_factory=dict)
+    asked: dict[int, HeldPrefix] = field(default_factory=dict)
     """Sample -> who was asked for how much and has not answered."""
     full: dict[str, int] = field(default_factory=dict)
     """Worker -> samples it held when one found no room: it is given new ones below that."""
@@ -45,7 +45,7 @@ class IncrementalState:
     tokens: int = 0
     """Likewise: all of their tokens."""
     begun: dict[int, float] = field(default_factory=dict)
-    """Sample -> when it was first handed out to decode."""
+    """Sample -> when it was first leased to be decoded."""
     finished: dict[int, float] = field(default_factory=dict)
     """Sample -> when its response was complete."""
     joined: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from rlhf_api.names import Group
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import FusionState
 from rlhf_coordinator.state.incremental_state import IncrementalState
-from rlhf_coordinator.state.job_lengths import JobLengths
+from rlhf_coordinator.state.iteration_totals import IterationTotals
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
@@ -88,9 +88,9 @@ class ScheduleState:
     """Seconds of a mini-batch under it; 0: not known."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
     """By rank of a block: (span name, stage, micro-batch) -> seconds from the start of a mini-batch."""
-    attempt: int = 0
+    measurement_id: int = 0
     results: dict[str, pb.MeasureResult] = field(default_factory=dict)
-    """Of this attempt, by rank."""
+    """What each rank measured, by the name of its worker."""
     found: dict[str, Any] = field(default_factory=dict)
     """Method -> what the search says of its table."""
     timed: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class JobState:
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
     schedule: ScheduleState = field(default_factory=ScheduleState)
     incremental: IncrementalState = field(default_factory=IncrementalState)
-    lengths: JobLengths = field(default_factory=JobLengths)
+    iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     group_epoch: int = 0
     """Highest ever seen."""
     group_failures: int = 0

@@ -36,8 +36,8 @@ ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """What a lost or reconnecting worker gave back."""
+class Reclaimed:
+    """What was taken back from a lost or reconnecting worker."""
 
     queued: tuple[int, ...]
     """Samples back in the queue."""
@@ -121,7 +121,7 @@ class Ledger(Scoring):
         self._generated(sample, response, reason, text)
         return True
 
-    def release(self, worker: str, held: Mapping[int, tuple[int, Response]] | None = None) -> Released:
+    def reclaim(self, worker: str, held: Mapping[int, tuple[int, Response]] | None = None) -> Reclaimed:
         """Takes back all a worker has: it is lost, or gave back `held` (sample -> attempt, tokens) in a new session.
 
         Tokens of `held` are kept if the sample is now queued and nobody decoded it under a later attempt since. What
@@ -138,7 +138,7 @@ class Ledger(Scoring):
             self._disown(self.samples[index])
         for index, (attempt, response) in given.items():
             self._keep_tokens(index, attempt, response)
-        return Released(tuple(queued), self._release_tasks(worker))
+        return Reclaimed(tuple(queued), self._reclaim_tasks(worker))
 
     # ---------------------------------------------------------------- migration
 

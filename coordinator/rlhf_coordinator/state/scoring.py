@@ -127,7 +127,7 @@ class Scoring:
     def _scores(self, index: int, attempt: int, worker: str, task: str) -> bool:
         return 0 <= index < len(self.samples) and self.samples[index].scoring.get(task) == Lease(worker, attempt)
 
-    def _release_tasks(self, worker: str) -> tuple[tuple[int, str], ...]:
+    def _reclaim_tasks(self, worker: str) -> tuple[tuple[int, str], ...]:
         tasks = tuple(sorted(self._scoring.get(worker, ())))
         for index, task in tasks:
             self._close_task(self.samples[index], task)

@@ -15,8 +15,8 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_coordinator.state.sample import Lease
 
 
-class Work(StrEnum):
-    """What a command asks for, as far as deciding needs to know."""
+class CommandKind(StrEnum):
+    """What a command asks for, as far as scheduling needs to know."""
 
     BECOME = "become"
     LOAD = "load"
@@ -27,13 +27,22 @@ class Work(StrEnum):
     CHECKPOINT = "checkpoint"
     WITHDRAW = "withdraw"
     MIGRATE = "migrate"
-    PARK = "park"
-    PREFIX = "prefix"
+    OFFLOAD = "offload"
+    SCORE_PREFIX = "score_prefix"
     UNKNOWN = "unknown"
     """A command of an earlier coordinator that still runs."""
 
 
-SLOW_WORK: Final = frozenset({Work.BECOME, Work.LOAD, Work.TRAIN, Work.MEASURE, Work.CHECKPOINT, Work.UNKNOWN})
+SLOW_COMMANDS: Final = frozenset(
+    {
+        CommandKind.BECOME,
+        CommandKind.LOAD,
+        CommandKind.TRAIN,
+        CommandKind.MEASURE,
+        CommandKind.CHECKPOINT,
+        CommandKind.UNKNOWN,
+    }
+)
 """A worker with one of these pending is busy: it gets no other command but Exit."""
 
 
@@ -42,7 +51,7 @@ LOADS: Final = frozenset({"load_weights", "become_generation", "become_inference
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingSample:
     """A sample that a worker was asked to give away."""
 
     iteration: int
@@ -53,10 +62,10 @@ class Leaving:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCommand:
     """A command that is not answered yet."""
 
-    work: Work
+    kind: CommandKind
     sent: float
     detail: str
     """End of the sentence "waiting for generation-1 to ..."."""
@@ -68,7 +77,7 @@ class Pending:
     """It reads weights from training ranks, which therefore must not train."""
     role: str = ""
     """Become: the role it then has. Measure: the role that is measured."""
-    leaving: tuple[Leaving, ...] = ()
+    leaving: tuple[LeavingSample, ...] = ()
     """Withdraw, Migrate: of which samples."""
 
 
@@ -88,7 +97,7 @@ class Worker:
     lost: bool = False
     leaving: bool = False
     """It was told to exit."""
-    awake: bool = False
+    scorer_onloaded: bool = False
     """Generation workers: its scoring models may be in device memory, since it was given something to score."""
     refused: str = ""
     """Why the last process under its name was not let in: its version does not work with ours."""
@@ -103,27 +112,27 @@ class Worker:
     trained_version: int = 0
     """Weight version of its rank, which is one of its own."""
     group_epoch: int = 0
-    table: str = ""
+    schedule_table: str = ""
     """The schedule table it trains by, when that is known."""
-    trained: pb.TrainResult | None = None
+    last_train: pb.TrainResult | None = None
     """Result of its last finished Train."""
     train_failure: pb.Failure | None = None
     """It could not join its group or train: the group has to start anew."""
     failed_at: float = 0.0
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, PendingCommand] = field(default_factory=dict)
     failures: int = 0
     """Retryable command failures in a row."""
     not_before: float = 0.0
     """No new slow command before this time."""
     since: float = 0.0
     """When it entered its present state: connected, broken, lost, or missing."""
-    heard: float = 0.0
-    moved: float = 0.0
+    last_heard: float = 0.0
+    last_progress: float = 0.0
     """When its tokens last changed, a result came, or work was last given to it."""
-    breathed: float = 0.0
+    last_computing: float = 0.0
     """When its compute time last changed: it may be in one long computation, or stuck."""
     restarts: int = 0
-    asked_to_end: float = 0.0
+    draining_since: float = 0.0
     """When it first said that its machine asked it to end; 0: it did not. It stays while its rank may be needed."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
     rates: tuple[float, float] = (0.0, 0.0)
@@ -144,19 +153,22 @@ class Worker:
         self.role = "+".join(sorted(self.roles | {role}))
 
     @property
-    def slow(self) -> Pending | None:
+    def slow_command(self) -> PendingCommand | None:
         """The slow command it is busy with."""
         for item in self.pending.values():
-            if item.work in SLOW_WORK:
+            if item.kind in SLOW_COMMANDS:
                 return item
         return None
 
     @property
-    def rank_work(self) -> Pending | None:
+    def rank_command(self) -> PendingCommand | None:
         """The slow command that its rank is busy with, as far as that is known."""
         for item in self.pending.values():
-            own = item.work in (Work.TRAIN, Work.CHECKPOINT, Work.UNKNOWN) or item.role == Group.TRAINING
-            if own and item.work in SLOW_WORK and not item.from_ranks:
+            own = (
+                item.kind in (CommandKind.TRAIN, CommandKind.CHECKPOINT, CommandKind.UNKNOWN)
+                or item.role == Group.TRAINING
+            )
+            if own and item.kind in SLOW_COMMANDS and not item.from_ranks:
                 return item
         return None
 
@@ -168,7 +180,7 @@ class Worker:
     @property
     def idle(self) -> bool:
         """It can be given a slow command now."""
-        return self.connected and self.slow is None
+        return self.connected and self.slow_command is None
 
     @property
     def asks_restart(self) -> bool:
@@ -177,12 +189,12 @@ class Worker:
 
     def serves(self, version: int) -> bool:
         """Its rank has exactly these weights, and gives them to whoever asks."""
-        return self.connected and self.trains and self.trained_version == version and self.rank_work is None
+        return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
     def forget(self) -> None:
         """The process is gone, and with it all it was."""
         self.session = 0
         self.role, self.versions, self.trained_version, self.group_epoch = "", {}, 0, 0
-        self.pending, self.trained, self.train_failure = {}, None, None
-        self.leaving, self.asked_to_end = False, 0.0
+        self.pending, self.last_train, self.train_failure = {}, None, None
+        self.leaving, self.draining_since = False, 0.0
         self.rates = (0.0, 0.0)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.state.job_lengths import JobLengths, read_lengths
+from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.storage import checkpoint
@@ -49,7 +49,7 @@ class Restored:
     """The choice of a training schedule, when one was written down."""
     inter_stage: dict[str, Any] = field(default_factory=dict)
     """What generation and inference cost, when that was written down."""
-    lengths: JobLengths = field(default_factory=JobLengths)
+    iteration_totals: IterationTotals = field(default_factory=IterationTotals)
 
 
 def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
@@ -74,8 +74,10 @@ def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: 
     restored.checkpoint = _base(version, found, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
     restored.inter_stage = facts.get(JOB_KEY, {})
-    restored.lengths = read_lengths(facts.get(LENGTHS_KEY, ())).now(context.spec.iterations, restored.ledger.iteration)
-    facts[LENGTHS_KEY] = restored.lengths.since
+    restored.iteration_totals = read_iteration_totals(facts.get(LENGTHS_KEY, ())).now(
+        context.spec.iterations, restored.ledger.iteration
+    )
+    facts[LENGTHS_KEY] = restored.iteration_totals.since
     journal.write_job(facts)
     return restored
 

@@ -20,7 +20,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.scheduling.schedule import candidates, question
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.schedule.choice import METHODS, pick
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
@@ -32,16 +32,16 @@ VERIFY_SECONDS: Final = 5.0
 """Mini-batches are timed for about this long, all tables together."""
 MAX_ROUNDS: Final = 5
 """Timings of each table at most; the median counts."""
-ATTEMPTS_PER_COORDINATOR: Final = 1 << 20
-"""Numbers of attempts start at the coordinator's epoch times this."""
+MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
+"""Ids of measurements start at the coordinator's epoch times this."""
 
 
 def ask(run: Run) -> None:
-    """Lets all ranks measure at once; what an earlier attempt brought is dropped."""
+    """Lets all ranks measure at once; what an earlier measurement brought is dropped."""
     state, group = run.state.schedule, training_group.ranks(run.state)
-    state.attempt = max(state.attempt, run.coordinator_epoch * ATTEMPTS_PER_COORDINATOR) + 1
+    state.measurement_id = max(state.measurement_id, run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR) + 1
     state.results = {}
-    order = pb.Measure(attempt=state.attempt)
+    order = pb.Measure(measurement_id=state.measurement_id)
     detail = "measure its pipeline stages"
     if state.stage == "tables":
         order.schedules.extend(state.found[method]["table"] for method in state.timed)
@@ -49,14 +49,14 @@ def ask(run: Run) -> None:
         order.rounds = max(1, min(MAX_ROUNDS, int(VERIFY_SECONDS / max(predicted, 1e-6))))
         detail = f"time mini-batches under the schedules {', '.join(state.timed)}"
     for rank in group:
-        pending = Pending(Work.MEASURE, 0.0, detail, role=Group.TRAINING)
+        pending = PendingCommand(CommandKind.MEASURE, 0.0, detail, role=Group.TRAINING)
         send(run, rank.name, pb.Command(measure=order), pending)
 
 
 def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:
     """A rank has measured; the last one's answer takes the choice on."""
     state = run.state.schedule
-    if result.attempt != state.attempt or state.stage not in ("stages", "tables"):
+    if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
         return
     state.results[rank] = result
     if len(state.results) < len(training_group.ranks(run.state)):

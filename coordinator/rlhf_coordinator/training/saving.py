@@ -16,7 +16,7 @@ from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.run import Run
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage import checkpoint
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Saving:
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
-            pending = Pending(Work.CHECKPOINT, 0.0, f"write its part of checkpoint {version}")
+            pending = PendingCommand(CommandKind.CHECKPOINT, 0.0, f"write its part of checkpoint {version}")
             order = pb.SaveCheckpoint(folder=str(self._folder), iteration=version - 1)
             send(run, name, pb.Command(save_checkpoint=order), pending)
 

@@ -200,7 +200,7 @@ class GenerationRole:
         )
         for kind, points in (("decode", costs.decode), ("prefill", costs.prefill)):
             getattr(message, kind).extend(pb.StepCost(**point._asdict()) for point in points)
-        result = pb.MeasureResult(attempt=command.measure.attempt, generation=message)
+        result = pb.MeasureResult(measurement_id=command.measure.measurement_id, generation=message)
         yield pb.CommandDone(command_id=command.id, measure=result)
 
     def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:

@@ -213,7 +213,8 @@ class InferenceRole:
         if parked and not self.active():
             self._park()
         result = pb.MeasureResult(
-            attempt=command.measure.attempt, scoring=pb.ScoringCosts(tasks=costs, wake_seconds=wake_seconds)
+            measurement_id=command.measure.measurement_id,
+            scoring=pb.ScoringCosts(tasks=costs, wake_seconds=wake_seconds),
         )
         yield pb.CommandDone(command_id=command.id, measure=result)
 

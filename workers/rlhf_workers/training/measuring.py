@@ -39,7 +39,7 @@ Steps = Generator[None, None, None]
 
 def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
     """Measures what a command asks for, a bounded piece a step of the iterator; its return value is the answer."""
-    result = pb.MeasureResult(attempt=command.attempt, activation_room_bytes=_room(trainer))
+    result = pb.MeasureResult(measurement_id=command.measurement_id, activation_room_bytes=_room(trainer))
     try:
         if command.schedules:
             yield from _measure_tables(trainer, command, result)

@@ -13,7 +13,7 @@ from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.iteration import TOGETHER_SECONDS
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder
-from rlhf_coordinator.state.worker import Work
+from rlhf_coordinator.state.worker import CommandKind
 
 LATER = NOW + TOGETHER_SECONDS + 0.5
 
@@ -37,7 +37,7 @@ def ask(state: JobState, *names: str) -> None:
 
 
 def about_ranks(decisions: list[d.Decision]) -> list[d.Decision]:
-    return [each for each in decisions if isinstance(each, d.Leave | d.SaveCheckpoint | d.Train | d.Finish)]
+    return [each for each in decisions if isinstance(each, d.ExitWorker | d.SaveCheckpoint | d.Train | d.Finish)]
 
 
 def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_holds(saving: JobContext) -> None:
@@ -49,16 +49,18 @@ def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_ho
     assert about_ranks(iteration.decide(saving, state, LATER)) == []
     state.checkpoint.stage, state.checkpoint.newest = "idle", 3
     (leave,) = about_ranks(iteration.decide(saving, state, LATER))
-    assert leave == d.Leave("training-1", ExitCode.OK, "it was asked to end, and is not needed now")
+    assert leave == d.ExitWorker("training-1", ExitCode.OK, "it was asked to end, and is not needed now")
 
 
 def test_without_checkpoints_it_goes_when_it_is_idle(bare: JobContext) -> None:
     state = ready_state(bare, at=3)
     ask(state, "training-0")
-    pend(state, "training-0", Work.TRAIN)
+    pend(state, "training-0", CommandKind.TRAIN)
     assert about_ranks(iteration.decide(bare, state, LATER)) == []
     state.fleet.workers["training-0"].pending.clear()
-    assert [each.worker for each in iteration.decide(bare, state, LATER) if isinstance(each, d.Leave)] == ["training-0"]
+    assert [each.worker for each in iteration.decide(bare, state, LATER) if isinstance(each, d.ExitWorker)] == [
+        "training-0"
+    ]
 
 
 def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(saving: JobContext) -> None:
@@ -69,7 +71,7 @@ def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(savi
     assert "Train" not in kinds(iteration.decide(saving, state, NOW + 1))
 
     for rank in ("training-0", "training-1"):
-        pend(state, rank, Work.TRAIN)
+        pend(state, rank, CommandKind.TRAIN)
     assert about_ranks(iteration.decide(saving, state, LATER)) == []
 
 

@@ -12,7 +12,7 @@ from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.schedule import schedule_json
-from rlhf_coordinator.state.incremental_state import Held
+from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.sample import Response
 
@@ -87,9 +87,9 @@ def test_a_finished_sample_comes_first(tmp_path: Path) -> None:
 def test_a_sample_stays_with_its_worker_until_that_is_gone_and_is_scored_there(tmp_path: Path) -> None:
     context = planned(tmp_path)
     state = decoding(context, 300, 300)
-    state.incremental.held = {0: Held("inference-1", 256), 1: Held("inference-1", 192)}
+    state.incremental.held = {0: HeldPrefix("inference-1", 256), 1: HeldPrefix("inference-1", 192)}
     assert asked(context, state) == {"inference-1": (1,)}, "no new block of 0, and 1 goes on where it was begun"
-    state.incremental.asked[1] = Held("inference-1", 256)
+    state.incremental.asked[1] = HeldPrefix("inference-1", 256)
     assert asked(context, state) == {}
     finish(state, 0, 300)
     assert scored(context, state) == {"inference-1": [0]}
@@ -102,7 +102,7 @@ def test_a_sample_stays_with_its_worker_until_that_is_gone_and_is_scored_there(t
 def test_a_worker_without_room_is_given_no_new_sample_until_one_of_its_own_is_done(tmp_path: Path) -> None:
     context = planned(tmp_path, workers=1)
     state = decoding(context, 300, 300, 300)
-    state.incremental.held = {0: Held("inference-0", 128)}
+    state.incremental.held = {0: HeldPrefix("inference-0", 128)}
     state.incremental.full = {"inference-0": 1}
     assert asked(context, state) == {"inference-0": (0,)}
     state.incremental.full = {"inference-0": 2}
@@ -114,7 +114,7 @@ def test_so_many_are_asked_for_at_a_time(tmp_path: Path) -> None:
     state = decoding(context, *range(100, 116))
     first = asked(context, state)["inference-0"]
     assert len(first) == 8
-    state.incremental.asked = {index: Held("inference-0", BLOCK) for index in first[:6]}
+    state.incremental.asked = {index: HeldPrefix("inference-0", BLOCK) for index in first[:6]}
     assert len(asked(context, state)["inference-0"]) == 2
 
 

@@ -17,7 +17,7 @@ from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder, job_context
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Response
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 
 def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: JobContext) -> None:
@@ -30,7 +30,7 @@ def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: Jo
     decisions = iteration.decide(context, state, NOW)
     # 6 samples at once and one more; the stale worker is sent the weights of version 0 from their folder.
     assert d.Generate("generation-0", (0, 1, 2, 3, 4, 5, 6)) in decisions
-    (load,) = [item for item in decisions if isinstance(item, d.Become)]
+    (load,) = [item for item in decisions if isinstance(item, d.PrepareWorker)]
     assert (load.worker, load.command.load_weights.version) == ("generation-1", 0)
     assert load.command.load_weights.sources[0].folder.endswith("policy")
 
@@ -41,7 +41,7 @@ def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobConte
     worker.role, worker.versions = "", {}
     decisions = iteration.decide(context, state, NOW)
     assert [item.worker for item in decisions if isinstance(item, d.Generate)] == ["generation-0"]
-    (become,) = [item for item in decisions if isinstance(item, d.Become)]
+    (become,) = [item for item in decisions if isinstance(item, d.PrepareWorker)]
     weights = become.command.become_generation.weights
     assert (weights.version, [source.address for source in weights.sources]) == (2, ["host:5", "host:6"])
 
@@ -61,7 +61,7 @@ def test_training_waits_for_every_score(context: JobContext) -> None:
 def test_ranks_never_train_while_somebody_reads_their_weights(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state)
-    pend(state, "generation-0", Work.LOAD, from_ranks=True)
+    pend(state, "generation-0", CommandKind.LOAD, from_ranks=True)
     assert iteration.decide(context, state, NOW) == []
     state.fleet.workers["generation-0"].pending.clear()
     assert "Train" in kinds(iteration.decide(context, state, NOW))
@@ -84,7 +84,7 @@ def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobCont
     state.trained = True
     assert iteration.phase(context, state) == "Publishing"
     loads = iteration.decide(context, state, NOW)
-    assert [(item.worker, item.model, item.version) for item in loads if isinstance(item, d.Become)] == [
+    assert [(item.worker, item.model, item.version) for item in loads if isinstance(item, d.PrepareWorker)] == [
         ("generation-0", "actor", 2),
         ("generation-1", "actor", 2),
         ("inference-0", "critic", 2),
@@ -112,7 +112,7 @@ def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> N
     state = ready_state(context, at=3)
     for rank in training_group.ranks(state):
         rank.role, rank.trained_version = "", 0
-    assert d.Form(2) in iteration.decide(context, state, NOW)
+    assert d.FormGroup(2) in iteration.decide(context, state, NOW)
     for rank in training_group.ranks(state):
         rank.role, rank.trained_version, rank.group_epoch = "training", 2, 2
     trains = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Train)]
@@ -121,7 +121,7 @@ def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> N
 
 def test_after_a_coordinator_restart_ranks_are_waited_for(context: JobContext) -> None:
     state = ready_state(context, at=1, absent=("training-1",))
-    assert not {"Form", "RestartGroup", "Train"} & set(kinds(iteration.decide(context, state, NOW)))
+    assert not {"FormGroup", "RestartGroup", "Train"} & set(kinds(iteration.decide(context, state, NOW)))
 
 
 def test_a_training_failure_waits_for_its_explanation(context: JobContext) -> None:
@@ -145,7 +145,7 @@ def test_stopping_finishes_the_batch_in_training_and_checkpoints(context: JobCon
     finish_all(state)
     state.stop = StopOrder(True, "asked")
     assert iteration.decide(context, state, NOW) == [d.SaveCheckpoint(1)]
-    pend(state, "training-0", Work.TRAIN)
+    pend(state, "training-0", CommandKind.TRAIN)
     assert iteration.decide(context, state, NOW) == [d.CommitBatch(), d.Train("training-1", 1)]
     state = ready_state(context, at=0)
     state.stop = StopOrder(False, "asked")
@@ -157,9 +157,9 @@ def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stand
     state.ledger.assign(0, "generation-0")
     beat = NOW + 200
     for worker in state.fleet:
-        worker.heard = beat
+        worker.last_heard = beat
     decisions = iteration.decide(context, state, beat)
-    (leave,) = [item for item in decisions if isinstance(item, d.Leave)]
+    (leave,) = [item for item in decisions if isinstance(item, d.ExitWorker)]
     assert (leave.worker, leave.code) == ("generation-0", ExitCode.RESTART)
     assert "generation-0 to decode 1 samples" in leave.reason
     assert "Finish" not in kinds(decisions), "generation-0 can decode without generation-1"
@@ -178,10 +178,10 @@ def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(
     state = ready_state(context, absent=absent)
     later = NOW + 24 * 3600
     for worker in state.fleet:
-        worker.heard = worker.moved = later
+        worker.last_heard = worker.last_progress = later
     assert "Finish" not in kinds(iteration.decide(awaiting, state, later))
     assert "Finish" in kinds(iteration.decide(context, state, later)), "of a job without pods it does"
-    assert f"{absent[0]} to register (86400 s)" in waits.sentences(awaiting, state, later)
+    assert f"{absent[0]} to register (86400 s)" in waits.descriptions(awaiting, state, later)
 
 
 def test_failed_tasks_go_elsewhere_and_not_at_once(context: JobContext) -> None:
@@ -223,8 +223,8 @@ def test_groups_that_the_graph_does_not_need_do_not_exist(tmp_path: Path) -> Non
 
 def test_waits_are_sentences(context: JobContext) -> None:
     state = ready_state(context, absent=("inference-1",))
-    state.fleet.workers["generation-1"].pending[1] = Pending(Work.LOAD, NOW, "load actor version 3")
-    assert waits.sentences(context, state, NOW + 12) == [
+    state.fleet.workers["generation-1"].pending[1] = PendingCommand(CommandKind.LOAD, NOW, "load actor version 3")
+    assert waits.descriptions(context, state, NOW + 12) == [
         "generation-1 to load actor version 3 (12 s)",
         "inference-1 to register (12 s)",
     ]

@@ -15,7 +15,7 @@ from rlhf_coordinator.scheduling import iteration, release, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.sample import Response
-from rlhf_coordinator.state.worker import Pending, Work
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.corrections import Observed
 from rlhf_planner.inter_stage.costs import StageCosts
@@ -36,7 +36,7 @@ def doubled(context: JobContext, threshold: int = 4, pool: int = 1) -> JobState:
     """All generation workers hold the scoring models too, their critics stale; the tail of four gathers on one."""
     state = ready_state(context, at=1)
     for worker in state.fleet.of(Group.GENERATION):
-        worker.role, worker.versions, worker.awake = BOTH, {"actor": 1, "critic": 0}, False
+        worker.role, worker.versions, worker.scorer_onloaded = BOTH, {"actor": 1, "critic": 0}, False
     transfer = context.spec.fusion.inter_stage.transfer
     if threshold:
         state.fusion.choice = FusionChoice(threshold, pool, transfer, 0.0, 0.0, (), "as set")
@@ -70,7 +70,7 @@ def gathering(tmp_path: Path) -> tuple[JobContext, JobState]:
 def test_a_generation_worker_becomes_inference_too_and_only_where_it_may_score(tmp_path: Path) -> None:
     def becoming(context: JobContext) -> list[str]:
         decisions = iteration.decide(context, ready_state(context, at=1), NOW)
-        return [item.worker for item in decisions if isinstance(item, d.Become)]
+        return [item.worker for item in decisions if isinstance(item, d.PrepareWorker)]
 
     everybody = [f"generation-{index}" for index in range(3)]
     assert becoming(plan_with(tmp_path)) == everybody
@@ -86,7 +86,7 @@ def test_the_tail_moves_to_the_worker_with_most_of_it_and_the_others_score(
     context, state = gathering
     decisions = iteration.decide(context, state, NOW)
     assert d.Migrate("generation-0", "generation-1", (4,)) in decisions
-    loads = [item for item in decisions if isinstance(item, d.Become)]
+    loads = [item for item in decisions if isinstance(item, d.PrepareWorker)]
     assert [(item.worker, item.model, item.version) for item in loads] == [("generation-2", "critic", 1)]
     assert "Score" not in kinds(decisions), "not before its critic is current"
     state.fleet.workers["generation-2"].versions["critic"] = 1
@@ -115,7 +115,7 @@ def test_a_sample_that_cannot_be_moved_with_its_cache_goes_by_its_tokens(
 def test_when_the_pool_is_lost_another_takes_the_tail(gathering: tuple[JobContext, JobState]) -> None:
     context, state = gathering
     for name in ("generation-0", "generation-1"):
-        state.ledger.release(name)
+        state.ledger.reclaim(name)
     lost = state.fleet.workers["generation-1"]
     state.fleet.closed("generation-1", lost.session, NOW)
     state.fleet.expire(NOW + 3)
@@ -174,7 +174,7 @@ def test_a_threshold_that_the_pool_has_no_room_for_waits(tmp_path: Path) -> None
 def test_costs_are_measured_before_anything_is_decoded(tmp_path: Path) -> None:
     context = plan_with(tmp_path, mode="Auto", inference=1)
     state = doubled(context, threshold=0)
-    asked = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.MeasureWork)]
+    asked = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.MeasureCosts)]
     assert [(item.worker, item.role) for item in asked] == [(f"generation-{n}", "generation") for n in range(3)]
     assert "Generate" not in kinds(iteration.decide(context, state, NOW))
     state.fusion.given_up = "no room"
@@ -191,10 +191,10 @@ def test_costs_are_taken_when_nobody_measures_any_more_and_who_still_starts_is_n
         for role in ("generation", "inference"):
             state.fusion.results[f"generation-{index}", role] = pb.MeasureResult()
     busy = state.fleet.workers["generation-1"]
-    busy.pending[5] = Pending(Work.MEASURE, NOW, "measure what inference costs")
-    assert "TakeCosts" not in kinds(iteration.decide(context, state, NOW))
+    busy.pending[5] = PendingCommand(CommandKind.MEASURE, NOW, "measure what inference costs")
+    assert "AdoptCosts" not in kinds(iteration.decide(context, state, NOW))
     busy.pending.clear()
-    assert d.TakeCosts() in iteration.decide(context, state, NOW)
+    assert d.AdoptCosts() in iteration.decide(context, state, NOW)
 
 
 def test_a_worker_that_would_run_dry_takes_from_the_fullest_and_then_rests(tmp_path: Path) -> None:
@@ -234,10 +234,14 @@ def test_publishing_waits_for_the_policy_alone(tmp_path: Path) -> None:
 
 def test_a_migration_that_hangs_is_waited_for_by_both_names(gathering: tuple[JobContext, JobState]) -> None:
     context, state = gathering
-    state.fleet.workers["generation-0"].pending[7] = Pending(Work.MIGRATE, NOW, "move 1 samples to generation-1")
-    assert "generation-0 to move 1 samples to generation-1 (5 s)" in waits.sentences(context, state, NOW + 5)
+    state.fleet.workers["generation-0"].pending[7] = PendingCommand(
+        CommandKind.MIGRATE, NOW, "move 1 samples to generation-1"
+    )
+    assert "generation-0 to move 1 samples to generation-1 (5 s)" in waits.descriptions(context, state, NOW + 5)
     limit = context.spec.run_policy.start_timeout_seconds
-    (leave,) = [item for item in iteration.decide(context, state, NOW + limit + 1) if isinstance(item, d.Leave)][:1]
+    (leave,) = [item for item in iteration.decide(context, state, NOW + limit + 1) if isinstance(item, d.ExitWorker)][
+        :1
+    ]
     assert leave.worker == "generation-0"
 
 

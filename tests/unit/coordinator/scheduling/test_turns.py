@@ -11,11 +11,11 @@ from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, training_group, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
-from rlhf_coordinator.state.worker import Work, Worker
+from rlhf_coordinator.state.worker import CommandKind, Worker
 
 EVERY = "generation+inference+training"
-TRAINING = (d.Form, d.Train, d.MeasureSchedule)
-SERVING = (d.Generate, d.Score, d.Become, d.MeasureWork, d.Migrate)
+TRAINING = (d.FormGroup, d.Train, d.MeasureSchedule)
+SERVING = (d.Generate, d.Score, d.PrepareWorker, d.MeasureCosts, d.Migrate)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers
     state = together(context)
     fresh(state)
     decisions = iteration.decide(context, state, NOW)
-    assert d.Form(2) in decisions
+    assert d.FormGroup(2) in decisions
     assert asked(decisions, *SERVING) <= {"generation-2"}
     for rank in training_group.ranks(state):
         rank.role, rank.group_epoch = "training", 2
@@ -72,7 +72,7 @@ def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers
     for rank in training_group.ranks(state):
         rank.trained_version = 1
     decisions = iteration.decide(context, state, NOW)
-    assert asked(decisions, d.Become) == {"generation-0", "generation-1", "generation-2"}
+    assert asked(decisions, d.PrepareWorker) == {"generation-0", "generation-1", "generation-2"}
     assert asked(decisions, *TRAINING) == set()
 
 
@@ -90,14 +90,14 @@ def test_a_scored_batch_is_trained_and_published_in_turn(context: JobContext) ->
     assert iteration.decide(context, state, NOW) == [d.CommitTrained()]
     state.ledger.train()
     state.trained = True
-    loads = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Become)]
+    loads = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.PrepareWorker)]
     assert [(item.worker, item.model, item.version) for item in loads] == [
         (f"generation-{n}", "actor", 2) for n in range(3)
     ]
     assert loads[0].command.load_weights.sources[0].address == state.fleet.workers["generation-0"].address
-    pend(state, "generation-0", Work.LOAD, from_ranks=True)
+    pend(state, "generation-0", CommandKind.LOAD, from_ranks=True)
     state.fleet.workers["generation-1"].versions["actor"] = 1
-    assert asked(iteration.decide(context, state, NOW), d.Become) >= {"generation-1"}, (
+    assert asked(iteration.decide(context, state, NOW), d.PrepareWorker) >= {"generation-1"}, (
         "a rank that loads serves as well"
     )
     assert iteration.phase(context, state) == "Publishing"
@@ -157,11 +157,11 @@ def put(state: JobState, worker: Worker, standing: str) -> None:
     elif standing == "failed":
         worker.train_failure, worker.failed_at = pb.Failure(message="it broke", retryable=True), NOW
     elif standing in ("trains", "loads", "unknown"):
-        work = {"trains": Work.TRAIN, "loads": Work.LOAD, "unknown": Work.UNKNOWN}[standing]
+        work = {"trains": CommandKind.TRAIN, "loads": CommandKind.LOAD, "unknown": CommandKind.UNKNOWN}[standing]
         pend(state, worker.name, work, from_ranks=standing == "loads")
     elif standing == "joins":
         worker.role = ""
-        pend(state, worker.name, Work.BECOME, role="training")
+        pend(state, worker.name, CommandKind.BECOME, role="training")
     elif standing == "lost":
         state.fleet.closed(worker.name, worker.session, NOW - 10)
         state.fleet.expire(NOW)
@@ -182,7 +182,7 @@ def test_no_worker_is_ever_asked_for_both(context: JobContext, data: st.DataObje
         put(state, worker, data.draw(st.sampled_from(STATES)))
     decisions = iteration.decide(context, state, NOW)
     trains = asked(decisions, d.Train)
-    if asked(decisions, d.Form, d.MeasureSchedule):
+    if asked(decisions, d.FormGroup, d.MeasureSchedule):
         trains |= {rank.name for rank in training_group.ranks(state)}
     assert not trains & asked(decisions, *SERVING)
     for worker in state.fleet:

@@ -155,7 +155,7 @@ class LedgerMachine(RuleBasedStateMachine):
         held = {index: attempt for (owner, index), attempt in self.holding.items() if owner == worker}
         given = {index: (attempt, truth(index, 0, 3)) for index, attempt in held.items()} if gives_back else {}
         before = self.ledger.decoding_on(worker)
-        released = self.ledger.release(worker, given)
+        released = self.ledger.reclaim(worker, given)
         assert len(released.queued) == before
         assert not self.ledger.decoding_on(worker)
         assert not self.ledger.arriving_on(worker)
@@ -264,12 +264,12 @@ def test_a_sample_that_could_not_be_moved_goes_on_and_what_the_destination_says_
 def test_a_sample_survives_the_loss_of_either_side_of_its_migration() -> None:
     ledger = Ledger(0, 1, TASKS, 1)
     source, arriving = migrating(ledger)
-    ledger.release("b")
+    ledger.reclaim("b")
     assert ledger.counts()["migrating"] == 1, "the source has it until it says otherwise"
     assert ledger.moved(0, source, arriving, truth(0, 0, 4))
     assert (ledger.queued(1), len(ledger.samples[0].response)) == ([0], 4)
     source, arriving = migrating(ledger)
-    assert ledger.release("a").queued == (0,)
+    assert ledger.reclaim("a").queued == (0,)
     assert not ledger.finish(0, arriving.attempt, "b", truth(0, 0, 4), "stop", ""), "given back means given back"
     assert not ledger.moved(0, source, arriving, truth(0, 0, 4))
     assert ledger.queued(1) == [0]
@@ -279,7 +279,7 @@ def test_samples_with_most_tokens_are_handed_out_first() -> None:
     ledger = Ledger(0, 3, TASKS, 1)
     attempt = ledger.assign(2, "a")
     ledger.progress(2, attempt, "a", 0, truth(2, 0, 3))
-    ledger.release("a")
+    ledger.reclaim("a")
     assert ledger.queued(9) == [2, 0, 1]
 
 
@@ -287,11 +287,11 @@ def test_tokens_a_worker_kept_survive_a_coordinator_restart() -> None:
     old = Ledger(0, 2, TASKS, 1)
     attempt = old.assign(1, "a")
     new = Ledger(0, 2, TASKS, 2)
-    new.release("a", {1: (attempt, truth(1, 0, 4))})
+    new.reclaim("a", {1: (attempt, truth(1, 0, 4))})
     assert new.samples[1].response == truth(1, 0, 4)
     # But not once this coordinator has handed the sample out itself.
-    new.release("b", {0: (new.assign(0, "b"), truth(0, 0, 1))})
-    new.release("a", {0: (old.samples[0].attempt + 1, truth(0, 0, 4))})
+    new.reclaim("b", {0: (new.assign(0, "b"), truth(0, 0, 1))})
+    new.reclaim("a", {0: (old.samples[0].attempt + 1, truth(0, 0, 4))})
     assert new.samples[0].response == truth(0, 0, 1)
 
 

@@ -263,11 +263,11 @@ def test_build_refuses_what_the_engine_does_not_have(
 
 def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -> None:
     outbox = Outbox()
-    role.handle(pb.Command(id=4, measure=pb.Measure(attempt=7, role="generation")), outbox)
+    role.handle(pb.Command(id=4, measure=pb.Measure(measurement_id=7, role="generation")), outbox)
     assert not outbox.said
     run(role, outbox)
     (done,) = outbox.of("done")
-    assert (done.command_id, done.measure.attempt) == (4, 7)
+    assert (done.command_id, done.measure.measurement_id) == (4, 7)
     costs = done.measure.generation
     assert {cost.batch for cost in costs.decode} >= {1, 4}
     assert costs.prefill

@@ -137,12 +137,12 @@ def test_measuring_times_models_and_calls_no_reward() -> None:
     role.add("reward", "reward", calls)
     outbox = SessionOutbox("inference-0", lambda: None)
     outbox.begin(5)
-    role.handle(pb.Command(id=5, measure=pb.Measure(attempt=3, role="inference")), outbox)
+    role.handle(pb.Command(id=5, measure=pb.Measure(measurement_id=3, role="inference")), outbox)
     while role.step(outbox):
         pass
     (message,) = sent(outbox)
     role.close()
-    assert (message.done.command_id, message.done.measure.attempt) == (5, 3)
+    assert (message.done.command_id, message.done.measure.measurement_id) == (5, 3)
     (task,) = message.done.measure.scoring.tasks
     assert task.task == "reference"
     assert [(cost.batch, cost.tokens) for cost in task.costs] == [(1, 2), (1, 20), (2, 20), (1, 40), (1, 10)]

@@ -95,9 +95,9 @@ def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob
     def work(rank: int, peers: ThreadPeers) -> str:
         outbox = Outbox()
         role = role_of(folder, peers, rank, table=serial_table(fused.pipelines), **changes)
-        role.handle(pb.Command(id=1, measure=pb.Measure(attempt=3)), outbox)
+        role.handle(pb.Command(id=1, measure=pb.Measure(measurement_id=3)), outbox)
         finish(role, outbox)
-        assert outbox.answers.pop().measure.attempt == 3
+        assert outbox.answers.pop().measure.measurement_id == 3
         order = pb.Train(iteration=0, schedule=fused.model_dump_json())
         role.handle(pb.Command(id=2, train=order), outbox)
         finish(role, outbox)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class JobLengths:
+class IterationTotals:
     """`since`: (iteration, iterations of the job from it on), in order."""
 
     since: tuple[tuple[int, int], ...] = ()
@@ -18,13 +18,13 @@ class JobLengths:
         """What the job was to have when `iteration` was trained; 0: not known."""
         return next((total for first, total in reversed(self.since) if first <= iteration), 0)
 
-    def now(self, iterations: int, begun: int) -> "JobLengths":
+    def now(self, iterations: int, begun: int) -> "IterationTotals":
         """The job has `iterations`; `begun` is the last iteration that may have been trained with another number."""
         if self.since and self.since[-1][1] == iterations:
             return self
-        return JobLengths((*self.since, (begun + 1 if self.since else 0, iterations)))
+        return IterationTotals((*self.since, (begun + 1 if self.since else 0, iterations)))
 
 
-def read_lengths(stored: Sequence[Sequence[int]]) -> JobLengths:
+def read_iteration_totals(stored: Sequence[Sequence[int]]) -> IterationTotals:
     """As they were written down."""
-    return JobLengths(tuple((int(first), int(total)) for first, total in stored))
+    return IterationTotals(tuple((int(first), int(total)) for first, total in stored))

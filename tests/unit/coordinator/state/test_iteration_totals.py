@@ -1,12 +1,12 @@
 """Every iteration is trained with the number of iterations that was true of it, however often it is trained."""
 
-from rlhf_coordinator.state.job_lengths import JobLengths, read_lengths
+from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 
 
 def test_a_change_holds_from_the_next_iteration_on_and_the_past_stays_as_it_was() -> None:
-    lengths = JobLengths().now(100, 0)
+    lengths = IterationTotals().now(100, 0)
     assert lengths.now(100, 40) is lengths
-    changed = read_lengths([list(each) for each in lengths.now(200, 40).now(150, 60).since])
+    changed = read_iteration_totals([list(each) for each in lengths.now(200, 40).now(150, 60).since])
     assert [changed.iterations_at(iteration) for iteration in (0, 40, 41, 60, 61, 149)] == [
         100,
         100,
@@ -18,4 +18,4 @@ def test_a_change_holds_from_the_next_iteration_on_and_the_past_stays_as_it_was(
 
 
 def test_of_a_journal_that_does_not_say_nothing_is_known() -> None:
-    assert JobLengths().iterations_at(3) == 0
+    assert IterationTotals().iterations_at(3) == 0
