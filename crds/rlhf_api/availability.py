@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.rules import UnknownValueError, Values
+from rlhf_api.rules.rule import UnknownValueError, Values
 
 
 @dataclass(frozen=True)

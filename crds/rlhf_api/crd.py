@@ -13,7 +13,8 @@ from typing import Any, Final
 import yaml
 
 from rlhf_api.names import GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
-from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, Rule
+from rlhf_api.rules.rule import Rule
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
 from rlhf_api.structure import Schema, job_schema, with_defaults
 
 PATH: Final = Path(__file__).parents[1] / "rlhfjobs.yaml"

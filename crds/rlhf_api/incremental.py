@@ -13,13 +13,10 @@ BLOCK: Final = 64
 """Tokens, prompt included. Deterministic scoring computes whole blocks of positions, 0..63, 64..127, ..., each with all
 keys up to its end: fewer cost more passes, more leave a longer rest when a sample is finished."""
 
-PREFIX_MODELS: Final = frozenset({"reference", "critic"})
-"""Model roles whose scores are one number a token."""
-
 
 def prefix_tasks(tasks: Iterable[Task]) -> tuple[str, ...]:
     """Names of the tasks whose scores can be computed block by block."""
-    return tuple(task.name for task in tasks if task.model in PREFIX_MODELS)
+    return tuple(task.name for task in tasks if task.incremental)
 
 
 def whole_blocks(tokens: int) -> int:

@@ -21,7 +21,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.models import Models, ModelSource
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
-from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES, UnknownValueError, Values, advice
+from rlhf_api.rules.advice import advice
+from rlhf_api.rules.rule import UnknownValueError, Values
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
 from rlhf_api.structure import job_schema, with_defaults, without_nulls
 
 __all__ = [
@@ -176,9 +178,7 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
     Folders are not opened.
     """
     spec = job.spec
-    algorithm = spec.algorithm.fields
-    if algorithm.clip_range_high is None:
-        algorithm = algorithm.model_copy(update={"clip_range_high": algorithm.clip_range})
+    algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))
     update: dict[str, Any] = {
         "algorithm": spec.algorithm.model_copy(update={spec.algorithm.name: algorithm}),
         "models": _resolved_models(job, base),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.remedies import expected
-from rlhf_api.rules import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
 from rlhf_api.structure import Schema, fields, job_schema
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "reference.md"

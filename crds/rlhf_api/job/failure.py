@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from rlhf_api import patterns
-from rlhf_api.job.base import ApiModel
+from rlhf_api.api_model import ApiModel
 
 START_UP: Final = ("ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled", "Ready")
 """Conditions that every pod goes through when it starts; they say nothing about an end."""

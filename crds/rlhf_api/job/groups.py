@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel, PositiveOrOff
+from rlhf_api.api_model import ApiModel, PositiveOrOff
 
 Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel, Location
+from rlhf_api.api_model import ApiModel, Location
 from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlhf_api.job.base import ApiModel, Location
+from rlhf_api.api_model import ApiModel, Location
 
 
 class Prompts(ApiModel):

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlhf_api.api_model import ApiModel
 from rlhf_api.job.algorithm import Algorithm
-from rlhf_api.job.base import ApiModel
 from rlhf_api.job.groups import ComputeType, Coordinator, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
@@ -19,7 +19,7 @@ class RLHFJobSpec(ApiModel):
     """What is to be trained, on what, and by how many workers."""
 
     algorithm: Algorithm
-    """Exactly one of ppo, grpo."""
+    """Exactly one member, the algorithm that trains the policy."""
     iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
     """Iterations of generation, inference and training."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0

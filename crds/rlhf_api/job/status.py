@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from rlhf_api.job.base import ApiModel
+from rlhf_api.api_model import ApiModel
 
 
 def _a_time(value: str) -> str:

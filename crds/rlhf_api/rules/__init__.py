@@ -6,9 +6,3 @@ here, and a test runs both over the same manifests. What one field alone may hol
 What can be started but does not do what it says (`advice`) is a warning, which CEL has not.
 Must never touch files or know which modes this version lacks (`rlhf_api.availability`).
 """
-
-from rlhf_api.rules.advice import advice
-from rlhf_api.rules.rule import Rule, UnknownValueError, Values
-from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, MAX_NAME, RULES
-
-__all__ = ["IMMUTABLE", "IMMUTABLE_MESSAGE", "MAX_NAME", "RULES", "Rule", "UnknownValueError", "Values", "advice"]

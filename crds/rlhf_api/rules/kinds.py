@@ -1,12 +1,6 @@
 """Kinds of rules that occur more than once: CEL, Python check and words are made together from the same fields."""
 
-from collections.abc import Iterator
-
-from pydantic import BaseModel
-
-from rlhf_api.job.base import ApiModel
 from rlhf_api.rules.rule import Rule, Values
-from rlhf_api.structure import model_in
 
 
 def _cel(path: str) -> str:
@@ -47,41 +41,6 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         message_cel=f"{below} > 0 ? {nearest} : {smallest}",
         says=says,
     )
-
-
-def _union(node: str, members: tuple[str, ...]) -> Rule:
-    """Exactly one of `members` is set at `node`."""
-    names = ", ".join(members)
-
-    def given(values: Values) -> list[str]:
-        assert values[node] is not None
-        return [member for member in members if values.has(f"{node}.{member}")]
-
-    def says(values: Values) -> str:
-        found = given(values)
-        remedy = (
-            f"got {' and '.join(found)}: remove all but one" if found else f"got none: add one, such as {members[0]}"
-        )
-        return f"exactly one of {names} must be set, {remedy}"
-
-    return Rule(
-        field=node,
-        node=node,
-        cel=f"[{', '.join(f'has(self.{member})' for member in members)}].filter(x, x).size() == 1",
-        holds=lambda values: len(given(values)) == 1,
-        message=f"exactly one of {names} must be set",
-        says=says,
-    )
-
-
-def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
-    """A rule for each union among the models, as they declare them."""
-    if issubclass(model, ApiModel) and model.exactly_one:
-        yield _union(path, tuple(model.model_fields[name].alias or name for name in model.exactly_one))
-    for field in model.model_fields.values():
-        inner = model_in(field.annotation)
-        if inner is not None:
-            yield from unions(inner, f"{path}.{field.alias}")
 
 
 def nothing_to_fuse(algorithm: str) -> Rule:

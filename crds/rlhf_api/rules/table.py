@@ -7,11 +7,12 @@ from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.failure import of_failure_policy
-from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas, unions
+from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas
 from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
 from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.unions import unions
 
 MAX_WORKERS: Final = 4096
 """Workers of one group; four digits in host names."""
@@ -26,15 +27,15 @@ COORDINATOR_ENDING: Final = f"-{Group.COORDINATOR.value}"
 
 
 def _of_algorithms() -> Iterator[Rule]:
-    """What each algorithm's graph and batch sizes ask of the rest."""
-    for algorithm in ALGORITHMS:
+    """Yield what each algorithm's graph, batch sizes and own rules ask of the rest."""
+    for algorithm, fields in ALGORITHMS.items():
         path = f"spec.algorithm.{algorithm}"
         mini_batch = f"{path}.miniBatchSize"
         yield multiple("spec.rollout.batchSize", mini_batch, of=path)
         yield multiple(mini_batch, "spec.training.microBatchSize", "spec.training.parallelism.data", of=path)
-        graph = full_graph(algorithm)
-        if len(graph.trained) < 2:
+        if len(full_graph(algorithm).trained) < 2:
             yield nothing_to_fuse(algorithm)
+        yield from fields.rules(path)
 
 
 def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
@@ -114,15 +115,6 @@ _STATEMENTS: Final = (
             "use another ending, such as -job"
         ),
     ),
-    multiple("spec.rollout.batchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),
-    multiple("spec.algorithm.grpo.miniBatchSize", "spec.algorithm.grpo.groupSize", of="spec.algorithm.grpo"),
-    Rule(
-        field="spec.rollout.temperature",
-        node="spec",
-        cel="!has(self.algorithm.grpo) || self.rollout.temperature > 0.0",
-        holds=lambda values: not values.has("spec.algorithm.grpo") or values["spec.rollout.temperature"] > 0,
-        message="must be above 0 with algorithm grpo, or all responses of a group are the same: use 1.0",
-    ),
     Rule(
         field="spec.rollout.temperature",
         node="spec",
@@ -131,15 +123,6 @@ _STATEMENTS: Final = (
             values["spec.rollout.temperature"] == 0 or values["spec.rollout.temperature"] >= MIN_TEMPERATURE
         ),
         message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
-    ),
-    Rule(
-        field="spec.algorithm.ppo.klTarget",
-        node="spec",
-        cel=("!has(self.algorithm.ppo) || !has(self.algorithm.ppo.klTarget) || self.algorithm.ppo.klCoefficient > 0.0"),
-        holds=lambda values: (
-            not values.has("spec.algorithm.ppo.klTarget") or values["spec.algorithm.ppo.klCoefficient"] > 0
-        ),
-        message="needs spec.algorithm.ppo.klCoefficient above 0 to start from: set that, or remove klTarget",
     ),
     replicas("generation"),
     *_given_when_fixed("threshold", "a fifth of spec.rollout.batchSize"),

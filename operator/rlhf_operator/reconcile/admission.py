@@ -21,7 +21,7 @@ from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError, Problem, Severity
-from rlhf_api.rules import advice
+from rlhf_api.rules.advice import advice
 from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
 from rlhf_operator.manifests.render import template_mark
 from rlhf_operator.reconcile.scale import desired

@@ -19,7 +19,7 @@ from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import read
 from rlhf_api.manifest import ManifestError, Problem, parse
 from rlhf_api.names import GROUP, PLURAL
-from rlhf_api.rules import RULES
+from rlhf_api.rules.table import RULES
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from tests.support.manifest_cases import rule_pairs
 
 from rlhf_api.document import read
 from rlhf_api.manifest import dump, parse
-from rlhf_api.rules import RULES, Values
+from rlhf_api.rules.rule import Values
+from rlhf_api.rules.table import RULES
 from rlhf_api.structure import job_schema, with_defaults
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,8 @@ from tests.support.manifest_cases import Pair, rule_pairs
 from rlhf_api.document import read
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.manifest import ManifestError, changes, dump, parse
-from rlhf_api.rules import IMMUTABLE_MESSAGE, RULES, Rule, Values
+from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.table import IMMUTABLE_MESSAGE, RULES
 from rlhf_api.structure import job_schema, with_defaults
 
 PAIRS = rule_pairs()

@@ -13,7 +13,7 @@ from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_api.rules import IMMUTABLE, MAX_NAME, RULES
+from rlhf_api.rules.table import IMMUTABLE, MAX_NAME, RULES
 from rlhf_api.structure import fields, model_in, schema_at, with_defaults
 
 STRUCTURAL = {

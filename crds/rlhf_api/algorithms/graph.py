@@ -1,0 +1,156 @@
+"""Dataflow graphs: fields of samples with their shapes, tasks that need and produce them, and the usual tasks.
+
+A group of workers exists only if a task of the graph runs in it. Fields travel with samples under the names that a task
+`produces`. Pure data: must never hold numbers of an algorithm or code of a loss.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from functools import cached_property
+from typing import Final
+
+from rlhf_api.algorithms.roles import ModelKind, ModelRole
+from rlhf_api.names import Group
+
+
+class Shape(Enum):
+    """How many numbers a field has."""
+
+    PER_TOKEN = auto()
+    """One per token of the response."""
+    PER_SAMPLE = auto()
+    """One per response."""
+    PER_GROUP = auto()
+    """One per prompt, shared by the responses to it."""
+
+
+class Scope(Enum):
+    """What a task waits for before it starts."""
+
+    SAMPLE = auto()
+    """Its sample alone."""
+    GROUP = auto()
+    """Every response to the prompt."""
+    BATCH = auto()
+    """Every sample of the iteration."""
+
+
+class SampleField(StrEnum):
+    """A field of a sample. Members are strings, the names that the wire uses."""
+
+    shape: Shape
+
+    TOKENS = "tokens", Shape.PER_TOKEN
+    """Sampled token ids."""
+    LOG_PROBABILITIES = "log_probabilities", Shape.PER_TOKEN
+    """Of the tokens, by the policy that sampled them."""
+    REFERENCE_LOG_PROBABILITIES = "reference_log_probabilities", Shape.PER_TOKEN
+    """Of the tokens, by the reference."""
+    VALUES = "values", Shape.PER_TOKEN
+    """Of the states before the tokens, by the critic."""
+    REWARD = "reward", Shape.PER_SAMPLE
+    """What the response is worth."""
+
+    def __new__(cls, name: str, shape: Shape) -> "SampleField":
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.shape = shape
+        return member
+
+    def numbers(self, response_tokens: int) -> int:
+        """Return how many numbers a sample has of this field when its response has so many tokens."""
+        return response_tokens if self.shape is Shape.PER_TOKEN else 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node: a model role does something once everything in its scope has every field that it needs."""
+
+    name: str
+    group: Group
+    model: ModelRole
+    needs: tuple[SampleField, ...]
+    produces: tuple[SampleField, ...]
+    scope: Scope = Scope.SAMPLE
+
+    @property
+    def rewards(self) -> bool:
+        """Whether the task judges responses: it alone may abstain, and user code may stand behind it."""
+        return self.model.kind is ModelKind.REWARD
+
+    @property
+    def incremental(self) -> bool:
+        """Whether an unfinished response can be scored block by block: every number belongs to one token."""
+        return bool(self.produces) and all(field.shape is Shape.PER_TOKEN for field in self.produces)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The dataflow of one iteration."""
+
+    algorithm: str
+    tasks: tuple[Task, ...]
+
+    def tasks_of(self, group: Group) -> tuple[Task, ...]:
+        """Return the tasks that run in a group, in graph order."""
+        return tuple(task for task in self.tasks if task.group == group)
+
+    @property
+    def policy(self) -> ModelRole:
+        """The model role that generates."""
+        return self.tasks_of(Group.GENERATION)[0].model
+
+    @property
+    def roles(self) -> frozenset[ModelRole]:
+        """Model roles that some task of the graph uses."""
+        return frozenset(task.model for task in self.tasks)
+
+    @property
+    def trained(self) -> tuple[ModelRole, ...]:
+        """Model roles with a training task, in training order."""
+        return tuple(task.model for task in self.tasks_of(Group.TRAINING))
+
+    @property
+    def scored_fields(self) -> tuple[SampleField, ...]:
+        """Fields a sample must have before it may be trained on, beyond what generation produces."""
+        return tuple(field for task in self.tasks_of(Group.INFERENCE) for field in task.produces)
+
+    @cached_property
+    def reward_fields(self) -> tuple[SampleField, ...]:
+        """Fields that say what a response is worth; the first is the one that is shown to people."""
+        return tuple(field for task in self.tasks if task.rewards for field in task.produces)
+
+    @cached_property
+    def compared_fields(self) -> tuple[SampleField, ...]:
+        """Log-probabilities by another policy than the one that sampled: what the divergence is measured to."""
+        return tuple(
+            field
+            for task in self.tasks_of(Group.INFERENCE)
+            if task.model.kind is ModelKind.POLICY
+            for field in task.produces
+        )
+
+
+GENERATE: Final = Task(
+    "generate", Group.GENERATION, ModelRole.ACTOR, (), (SampleField.TOKENS, SampleField.LOG_PROBABILITIES)
+)
+SCORE_REFERENCE: Final = Task(
+    "reference",
+    Group.INFERENCE,
+    ModelRole.REFERENCE,
+    (SampleField.TOKENS,),
+    (SampleField.REFERENCE_LOG_PROBABILITIES,),
+)
+SCORE_VALUES: Final = Task("values", Group.INFERENCE, ModelRole.CRITIC, (SampleField.TOKENS,), (SampleField.VALUES,))
+SCORE_REWARD: Final = Task("reward", Group.INFERENCE, ModelRole.REWARD, (SampleField.TOKENS,), (SampleField.REWARD,))
+TRAIN_ACTOR: Final = Task(
+    "train-actor",
+    Group.TRAINING,
+    ModelRole.ACTOR,
+    (SampleField.LOG_PROBABILITIES, SampleField.REWARD),
+    (),
+    Scope.BATCH,
+)
+TRAIN_CRITIC: Final = Task(
+    "train-critic", Group.TRAINING, ModelRole.CRITIC, (SampleField.VALUES, SampleField.REWARD), (), Scope.BATCH
+)
