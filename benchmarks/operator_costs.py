@@ -34,7 +34,7 @@ from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.render import pod
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.resync import Resync
 from rlhf_operator.workqueue import WorkQueue
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
-    parsed = admit(stored("job")).job
+    parsed = parse_job(stored("job")).job
     assert parsed is not None
     numbers = iter(range(10**9))
     found: dict[str, float] = {}
@@ -181,7 +181,7 @@ def main() -> None:
 
     tell({"event": event_cost()})
     tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, each, Images()) for each in range(TIMES)])})
-    tell({"read_a_stored_job": best(lambda: [admit(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
+    tell({"read_a_stored_job": best(lambda: [parse_job(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
     tell(request_cost())
     tell({"compare_5000_waiting_jobs": comparison_cost(5000) * 1e6})
     if given.json:

@@ -11,7 +11,7 @@ import yaml
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import identity, render
 from rlhf_operator.manifests.configuration import secret
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = F
 
 def objects(stored: Json) -> list[Json]:
     """Everything the operator makes of a stored job, Secrets included, in its order."""
-    parsed = admit(stored).job
+    parsed = parse_job(stored).job
     assert parsed is not None
     authority = new_authority(parsed.name, datetime.now(UTC))
     issued = authority.issue([], datetime.now(UTC)).data()

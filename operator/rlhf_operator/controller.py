@@ -26,10 +26,10 @@ from rlhf_operator.job_revisions import NOTHING, JobRevisions
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.queueing import Queueing
-from rlhf_operator.reconcile import Observed, Plan, Pod, reconcile
-from rlhf_operator.reconcile.admission import admit
-from rlhf_operator.reconcile.pinning import read
-from rlhf_operator.reconcile.placement import foreign
+from rlhf_operator.reconcile import ObservedJob, ObservedPod, ReconcilePlan, reconcile
+from rlhf_operator.reconcile.gang_admission import foreign
+from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.revisions.pinning import read
 from rlhf_operator.trial import Trials
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Controller:
         self._written.pop(key, None)
         self._metrics.forget(key)
 
-    async def _observe(self, key: str, job: Json) -> Observed:
+    async def _observe(self, key: str, job: Json) -> ObservedJob:
         uid, now = str(job["metadata"]["uid"]), self._clock()
         pods, taken = self._index.pods(key, uid)
         applied, kept = self._index.applied(key, uid), NOTHING
@@ -132,7 +132,7 @@ class Controller:
             self._revisions.forget(key)
         reading, unreachable = self._coordinators.latest(key)
         workload = self._index.workload(key, uid)
-        return Observed(
+        return ObservedJob(
             served=self._queueing.served,
             workload=workload,
             flavors=await self._queueing.flavors(workload),
@@ -154,7 +154,7 @@ class Controller:
             home=self._home,
         )
 
-    async def _carry_out(self, key: str, job: Json, plan: Plan) -> float | None:
+    async def _carry_out(self, key: str, job: Json, plan: ReconcilePlan) -> float | None:
         if plan.status is not None:
             await self._write_status(key, job, plan)
         for event in plan.events:
@@ -172,14 +172,14 @@ class Controller:
         if plan.resize is not None:
             self._coordinators.resize(key, plan.resize)
         await self._objects.label(key, plan.labels)
-        parsed = (admit(job).job or read(job)) if plan.issue_certificates else None
+        parsed = (parse_job(job).job or read(job)) if plan.issue_certificates else None
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
         again = await self._objects.apply(key, plan.apply, issue)
         wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None
-        looks = [plan.look_again_after, again, SETTLE_SECONDS if wrote else None]
+        looks = [plan.requeue_after, again, SETTLE_SECONDS if wrote else None]
         return min((each for each in looks if each is not None), default=None)
 
-    async def _write_status(self, key: str, job: Json, plan: Plan) -> None:
+    async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
         meta = job["metadata"]
         manifest = {
             "apiVersion": names.API_VERSION,
@@ -194,7 +194,7 @@ class Controller:
         self._written[key] = self._clock()
 
 
-def _at_work(job: Json, pods: Mapping[str, Pod]) -> bool:
+def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:
     """Neither finished nor suspended to the end, nor somebody else's."""
     if foreign(job):
         return False

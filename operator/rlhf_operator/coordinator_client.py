@@ -22,9 +22,9 @@ from rlhf_api.channels import OPTIONS, SERVER_NAME
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import COORDINATOR_PORT, PHASES, Group
 from rlhf_operator.certificates import Certificates
-from rlhf_operator.reconcile.last_log import ITERATION_MAX, PATH_MAX, metrics
-from rlhf_operator.reconcile.observed import Reading
-from rlhf_operator.reconcile.status import TEXT_MAX
+from rlhf_operator.reconcile.job_status import TEXT_MAX
+from rlhf_operator.reconcile.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.termination_log import ITERATION_MAX, PATH_MAX, metrics
 from rlhf_operator.untrusted import clean
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class _Known:
     address: str
     certificates: Certificates
     channel: grpc.aio.Channel
-    reading: Reading | None = None
+    reading: CoordinatorReading | None = None
     problem: str = ""
     failures: int = 0
     """Attempts in a row without an answer."""
@@ -86,7 +86,7 @@ class Coordinators:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._closing: set[asyncio.Task[None]] = set()
 
-    def latest(self, key: str) -> tuple[Reading | None, str]:
+    def latest(self, key: str) -> tuple[CoordinatorReading | None, str]:
         """(last reading, why there is no newer one)."""
         known = self._known.get(key)
         return (None, "") if known is None else (known.reading, known.problem)
@@ -170,10 +170,10 @@ def pause(failures: int) -> float:
     return min(READ_EVERY_SECONDS * 2.0 ** min(failures, 16), LONGEST_PAUSE_SECONDS)
 
 
-def reading_of(status: pb.JobStatus, now: datetime) -> Reading:
+def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
     """The part of a JobStatus that reconcile reads, within bounds."""
     working = Counter(each.worker.rpartition("-")[0] for each in status.workers if each.state in WORKING)
-    return Reading(
+    return CoordinatorReading(
         at=now,
         phase=status.phase if status.phase in PHASES or not status.phase else UNKNOWN,
         iteration=_count(status.iteration),

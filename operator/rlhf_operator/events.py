@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_operator.cluster import Cluster, ClusterError
-from rlhf_operator.reconcile.plan import Event
+from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Recorder:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def post(self, job: dict[str, Any], event: Event) -> None:
+    def post(self, job: dict[str, Any], event: JobEvent) -> None:
         """Says it soon."""
         kind = logging.WARNING if event.warning else logging.INFO
         meta = job["metadata"]
@@ -48,7 +48,7 @@ class Recorder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _manifest(self, meta: dict[str, Any], event: Event) -> dict[str, Any]:
+    def _manifest(self, meta: dict[str, Any], event: JobEvent) -> dict[str, Any]:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",

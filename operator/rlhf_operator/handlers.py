@@ -25,7 +25,7 @@ from kopf._cogs.structs.references import Resource
 from rlhf_api import names
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.untrusted import PARSER_LEVELS, Unreadable, UnreadableError, identity_of
+from rlhf_operator.untrusted import PARSER_LEVELS, UnreadableError, UnreadableObject, identity_of
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ AGAIN_SECONDS: Final = 5.0
 """Until a stream is opened again that the API server refused; kopf itself has tried for a minute by then."""
 
 
-def telling(metrics: OperatorMetrics) -> Callable[[str, str, Unreadable], None]:
+def telling(metrics: OperatorMetrics) -> Callable[[str, str, UnreadableObject], None]:
     """What an index tells of objects that cannot be read, as a metric and a line of the log."""
 
-    def told(kind: str, key: str, what: Unreadable) -> None:
+    def told(kind: str, key: str, what: UnreadableObject) -> None:
         metrics.unreadable.labels(kind.rpartition("/")[2]).inc()
         log.warning("%s: %s %s cannot be read: %s", key, kind, what.name, what.why, extra={"job": key})
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_operator.gang.kueue import CLAIMS, workload_named
-from rlhf_operator.gang.kueue_workload import Workload, is_workload, workload_of
-from rlhf_operator.reconcile.applied import FINGERPRINT
-from rlhf_operator.reconcile.pod import Pod, pod_of
+from rlhf_operator.gang.kueue_workload import KueueWorkload, is_workload, workload_of
+from rlhf_operator.reconcile.last_applied import FINGERPRINT
+from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
 from rlhf_operator.stored_job import stored_of
-from rlhf_operator.untrusted import NAME_MAX, Identity, Unreadable, UnreadableError, identity_of, text
+from rlhf_operator.untrusted import NAME_MAX, ObjectIdentity, UnreadableError, UnreadableObject, identity_of, text
 
 Json = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Index:
     """Jobs, pods and other objects by job key."""
 
     def __init__(
-        self, on_unreadable: Callable[[str, str, Unreadable], None] | None = None, operator_class: str = ""
+        self, on_unreadable: Callable[[str, str, UnreadableObject], None] | None = None, operator_class: str = ""
     ) -> None:
         """`on_unreadable(kind, key, what)` is told of an object that cannot be read, once for each reason.
 
@@ -81,13 +81,13 @@ class Index:
         self._on_unreadable = on_unreadable or (lambda kind, key, what: None)
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
         """Job -> (version, uid, body); of one of another class the body is empty."""
-        self._pods: dict[str, dict[str, Pod | Unreadable]] = {}
+        self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
         self._others: dict[str, dict[tuple[str, str], Other]] = {}
-        self._workloads: dict[str, dict[str, Workload]] = {}
-        self._strange: dict[str, dict[str, tuple[str, Unreadable]]] = {}
+        self._workloads: dict[str, dict[str, KueueWorkload]] = {}
+        self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
         """Job -> uid -> (kind, what): objects beside pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._ended: dict[str, dict[str, Pod]] = {}
+        self._ended: dict[str, dict[str, ObservedPod]] = {}
         """Job -> uid -> last version of deleted pods that no turn has accounted for."""
 
     def jobs(self) -> Iterator[str]:
@@ -112,7 +112,7 @@ class Index:
         try:
             found = stored_of(body)
         except UnreadableError as error:
-            self._on_unreadable(names.KIND, key or "", Unreadable("", "", 0, "", str(error)))
+            self._on_unreadable(names.KIND, key or "", UnreadableObject("", "", 0, "", str(error)))
             return False
         if key is None or found.version <= self.version(key) or found.uid in self._gone:
             return False
@@ -122,7 +122,7 @@ class Index:
             self._jobs[key] = found.version, found.uid, b""
             return ours
         if found.wrong:
-            what = Unreadable(key.partition("/")[2], found.uid, found.version, "", found.wrong)
+            what = UnreadableObject(key.partition("/")[2], found.uid, found.version, "", found.wrong)
             self._on_unreadable(names.KIND, key, what)
         self._jobs[key] = found.version, found.uid, found.body
         return True
@@ -135,23 +135,23 @@ class Index:
             del self._jobs[key]
             self._ended.pop(key, None)
 
-    def pods(self, key: str, uid: str) -> tuple[dict[str, Pod], frozenset[str]]:
+    def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
         """The pods of the job of that uid by name, and the names taken by others: those of an earlier job of its name,
         those of somebody else, and those that cannot be read."""
         found = self._pods.get(key, {})
-        ours = {name: pod for name, pod in found.items() if isinstance(pod, Pod) and pod.owner == uid}
+        ours = {name: pod for name, pod in found.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
         return ours, frozenset(found.keys() - ours.keys())
 
-    def unreadable(self, key: str, uid: str) -> tuple[tuple[str, Unreadable], ...]:
+    def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
         """(kind, what) of the objects of the job of that uid that cannot be read."""
-        pods = (("Pod", each) for each in self._pods.get(key, {}).values() if isinstance(each, Unreadable))
+        pods = (("Pod", each) for each in self._pods.get(key, {}).values() if isinstance(each, UnreadableObject))
         found = [*pods, *self._strange.get(key, {}).values()]
         return tuple((kind, each) for kind, each in found if each.owner == uid)[:UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
         """A version of a pod was seen; whether anything that decisions read is another than was known."""
         pod = pod_of(body)
-        if isinstance(pod, Unreadable) and not pod.uid:
+        if isinstance(pod, UnreadableObject) and not pod.uid:
             return self._cannot_read(key, "Pod", None, pod.why)
         if pod.uid in self._gone:
             return False
@@ -160,7 +160,7 @@ class Index:
         if known is not None and known.uid == pod.uid and known.version >= pod.version:
             return False
         pods[pod.name] = pod
-        if isinstance(pod, Unreadable) and known != pod:
+        if isinstance(pod, UnreadableObject) and known != pod:
             self._on_unreadable("Pod", key, pod)
         return known != pod
 
@@ -170,7 +170,7 @@ class Index:
         The deletion may have been asked for and done between two turns, so that none saw the pod go.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
-        if isinstance(pod, Pod) and pod.deletion is not None and self.job(key) is not None:
+        if isinstance(pod, ObservedPod) and pod.deletion is not None and self.job(key) is not None:
             self._ended.setdefault(key, {})[uid] = pod
         self._bury(uid)
         pods = self._pods.get(key, {})
@@ -179,11 +179,11 @@ class Index:
             if not pods:
                 del self._pods[key]
 
-    def ended(self, key: str, uid: str) -> tuple[Pod, ...]:
+    def ended(self, key: str, uid: str) -> tuple[ObservedPod, ...]:
         """Pods of the job of that uid that were deleted since they were last settled."""
         return tuple(pod for pod in self._ended.get(key, {}).values() if pod.owner == uid)
 
-    def settle(self, key: str, pods: Iterable[Pod]) -> None:
+    def settle(self, key: str, pods: Iterable[ObservedPod]) -> None:
         """These deleted pods are accounted for."""
         ended = self._ended.get(key, {})
         for pod in pods:
@@ -200,7 +200,7 @@ class Index:
         try:
             name, found = _other(meta)
         except UnreadableError as error:
-            self._on_unreadable(kind, key, Unreadable("", "", 0, "", str(error)))
+            self._on_unreadable(kind, key, UnreadableObject("", "", 0, "", str(error)))
             return False
         if found.uid in self._gone:
             return False
@@ -227,7 +227,7 @@ class Index:
         known = self._others.get(key, {}).get((kind, name))
         return known.uid if known and known.owner == uid else None
 
-    def workload(self, key: str, uid: str) -> Workload | None:
+    def workload(self, key: str, uid: str) -> KueueWorkload | None:
         """The Kueue Workload of the job of that uid; one of an earlier job of its name is on its way out."""
         found = self._workloads.get(key, {}).values()
         ours = next((each for each in found if each.owner == uid), None)
@@ -256,8 +256,8 @@ class Index:
         try:
             found = identity_of(meta)
         except UnreadableError:
-            found = Identity("", "", 0, "")
-        what = Unreadable(found.name, found.uid, found.version, found.owner, why)
+            found = ObjectIdentity("", "", 0, "")
+        what = UnreadableObject(found.name, found.uid, found.version, found.owner, why)
         strange = self._strange.setdefault(key, {}) if what.uid else {}
         known, strange[what.uid] = strange.get(what.uid), (kind, what)
         if known != (kind, what):

@@ -18,7 +18,7 @@ from rlhf_api import names
 from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.index import Index
-from rlhf_operator.reconcile import Deletion, PoolLabel
+from rlhf_operator.reconcile import PodDeletion, PoolLabel
 from rlhf_operator.reward_functions import given
 from rlhf_operator.untrusted import owner_of
 
@@ -205,7 +205,7 @@ class JobObjects:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
-    async def delete(self, key: str, pods: Sequence[Deletion]) -> None:
+    async def delete(self, key: str, pods: Sequence[PodDeletion]) -> None:
         """Deletes pods that are still those that were observed."""
         delete = partial(self._cluster.delete, "Pod", key.partition("/")[0])
         await all_of([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])

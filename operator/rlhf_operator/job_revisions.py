@@ -2,7 +2,7 @@
 
 A job's ConfigMap is read once, and again when the fingerprint that a watch delivers is another; so a job that nothing
 happens to costs no request. Where there is a job with pods and no revision, one pod of each group is read beside it.
-Owns a memory of what was read. Rule: judges nothing (`reconcile.revision` does) but whether it was there: what this
+Owns a memory of what was read. Rule: judges nothing (`reconcile.revisions` does) but whether it was there: what this
 process has read is still known when the ConfigMap is gone. Lost with the process.
 """
 
@@ -13,10 +13,10 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_operator.cluster import Cluster
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.pod import Pod
-from rlhf_operator.reconcile.revision import Kept, Running, digest, digests, running
+from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.revisions.revision import RunningContainer, StoredRevision, digest, digests, running
 
-NOTHING: Final = Kept()
+NOTHING: Final = StoredRevision()
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Read:
     uid: str
     fingerprint: str
     """Fingerprint of the ConfigMap that was read."""
-    kept: Kept
+    kept: StoredRevision
 
 
 class JobRevisions:
@@ -44,8 +44,8 @@ class JobRevisions:
         uid: str,
         applied: Mapping[tuple[str, str], str],
         status: Mapping[str, object],
-        pods: Mapping[str, Pod],
-    ) -> Kept:
+        pods: Mapping[str, ObservedPod],
+    ) -> StoredRevision:
         """What is known of the revision of the job of that uid; `applied`: fingerprints of the objects that exist.
         Raises ClusterError."""
         namespace, _, job = key.partition("/")
@@ -57,17 +57,17 @@ class JobRevisions:
             return NOTHING
         body = await self._cluster.get("ConfigMap", namespace, name)
         data = (body or {}).get("data") or {}
-        kept = Kept.of({str(key): str(text) for key, text in data.items()})
+        kept = StoredRevision.of({str(key): str(text) for key, text in data.items()})
         if digest(kept.data) in digests(status):
             self._read[key] = _Read(uid, fingerprint or "", kept)
             return kept
         # Written for another job of its name, by an operator that made none, or by somebody else: looked at each time.
         self._read.pop(key, None)
-        return Kept(kept.packed, await self._running(namespace, pods))
+        return StoredRevision(kept.packed, await self._running(namespace, pods))
 
-    async def _running(self, namespace: str, pods: Mapping[str, Pod]) -> dict[Group, Running]:
+    async def _running(self, namespace: str, pods: Mapping[str, ObservedPod]) -> dict[Group, RunningContainer]:
         """Of one pod of each group."""
-        containers: dict[Group, Running] = {}
+        containers: dict[Group, RunningContainer] = {}
         for pod in pods.values():
             if pod.group not in containers and pod.active:
                 body = await self._cluster.get("Pod", namespace, pod.name)

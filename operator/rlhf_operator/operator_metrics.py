@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rlhf_api.conditions import ConditionType
 from rlhf_operator.job_metrics import CONDITION, PODS, POOL, RESTARTS, STREAMS, THRESHOLD, WANTED, JobSeries, Values
-from rlhf_operator.reconcile import Observed, Plan
-from rlhf_operator.reconcile.pod import time_of
+from rlhf_operator.reconcile import ObservedJob, ReconcilePlan
+from rlhf_operator.reconcile.observed_pod import time_of
 from rlhf_operator.workqueue import Snapshot
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -82,7 +82,7 @@ class OperatorMetrics:
         self.depth.set(snapshot.depth)
         self.oldest.set(snapshot.oldest_age_seconds)
 
-    def see(self, job: Mapping[str, Any], observed: Observed, plan: Plan) -> None:
+    def see(self, job: Mapping[str, Any], observed: ObservedJob, plan: ReconcilePlan) -> None:
         """What a reconcile of a job saw and found."""
         meta = job["metadata"]
         place = (str(meta["namespace"]), str(meta["name"]))
@@ -110,7 +110,7 @@ class OperatorMetrics:
         self.jobs.forget(key)
 
 
-def _sizes(observed: Observed, status: Mapping[str, Any]) -> dict[str, Values]:
+def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[str, Values]:
     groups = status.get("groups") or []
     found: dict[str, Values] = {
         WANTED: {(str(each["name"]),): float(each["desired"]) for each in groups if each["name"] in _RESIZED}

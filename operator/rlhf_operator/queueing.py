@@ -15,10 +15,10 @@ from rlhf_operator.cluster import Cluster, RefusedError
 from rlhf_operator.gang.apis import KUEUE, PRIORITY_CLASS, Served
 from rlhf_operator.gang.kueue import priority_of
 from rlhf_operator.gang.kueue_workload import (
-    Placement,
-    Priority,
-    Report,
-    Workload,
+    KueueWorkload,
+    PodPlacement,
+    QueuePriority,
+    WorkloadReport,
     flavor_of,
     is_workload,
     priority_value,
@@ -45,7 +45,7 @@ class Queueing:
         self.served = Served()
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
-    async def flavors(self, workload: Workload | None) -> Mapping[str, Placement]:
+    async def flavors(self, workload: KueueWorkload | None) -> Mapping[str, PodPlacement]:
         """Flavors that an admission names, by name; one that cannot be read is left out."""
         version = self.served.version(KUEUE)
         if workload is None or version is None:
@@ -55,7 +55,7 @@ class Queueing:
         found = {name: _read_as(flavor_of, "ResourceFlavor", name, body) for name, body in bodies.items()}
         return {name: each for name, each in found.items() if each is not None}
 
-    async def priority(self, job: Json) -> Priority | None:
+    async def priority(self, job: Json) -> QueuePriority | None:
         """The class that orders a stored job in its queue."""
         version, labels = self.served.version(KUEUE), job["metadata"].get("labels") or {}
         named = priority_of(labels, job.get("spec") or {})
@@ -63,7 +63,7 @@ class Queueing:
             return None
         kind, name = named
         body = await self._read(PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)
-        return Priority(kind, name, _read_as(priority_value, kind, name, body))
+        return QueuePriority(kind, name, _read_as(priority_value, kind, name, body))
 
     async def _read(self, kind: str, name: str) -> Json | None:
         """An object without a namespace, not older than READ_SECONDS; None when it is not there or may not be read."""
@@ -85,7 +85,7 @@ class Queueing:
             if there is not None:
                 await self._cluster.delete(kind, key.partition("/")[0], name, there)
 
-    async def report(self, index: Index, key: str, uid: str, report: Report, now: datetime) -> None:
+    async def report(self, index: Index, key: str, uid: str, report: WorkloadReport, now: datetime) -> None:
         """Writes into the status of the job's Workload. Raises ConflictError when it is another by now."""
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):

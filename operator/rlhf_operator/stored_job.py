@@ -33,7 +33,7 @@ _ENTRIES: Final = ("conditions", "groups")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredJob:
     """A job to remember."""
 
     version: int
@@ -46,7 +46,7 @@ class Stored:
     """Which operators reconcile it."""
 
 
-def stored_of(body: Mapping[str, Any]) -> Stored:
+def stored_of(body: Mapping[str, Any]) -> StoredJob:
     """From the API server's object. Raises UnreadableError when it cannot even be told which job it is."""
     meta = body.get("metadata")
     found = identity_of(meta)
@@ -64,7 +64,7 @@ def stored_of(body: Mapping[str, Any]) -> Stored:
     job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
     named = spec.get("operatorClass") if isinstance(spec, dict) else None
     written = json.dumps(job, separators=(",", ":")).encode()
-    return Stored(found.version, found.uid, written, wrong or odd, named if isinstance(named, str) else "")
+    return StoredJob(found.version, found.uid, written, wrong or odd, named if isinstance(named, str) else "")
 
 
 def _metadata(meta: Mapping[str, Any]) -> Json:

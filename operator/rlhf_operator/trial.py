@@ -22,9 +22,9 @@ from rlhf_operator.cluster import Cluster, ConflictError, InvalidError, RefusedE
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.checks import problems_of_pods
 from rlhf_operator.manifests.render import pod
-from rlhf_operator.reconcile import Pod
-from rlhf_operator.reconcile.admission import admit
-from rlhf_operator.reconcile.reconcile import TRIAL_AGAIN_SECONDS
+from rlhf_operator.reconcile import ObservedPod
+from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.reconcile import TRIAL_RETRY_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,14 @@ class Trials:
         """The job is gone."""
         self._verdicts.pop(key, None)
 
-    async def verdict(self, key: str, body: Json, pods: Mapping[str, Pod]) -> str:
+    async def verdict(self, key: str, body: Json, pods: Mapping[str, ObservedPod]) -> str:
         """Why the API server takes no pods of a stored job; empty when it does, or cannot say now."""
         meta = body["metadata"]
         of = (str(meta["uid"]), int(meta.get("generation") or 0))
         known = self._verdicts.get(key)
         if known is not None and known.of == of and (not known.words or self._clock() < known.until):
             return known.words
-        admission = admit(body)
+        admission = parse_job(body)
         if admission.job is None or not admission.planned:
             return ""
         made = {(each.group, each.template) for each in pods.values() if each.active}
@@ -83,7 +83,7 @@ class Trials:
         words = "; ".join(each for each in refused if each)
         if words:
             log.warning("%s: %s", key, words, extra={"job": key})
-        self._verdicts[key] = _Verdict(of, words, self._clock() + TRIAL_AGAIN_SECONDS)
+        self._verdicts[key] = _Verdict(of, words, self._clock() + TRIAL_RETRY_SECONDS)
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:

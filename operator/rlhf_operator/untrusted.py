@@ -51,7 +51,7 @@ def bounded(body: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableObject:
     """An object of which no more can be read than which one it is."""
 
     name: str
@@ -66,7 +66,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ObjectIdentity:
     """Which object it is; of one that is kept, this can always be read."""
 
     name: str
@@ -75,10 +75,10 @@ class Identity:
     owner: str
 
 
-def identity_of(meta: Any) -> Identity:
+def identity_of(meta: Any) -> ObjectIdentity:
     """From `metadata`. Raises UnreadableError."""
     found = mapping(meta, "metadata")
-    return Identity(
+    return ObjectIdentity(
         text(found.get("name"), "metadata.name", NAME_MAX, empty=False),
         text(found.get("uid"), "metadata.uid", NAME_MAX, empty=False),
         whole(found.get("resourceVersion"), "metadata.resourceVersion"),

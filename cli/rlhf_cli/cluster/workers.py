@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_cli.cluster.stored import moment
-from rlhf_operator.reconcile.pod import Pod, pod_of
-from rlhf_operator.reconcile.troubles import CONFIG_REASONS, IMAGE_REASONS
-from rlhf_operator.reconcile.words import how_it_ended
+from rlhf_operator.reconcile.diagnostics import CONFIG_REASONS, IMAGE_REASONS
+from rlhf_operator.reconcile.exit_messages import how_it_ended
+from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
 
 Json = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ _ORDER: Final = {group.value: number for number, group in enumerate(names.Group)
 class Worker:
     """One pod."""
 
-    pod: Pod
+    pod: ObservedPod
     name: str
     """generation-0, coordinator."""
     node: str
@@ -59,11 +59,11 @@ def workers(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> li
     """Pods of a job, the coordinator first. `events` may be those of the whole namespace."""
     said = _warnings(events)
     read = [(body, pod_of(body)) for body in bodies]
-    found = [_worker(body, pod, said.get(pod.uid), now) for body, pod in read if isinstance(pod, Pod)]
+    found = [_worker(body, pod, said.get(pod.uid), now) for body, pod in read if isinstance(pod, ObservedPod)]
     return sorted(found, key=lambda each: (_ORDER.get(each.pod.group, 9), each.pod.index))
 
 
-def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker:
+def _worker(body: Json, pod: ObservedPod, warning: Json | None, now: datetime) -> Worker:
     statuses = (body.get("status") or {}).get("containerStatuses") or []
     over = any("terminated" in (each.get("state") or {}) for each in statuses)
     node = str((body.get("spec") or {}).get("nodeName") or "")
@@ -81,7 +81,7 @@ def _worker(body: Json, pod: Pod, warning: Json | None, now: datetime) -> Worker
     )
 
 
-def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool, placed: bool) -> tuple[str, str]:
+def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool, placed: bool) -> tuple[str, str]:
     """(one word, sentence); `over`: its container ended and may be started again, `placed`: it has a node."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
@@ -111,11 +111,11 @@ def _state(pod: Pod, warning: Json | None, now: datetime, *, over: bool, placed:
     return pod.waiting or _waits(pod), f"before: {ended}" if ended else ""
 
 
-def _waits(pod: Pod) -> str:
+def _waits(pod: ObservedPod) -> str:
     return "Starting" if pod.phase == "Running" else "Pending"
 
 
-def _grace(pod: Pod, now: datetime) -> str:
+def _grace(pod: ObservedPod, now: datetime) -> str:
     assert pod.deletion is not None
     left = (pod.deletion - now).total_seconds()
     return f"it may take another {left:.0f}s" if left > 0 else "its time is over, and its node has not ended it"

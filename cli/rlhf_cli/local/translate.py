@@ -16,7 +16,7 @@ from rlhf_api.names import Env, Group
 from rlhf_cli.local.devices import Demand, Share
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.ports import LOOPBACK
-from rlhf_operator.manifests import Objects
+from rlhf_operator.manifests import RenderedObjects
 from rlhf_operator.manifests.paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
@@ -81,7 +81,7 @@ class Place:
         return self.run_dir / "logs" / f"{worker}.log"
 
 
-def demands(objects: Objects) -> list[Demand]:
+def demands(objects: RenderedObjects) -> list[Demand]:
     """What the pods need of a machine, in their order."""
     found = []
     for pod in objects.pods:
@@ -93,7 +93,7 @@ def demands(objects: Objects) -> list[Demand]:
 
 
 def processes(
-    objects: Objects,
+    objects: RenderedObjects,
     place: Place,
     shares: Mapping[str, Share],
     ports: Iterator[int],
@@ -115,7 +115,7 @@ def processes(
     return found
 
 
-def job_file(objects: Objects) -> bytes:
+def job_file(objects: RenderedObjects) -> bytes:
     """The resolved job, as the ConfigMap holds it for the coordinator's pod."""
     (found,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
     return str(found["data"][JOB_KEY]).encode()

@@ -4,7 +4,7 @@ Pure but for `discovery`: the job and what the cluster serves give the objects t
 """
 
 from rlhf_operator.gang.apis import Served
-from rlhf_operator.gang.backend import Backend, Choice
+from rlhf_operator.gang.backend import GangBackend, GangChoice
 from rlhf_operator.gang.choose import choose
 
-__all__ = ["Backend", "Choice", "Served", "choose"]
+__all__ = ["GangBackend", "GangChoice", "Served", "choose"]

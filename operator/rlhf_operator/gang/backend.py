@@ -14,7 +14,7 @@ from rlhf_api.names import Group
 Json = dict[str, Any]
 
 
-class Backend(Protocol):
+class GangBackend(Protocol):
     """One way to place a job's pods together."""
 
     @property
@@ -33,10 +33,10 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class GangChoice:
     """Which backend places a job, or why none can."""
 
-    backend: Backend | None = None
+    backend: GangBackend | None = None
     problem: str = ""
     """Why the job can not be placed as it asks, and what would help; empty when it can."""
     reason: PlannedReason = PlannedReason.NOT_SERVED

@@ -12,19 +12,19 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_operator.gang import coscheduling, volcano
 from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, Served
-from rlhf_operator.gang.backend import Backend, Choice
-from rlhf_operator.gang.coscheduling import Coscheduling
-from rlhf_operator.gang.kueue import Kueue, queue_of
+from rlhf_operator.gang.backend import GangBackend, GangChoice
+from rlhf_operator.gang.coscheduling import CoschedulingBackend
+from rlhf_operator.gang.kueue import KueueBackend, queue_of
 from rlhf_operator.gang.members import DEFAULT_SCHEDULER, schedulers
-from rlhf_operator.gang.native import Native
-from rlhf_operator.gang.volcano import Volcano
+from rlhf_operator.gang.native import NativeBackend
+from rlhf_operator.gang.volcano import VolcanoBackend
 
 _FIELD: Final = "spec.scheduling.gang.mode"
-_MAKE: Final[Mapping[str, Callable[[str], Backend]]] = {
-    NATIVE: Native,
-    KUEUE: Kueue,
-    VOLCANO: Volcano,
-    COSCHEDULING: Coscheduling,
+_MAKE: Final[Mapping[str, Callable[[str], GangBackend]]] = {
+    NATIVE: NativeBackend,
+    KUEUE: KueueBackend,
+    VOLCANO: VolcanoBackend,
+    COSCHEDULING: CoschedulingBackend,
 }
 _BY_SCHEDULER: Final = {volcano.SCHEDULER: VOLCANO, coscheduling.SCHEDULER: COSCHEDULING}
 _TO_GET: Final = {
@@ -35,38 +35,42 @@ _TO_GET: Final = {
 }
 
 
-def choose(job: RLHFJob, served: Served) -> Choice:
+def choose(job: RLHFJob, served: Served) -> GangChoice:
     """The backend of a job on a cluster."""
     mode, named = job.spec.scheduling.gang.mode, schedulers(job)
     if mode not in ("Disabled", "Auto") and len(named) > 1:
-        return Choice(problem=_two(named), reason=PlannedReason.INVALID)
+        return GangChoice(problem=_two(named), reason=PlannedReason.INVALID)
     if mode == "Disabled":
-        return Choice()
+        return GangChoice()
     if mode == "Auto":
         return _auto(job, served, named)
     version = served.version(mode)
     if version is None:
-        return Choice(problem=_lacking(mode, served))
+        return GangChoice(problem=_lacking(mode, served))
     if mode == KUEUE and queue_of(job) is None:
         told = f"{_FIELD}: {mode}: needs the label {QUEUE_LABEL}: set it to the name of a LocalQueue of the namespace"
-        return Choice(problem=told, reason=PlannedReason.INVALID)
-    return Choice(_MAKE[mode](version))
+        return GangChoice(problem=told, reason=PlannedReason.INVALID)
+    return GangChoice(_MAKE[mode](version))
 
 
-def _auto(job: RLHFJob, served: Served, named: set[str]) -> Choice:
+def _auto(job: RLHFJob, served: Served, named: set[str]) -> GangChoice:
     queue = queue_of(job)
     if queue is not None and (version := served.version(KUEUE)) is not None:
-        return Choice(Kueue(version)) if len(named) < 2 else Choice(problem=_two(named), reason=PlannedReason.INVALID)
+        return (
+            GangChoice(KueueBackend(version))
+            if len(named) < 2
+            else GangChoice(problem=_two(named), reason=PlannedReason.INVALID)
+        )
     note = ""
     if queue is not None:
         note = f"the label {QUEUE_LABEL}: {queue} has no effect: {_why(KUEUE, served)}"
     if len(named) > 1:
-        return Choice(note=note)
+        return GangChoice(note=note)
     [name] = named or {DEFAULT_SCHEDULER}
     mode = NATIVE if name == DEFAULT_SCHEDULER else _BY_SCHEDULER.get(name)
     if mode is None or (version := served.version(mode)) is None:
-        return Choice(note=note)
-    return Choice(_MAKE[mode](version), note=note)
+        return GangChoice(note=note)
+    return GangChoice(_MAKE[mode](version), note=note)
 
 
 def _lacking(mode: str, served: Served) -> str:

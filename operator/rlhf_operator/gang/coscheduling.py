@@ -22,7 +22,7 @@ GROUP_LABEL: Final = "scheduling.x-k8s.io/pod-group"
 
 
 @dataclass(frozen=True)
-class Coscheduling:
+class CoschedulingBackend:
     """scheduling.x-k8s.io in one version."""
 
     version: str

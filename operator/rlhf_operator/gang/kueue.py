@@ -16,7 +16,7 @@ from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_api.names import GROUP, LABEL_GROUP, Group
 from rlhf_operator.gang.apis import KUEUE
 from rlhf_operator.gang.backend import labelled, with_scheduler
-from rlhf_operator.gang.kueue_workload import Decision, Priority
+from rlhf_operator.gang.kueue_workload import QueueDecision, QueuePriority
 from rlhf_operator.gang.members import counts, scheduler
 from rlhf_operator.manifests import identity
 
@@ -32,16 +32,16 @@ _PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassNam
 
 
 @dataclass(frozen=True)
-class Kueue:
+class KueueBackend:
     """kueue.x-k8s.io in one version."""
 
     version: str
     """apiVersion."""
     mode: str = KUEUE
     fixed: bool = False
-    decision: Decision | None = None
+    decision: QueueDecision | None = None
     """Where admitted pods go; None before there is an admission."""
-    priority: Priority | None = None
+    priority: QueuePriority | None = None
     claims: str = ""
     """Fingerprint of what one pod of each group asks for, where that is another one than `claims` computes."""
 

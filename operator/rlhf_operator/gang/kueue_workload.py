@@ -27,7 +27,7 @@ REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
 
 
 @dataclass(frozen=True)
-class Placement:
+class PodPlacement:
     """What the pods of one pod set get by the admission."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Priority:
+class QueuePriority:
     """The class by which Kueue orders a job among those that wait."""
 
     kind: str
@@ -48,7 +48,7 @@ class Priority:
 
 
 @dataclass(frozen=True)
-class Workload:
+class KueueWorkload:
     """A Workload as far as decisions read it."""
 
     version: int
@@ -69,7 +69,7 @@ class Workload:
     """The ClusterQueue whose quota is reserved; empty: none is."""
     flavors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Pod set -> ResourceFlavors it was assigned."""
-    updates: Mapping[str, Placement] = field(default_factory=dict)
+    updates: Mapping[str, PodPlacement] = field(default_factory=dict)
     """Pod set -> what admission checks add to its pods."""
 
     def holds(self, condition: str) -> bool:
@@ -78,11 +78,11 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Decision:
+class QueueDecision:
     """An admission with the flavors that it names."""
 
-    workload: Workload
-    flavors: Mapping[str, Placement]
+    workload: KueueWorkload
+    flavors: Mapping[str, PodPlacement]
     """ResourceFlavor -> its node labels and tolerations, of those that could be read."""
 
     @property
@@ -91,14 +91,14 @@ class Decision:
         named = {name for names in self.workload.flavors.values() for name in names}
         return sorted(named - self.flavors.keys())
 
-    def placement(self, pod_set: str) -> Placement:
+    def placement(self, pod_set: str) -> PodPlacement:
         """Of all flavors and admission checks together."""
         parts = [self.flavors[name] for name in self.workload.flavors.get(pod_set, ()) if name in self.flavors]
         if pod_set in self.workload.updates:
             parts.append(self.workload.updates[pod_set])
-        found = Placement()
+        found = PodPlacement()
         for part in parts:
-            found = Placement(
+            found = PodPlacement(
                 {**found.node_selector, **part.node_selector},
                 [*found.tolerations, *(each for each in part.tolerations if each not in found.tolerations)],
                 {**found.labels, **part.labels},
@@ -108,7 +108,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Gate:
+class QueueGate:
     """Whether pods may exist."""
 
     open: bool
@@ -121,7 +121,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkloadReport:
     """What Kueue is told: conditions of the Workload, and that the reservation is given back."""
 
     conditions: Mapping[str, tuple[str, str, str]]
@@ -133,14 +133,14 @@ def is_workload(kind: str) -> bool:
     return kind.startswith("kueue.x-k8s.io/") and kind.endswith("/Workload")
 
 
-def workload_of(body: Mapping[str, Any], claims_key: str) -> Workload:
+def workload_of(body: Mapping[str, Any], claims_key: str) -> KueueWorkload:
     """From the API server's object; `claims_key` is the annotation with the fingerprint. Raises UnreadableError."""
     bounded(body)
     known = identity_of(body.get("metadata"))
     meta, spec, status = body["metadata"], mapping(body.get("spec"), "spec"), mapping(body.get("status"), "status")
     admission = mapping(status.get("admission"), "status.admission")
     conditions = listed(status.get("conditions"), "status.conditions")
-    return Workload(
+    return KueueWorkload(
         version=known.version,
         uid=known.uid,
         name=known.name,
@@ -192,11 +192,11 @@ def _texts(value: Any, field: str) -> dict[str, str]:
     return {str(name): text(each, f"{field}[{name}]", VALUE_MAX) for name, each in found.items()}
 
 
-def flavor_of(body: Mapping[str, Any]) -> Placement:
+def flavor_of(body: Mapping[str, Any]) -> PodPlacement:
     """A ResourceFlavor as what it asks of pods. Raises UnreadableError."""
     bounded(body)
     spec = mapping(body.get("spec"), "spec")
-    return Placement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))
+    return PodPlacement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))
 
 
 def _tolerations(value: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], ...]:
@@ -211,32 +211,36 @@ def priority_value(body: Mapping[str, Any]) -> int:
     return value
 
 
-def gate(queue: str, workload: Workload | None, counts: Mapping[str, int], claims: str) -> Gate:
+def gate(queue: str, workload: KueueWorkload | None, counts: Mapping[str, int], claims: str) -> QueueGate:
     """`counts`: pods the job wants of each group; `claims`: fingerprint of what they ask for."""
     asks = f"asks LocalQueue {queue} for {sum(counts.values())} pods"
     if workload is None:
-        return Gate(False, AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
     if workload.going:
-        return Gate(False, AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
-        return Gate(False, AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
+        return QueueGate(False, AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
     if workload.holds("Finished"):
         told = f"{asks} anew, as its Workload was marked as finished by somebody else"
-        return Gate(False, AdmittedReason.WAITING, told, renew=True)
+        return QueueGate(False, AdmittedReason.WAITING, told, renew=True)
     if not reserved or not workload.holds("Admitted"):
-        return Gate(False, AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
     more = {name: count for name, count in counts.items() if count > workload.counts.get(name, 0)}
     if workload.claims != claims:
-        return Gate(False, AdmittedReason.WAITING, f"{asks} anew, as its pods ask for something else now", renew=True)
+        return QueueGate(
+            False, AdmittedReason.WAITING, f"{asks} anew, as its pods ask for something else now", renew=True
+        )
     if more or queue != workload.queue:
         why = ", ".join(f"{name} is {count}, not {workload.counts.get(name, 0)}" for name, count in more.items())
         told = f"{asks} anew: {why or f'it was admitted through {workload.queue}'}"
-        return Gate(False, AdmittedReason.WAITING, told, renew=True)
-    return Gate(True, AdmittedReason.ADMITTED, f"LocalQueue {queue}: ClusterQueue {workload.cluster_queue} has room")
+        return QueueGate(False, AdmittedReason.WAITING, told, renew=True)
+    return QueueGate(
+        True, AdmittedReason.ADMITTED, f"LocalQueue {queue}: ClusterQueue {workload.cluster_queue} has room"
+    )
 
 
-def report(gate: Gate, workload: Workload, *, pods: bool, ready: bool) -> Report | None:
+def report(gate: QueueGate, workload: KueueWorkload, *, pods: bool, ready: bool) -> WorkloadReport | None:
     """What the Workload's status should say besides; None when it does. `pods`: any are left."""
     if gate.open:
         known = workload.conditions.get("PodsReady", ("", "", ""))
@@ -244,10 +248,10 @@ def report(gate: Gate, workload: Workload, *, pods: bool, ready: bool) -> Report
             return None
         reason = "Started" if ready else "WaitForRecovery" if known[0] == "True" else "WaitForStart"
         told = "all pods that an iteration needs are ready" if ready else "pods that an iteration needs are not ready"
-        return Report({"PodsReady": (str(ready), reason, told)})
+        return WorkloadReport({"PodsReady": (str(ready), reason, told)})
     if gate.release and not pods:
         reason, message = workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[1:]
-        return Report(
+        return WorkloadReport(
             {
                 "Requeued": (str(reason in REQUEUED_BY), reason, message),
                 "QuotaReserved": ("False", "Pending", message),
@@ -258,14 +262,14 @@ def report(gate: Gate, workload: Workload, *, pods: bool, ready: bool) -> Report
     return None
 
 
-def finished(workload: Workload, message: str, *, succeeded: bool) -> Report | None:
+def finished(workload: KueueWorkload, message: str, *, succeeded: bool) -> WorkloadReport | None:
     """Told once when the job has ended, which frees its quota."""
     if workload.holds("Finished"):
         return None
-    return Report({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
+    return WorkloadReport({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
 
 
-def with_report(body: Json, report: Report, now: str) -> Json:
+def with_report(body: Json, report: WorkloadReport, now: str) -> Json:
     """The Workload with the report in its status; times of conditions that do not change are kept.
 
     Raises UnreadableError.
@@ -290,7 +294,7 @@ def with_report(body: Json, report: Report, now: str) -> Json:
     return {**body, "status": status}
 
 
-def _why_not(workload: Workload) -> str:
+def _why_not(workload: KueueWorkload) -> str:
     """In Kueue's own words."""
     for kind in ("Admitted", "QuotaReserved"):
         status, _, message = workload.conditions.get(kind, ("", "", ""))
@@ -299,7 +303,7 @@ def _why_not(workload: Workload) -> str:
     return "admission checks are not done" if workload.cluster_queue else "no quota is reserved yet"
 
 
-def _evicted(queue: str, workload: Workload) -> str:
+def _evicted(queue: str, workload: KueueWorkload) -> str:
     reason, message = workload.conditions.get("Evicted", ("", "", ""))[1:]
     if not workload.active:
         return f"LocalQueue {queue}: the Workload is deactivated (its spec.active is false): set it to true to go on"
@@ -308,12 +312,12 @@ def _evicted(queue: str, workload: Workload) -> str:
     )
 
 
-def _updates(checks: Sequence[Mapping[str, Any]]) -> dict[str, Placement]:
-    place, found = "status.admissionChecks.podSetUpdates", dict[str, Placement]()
+def _updates(checks: Sequence[Mapping[str, Any]]) -> dict[str, PodPlacement]:
+    place, found = "status.admissionChecks.podSetUpdates", dict[str, PodPlacement]()
     for update in (each for check in checks for each in listed(check.get("podSetUpdates"), place)):
         name = text(update.get("name"), f"{place}.name", NAME_MAX, empty=False)
-        before = found.get(name, Placement())
-        found[name] = Placement(
+        before = found.get(name, PodPlacement())
+        found[name] = PodPlacement(
             {**before.node_selector, **_texts(update.get("nodeSelector"), f"{place}.nodeSelector")},
             [*before.tolerations, *_tolerations(update, place)],
             {**before.labels, **_texts(update.get("labels"), f"{place}.labels")},

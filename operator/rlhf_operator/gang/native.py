@@ -24,7 +24,7 @@ TEMPLATE: Final = "job"
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeBackend:
     """scheduling.k8s.io in one version."""
 
     version: str

@@ -23,7 +23,7 @@ GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
 @dataclass(frozen=True)
-class Volcano:
+class VolcanoBackend:
     """scheduling.volcano.sh in one version."""
 
     version: str

@@ -53,7 +53,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Objects:
+class RenderedObjects:
     """Objects of a job."""
 
     supporting: list[Json]
@@ -86,14 +86,14 @@ def render(
     certificates: Mapping[str, bytes],
     images: Images | None = None,
     epochs: Mapping[Group, int] | None = None,
-) -> Objects:
+) -> RenderedObjects:
     """The objects of a resolved job; `epochs` counts the restarts of each group. Raises TemplateError."""
     images, epochs = images or Images(), epochs or {}
     pods = [pod(job, Group.COORDINATOR, 0, images, epochs.get(Group.COORDINATOR, 0))]
     for group, count, _ in workers(job):
         pods += [pod(job, group, index, images, epochs.get(group, 0)) for index in range(count)]
     first, *others = plain(job)
-    return Objects([first, secret(job, certificates), *others], pods)
+    return RenderedObjects([first, secret(job, certificates), *others], pods)
 
 
 def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -> list[Json]:
@@ -104,7 +104,7 @@ def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -
 
 def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number = 0, mark: str = "") -> Json:
     """One pod of a resolved job; `mark` is its `template_mark` when that is known. Raises TemplateError."""
-    mark = mark or template_mark(job, group)
+    mark = mark or template_hash(job, group)
     if group is Group.COORDINATOR:
         return _coordinator(job, images, epoch, mark)
     labels = identity.labels(job, group, index, epoch)
@@ -164,7 +164,7 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
     return _finished(job, merged, mark)
 
 
-def template_mark(job: RLHFJob, group: Group) -> str:
+def template_hash(job: RLHFJob, group: Group) -> str:
     """Fingerprint of what the user says about a group's pods; the coordinator restarts with ranks, for a checkpoint.
 
     Of templates, and for the coordinator of the settings that it reads when it starts: neither another size nor another

@@ -14,10 +14,10 @@ from typing import Any, Final
 from rlhf_api.bounds import too_deep
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.structure import without_nulls
+from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests import guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
 from rlhf_operator.manifests.quantity import amount
-from rlhf_operator.remembering import remembered
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
     return _problems(text, path, frozenset(str(each.get("name")) for each in ours["spec"]["volumes"]), gpus)
 
 
-@remembered(REMEMBERED)
+@cached(REMEMBERED)
 def _problems(text: str, path: str, volumes: frozenset[str], gpus: int) -> tuple[Problem, ...]:
     if len(text) > MAX_CHARACTERS:
         return (Problem(path, None, f"has {len(text)} characters as JSON: must be at most {MAX_CHARACTERS}"),)

@@ -1,8 +1,18 @@
 """Reconcile: what is to be done for one job, given what was observed of it. Pure, level-triggered, idempotent."""
 
-from rlhf_operator.reconcile.observed import Observed, Reading
-from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
-from rlhf_operator.reconcile.pod import Pod, pod_of
+from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
 from rlhf_operator.reconcile.reconcile import reconcile
+from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion, PoolLabel, ReconcilePlan
 
-__all__ = ["Deletion", "Event", "Observed", "Plan", "Pod", "PoolLabel", "Reading", "pod_of", "reconcile"]
+__all__ = [
+    "CoordinatorReading",
+    "JobEvent",
+    "ObservedJob",
+    "ObservedPod",
+    "PodDeletion",
+    "PoolLabel",
+    "ReconcilePlan",
+    "pod_of",
+    "reconcile",
+]

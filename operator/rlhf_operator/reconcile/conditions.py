@@ -19,7 +19,7 @@ from rlhf_api.conditions import (
     RunningReason,
     SuspendedReason,
 )
-from rlhf_operator.reconcile.plan import Event
+from rlhf_operator.reconcile.reconcile_plan import JobEvent
 from rlhf_operator.untrusted import clean
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ class Conditions:
         """In the order of ConditionType; types of others are left alone by not being written."""
         return [self._found[kind] for kind in ConditionType]
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[JobEvent]:
         """One for every condition whose status or reason is another than before."""
         found = []
         for kind, now in self._found.items():
@@ -110,7 +110,7 @@ class Conditions:
                 before = now
             changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
             if changed and now["reason"] not in _SILENT:
-                found.append(Event(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
+                found.append(JobEvent(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
         # A finished job says so twice, as a condition of its own and as its phase; one is enough.
         return list({each.reason: each for each in found}.values())
 

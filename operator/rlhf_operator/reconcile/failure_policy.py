@@ -13,7 +13,7 @@ from rlhf_api import patterns
 from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.observed_pod import ObservedPod
 
 POLICY: Final = "spec.runPolicy.failurePolicy"
 VERDICTS: Final[Mapping[int, FinishedReason]] = {
@@ -38,7 +38,7 @@ REMEDIES: Final[Mapping[int, str]] = {
 
 
 @dataclass(frozen=True)
-class Ruling:
+class PolicyMatch:
     """What follows from an end."""
 
     action: str
@@ -57,20 +57,20 @@ class Ruling:
         return f" (rule {self.rule} of {POLICY})" if self.rule else ""
 
 
-def of_disruption(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
+def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
     """Of a pod that was preempted, drained, refused by its node or lost with it, or deleted by somebody else."""
     told = pod.disruption, pod.words
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_told(rule, *told))
-    return next((_ruling(rule) for rule in matching), Ruling("Ignore"))
+    return next((_ruling(rule) for rule in matching), PolicyMatch("Ignore"))
 
 
-def of_lost(rules: Sequence[FailureRule], pod: Pod, *, alone: bool) -> Ruling:
+def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
     """Of a pod whose process the coordinator has lost, `alone` or together with another that is counted."""
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
-    return next((_ruling(rule) for rule in matching), Ruling("Restart" if alone else "Ignore"))
+    return next((_ruling(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 
 
-def of_end(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
+def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
     """Of a pod or container that ended by itself, and badly."""
     assert pod.end is not None
     code, told = pod.end.code, (pod.end.reason, pod.end.message)
@@ -80,11 +80,11 @@ def of_end(rules: Sequence[FailureRule], pod: Pod) -> Ruling:
     if code is not None:
         final = code in VERDICTS if pod.group == Group.COORDINATOR else code in INCURABLE
         if final:
-            return Ruling("FailJob", reason=VERDICTS[code], remedy=REMEDIES.get(code, ""))
-    return Ruling("Restart")
+            return PolicyMatch("FailJob", reason=VERDICTS[code], remedy=REMEDIES.get(code, ""))
+    return PolicyMatch("Restart")
 
 
-def _about(rules: Sequence[FailureRule], pod: Pod) -> Iterable[FailureRule]:
+def _about(rules: Sequence[FailureRule], pod: ObservedPod) -> Iterable[FailureRule]:
     return (rule for rule in rules if rule.groups is None or pod.group in rule.groups)
 
 
@@ -93,7 +93,7 @@ def _has_exit_code(rule: FailureRule, code: int | None) -> bool:
     return wanted is not None and code is not None and (code in wanted.values) == (wanted.operator == "In")
 
 
-def _has_condition(rule: FailureRule, pod: Pod) -> bool:
+def _has_condition(rule: FailureRule, pod: ObservedPod) -> bool:
     patterns = rule.on_pod_conditions or []
     return any((each.type, each.status) in pod.conditions for each in patterns)
 
@@ -106,5 +106,5 @@ def _is_told(rule: FailureRule, reason: str, message: str) -> bool:
     return named and (wanted.message is None or patterns.found(wanted.message, message))
 
 
-def _ruling(rule: FailureRule) -> Ruling:
-    return Ruling(rule.action, rule.scope, rule.name)
+def _ruling(rule: FailureRule) -> PolicyMatch:
+    return PolicyMatch(rule.action, rule.scope, rule.name)

@@ -19,51 +19,51 @@ from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain
 from rlhf_operator.reconcile import (
-    back_off,
-    deletion,
-    forced,
-    life,
-    lost,
-    placement,
-    pool,
-    release,
+    finalizer,
+    forced_deletion,
+    gang_admission,
+    job_status,
+    lifecycle,
+    lost_workers,
+    migration_pool,
+    pod_back_off,
+    pod_replacement,
     resize,
-    restart,
-    scale,
-    status,
+    scaling,
+    start_back_off,
 )
-from rlhf_operator.reconcile.admission import Admission, admit
-from rlhf_operator.reconcile.applied import marked
-from rlhf_operator.reconcile.back_off import Place
 from rlhf_operator.reconcile.conditions import Conditions, rfc3339
-from rlhf_operator.reconcile.failure import Account, account
-from rlhf_operator.reconcile.observed import Observed
-from rlhf_operator.reconcile.pinning import Pinned, pinned
-from rlhf_operator.reconcile.plan import Deletion, Event, Plan, PoolLabel
-from rlhf_operator.reconcile.pod import PATIENCE, Pod, time_of
-from rlhf_operator.reconcile.troubles import look_again, unread
+from rlhf_operator.reconcile.diagnostics import requeue_after, unread
+from rlhf_operator.reconcile.failure_counter import FailureCounts, count_failures
+from rlhf_operator.reconcile.last_applied import with_fingerprint
+from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed_pod import PATIENCE, ObservedPod, time_of
+from rlhf_operator.reconcile.parsed_job import ParsedJob, parse_job
+from rlhf_operator.reconcile.pod_back_off import PodBackOff
+from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion, PoolLabel, ReconcilePlan
+from rlhf_operator.reconcile.revisions.pinning import PinnedJob, pin_revision
 
 Json = dict[str, Any]
 
-REFUSED_AGAIN_SECONDS: Final = 15.0
+REFUSED_RETRY_SECONDS: Final = 15.0
 """Between attempts at what the API server refused (quota), or where a name is taken: somebody has to act, and then
 waits for us."""
-TRIAL_AGAIN_SECONDS: Final = 300.0
+TRIAL_RETRY_SECONDS: Final = 300.0
 """Between dry runs of a template that the API server refuses; an edit of the job is tried at once."""
 
-PODS_A_TURN: Final = 250
+MAX_PODS_PER_RECONCILE: Final = 250
 """Pods one plan makes: 25 milliseconds of rendering, then other jobs have their turn."""
 
 
-def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
+def reconcile(job: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
     """What is to be done for the stored RLHFJob `job`."""
     before: Mapping[str, Any] = job.get("status") or {}
     conditions = Conditions(before.get("conditions") or [], now, job["metadata"].get("generation"))
-    if placement.foreign(job):
-        return Plan()
+    if gang_admission.foreign(job):
+        return ReconcilePlan()
     if job["metadata"].get("deletionTimestamp"):
-        return deletion.deleting(job, conditions, observed, now)
-    admission, placed = placement.placed(pinned(admit(job), job, observed), observed)
+        return finalizer.deleting(job, conditions, observed, now)
+    admission, placed = gang_admission.placed(pin_revision(parse_job(job), job, observed), observed)
     if admission.planned and observed.verdict and not admission.settled:
         admission = replace(admission, problem=observed.verdict, reason=PlannedReason.REFUSED)
     if admission.job is None:
@@ -73,10 +73,12 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
         plan = _finished(admission.job, conditions, before, observed, now)
     else:
         plan = _Visit(job, admission, placed, conditions, before, observed, now).plan()
-    return replace(plan, finalizer=deletion.hold(job, admission.job, finished=finished))
+    return replace(plan, finalizer=finalizer.hold(job, admission.job, finished=finished))
 
 
-def _refused(job: Mapping[str, Any], conditions: Conditions, admission: Admission, before: Mapping[str, Any]) -> Plan:
+def _refused(
+    job: Mapping[str, Any], conditions: Conditions, admission: ParsedJob, before: Mapping[str, Any]
+) -> ReconcilePlan:
     """Nothing can be read from the manifest, so what runs goes on as it is until the manifest is put right."""
     conditions.set(ConditionType.PLANNED, False, admission.reason, admission.problem)
     if conditions.reason(ConditionType.RUNNING) == RunningReason.PENDING:
@@ -85,23 +87,23 @@ def _refused(job: Mapping[str, Any], conditions: Conditions, admission: Admissio
     written = dict(before) | {"conditions": conditions.written()}
     if (generation := job["metadata"].get("generation")) is not None:
         written["observedGeneration"] = generation
-    return Plan() if written == before else Plan(status=written, events=tuple(conditions.events()))
+    return ReconcilePlan() if written == before else ReconcilePlan(status=written, events=tuple(conditions.events()))
 
 
 def _finished(
-    job: RLHFJob, conditions: Conditions, before: Mapping[str, Any], observed: Observed, now: datetime
-) -> Plan:
+    job: RLHFJob, conditions: Conditions, before: Mapping[str, Any], observed: ObservedJob, now: datetime
+) -> ReconcilePlan:
     """What still runs is stopped, what has ended is kept for its logs, until the job is too old."""
-    expiry = life.expiry(job, before)
+    expiry = lifecycle.expiry(job, before)
     if expiry is not None and expiry <= now:
-        return Plan(delete_job=True)
+        return ReconcilePlan(delete_job=True)
     left = [each for each in observed.pods.values() if each.active]
-    force = forced.after(job, before)
-    overdue = [*scale.overdue(observed.pods.values(), now, force), *scale.strangers(observed.unreadable)]
-    looks = [scale.next_overdue(observed.pods.values(), now, force), _seconds(expiry, now)]
+    force = forced_deletion.after(job, before)
+    overdue = [*scaling.overdue(observed.pods.values(), now, force), *scaling.strangers(observed.unreadable)]
+    looks = [scaling.next_overdue(observed.pods.values(), now, force), _seconds(expiry, now)]
     told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
-    report = None if left else placement.finished(observed, told, succeeded=succeeded)
-    return Plan(delete=(*_deletions(left), *overdue), report=report, look_again_after=_soonest(looks))
+    report = None if left else gang_admission.finished(observed, told, succeeded=succeeded)
+    return ReconcilePlan(delete=(*_deletions(left), *overdue), report=report, requeue_after=_soonest(looks))
 
 
 class _Visit:
@@ -110,11 +112,11 @@ class _Visit:
     def __init__(
         self,
         stored: Mapping[str, Any],
-        admission: Pinned,
-        placed: placement.Placement,
+        admission: PinnedJob,
+        placed: gang_admission.GangAdmission,
         conditions: Conditions,
         before: Mapping[str, Any],
-        observed: Observed,
+        observed: ObservedJob,
         now: datetime,
     ) -> None:
         assert admission.job is not None
@@ -123,39 +125,39 @@ class _Visit:
         self.conditions, self.before, self.observed, self.now = conditions, before, observed, now
         self.pods = observed.pods
         self.started = time_of(before.get("startTime"))
-        self.sizes = scale.desired(self.job)
+        self.sizes = scaling.desired(self.job)
         self.wanted = self._of_now(())
-        self.force = forced.after(self.job, before)
+        self.force = forced_deletion.after(self.job, before)
         self.generation = int(stored["metadata"].get("generation") or 0)
-        self.release = release.known(before)
+        self.release = start_back_off.known(before)
         if admission.planned and not self.resting:
             asked = self.job, self.pods, observed.reading, self.release, self.generation, now
-            self.release = release.decided(*asked)
+            self.release = start_back_off.decided(*asked)
         going_on = admission.planned and not self.resting
-        self.lost = lost.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
-        self.told: tuple[Event, ...] = ()
+        self.lost = lost_workers.lost(self.job, self.pods.values(), observed.reading, now) if going_on else {}
+        self.told: tuple[JobEvent, ...] = ()
         """Events that belong to no condition."""
-        self.places: Mapping[str, Place] = {}
+        self.places: Mapping[str, PodBackOff] = {}
         """Those whose pod ended lately."""
 
-    def plan(self) -> Plan:
+    def plan(self) -> ReconcilePlan:
         """The plan of this visit."""
         self._planned()
         accounts = self._accounts()
-        deadline = life.deadline(self.job, self.started)
+        deadline = lifecycle.deadline(self.job, self.started)
         if accounts.complete:
-            life.completed(self.conditions, self.job.spec.iterations)
+            lifecycle.completed(self.conditions, self.job.spec.iterations)
         elif accounts.verdict is not None:
-            life.failed(self.conditions, *accounts.verdict)
+            lifecycle.failed(self.conditions, *accounts.verdict)
         elif deadline is not None and deadline <= self.now and (self.released or not self.resting):
             told = f"spec.runPolicy.activeDeadlineSeconds is over since {rfc3339(deadline)}"
-            life.failed(self.conditions, FinishedReason.DEADLINE, told)
+            lifecycle.failed(self.conditions, FinishedReason.DEADLINE, told)
         elif self.resting:
             return self._suspended(accounts)
         else:
             return self._running(accounts, deadline)
         ends = [each for each in self.pods.values() if each.active]
-        return self._written(accounts, ends, Plan(), completion=self.now)
+        return self._written(accounts, ends, ReconcilePlan(), completion=self.now)
 
     @property
     def resting(self) -> bool:
@@ -172,95 +174,102 @@ class _Visit:
         """Something was not written the last time."""
         return bool(self.observed.refusals or self.observed.occupied)
 
-    def _of_now(self, scopes: Iterable[str]) -> restart.Wanted:
+    def _of_now(self, scopes: Iterable[str]) -> pod_replacement.DesiredVersions:
         marks = self.admission.hashes if self.admission.planned else {}
-        return restart.wanted(self.job, self.sizes, self.before, scopes, marks)
+        return pod_replacement.wanted(self.job, self.sizes, self.before, scopes, marks)
 
     def _planned(self) -> None:
         warnings = f"; warning: {self.admission.warnings}" if self.admission.warnings else ""
         told = self.admission.problem or f"{self.admission.note or 'the manifest is valid'}{warnings}"
         self.conditions.set(ConditionType.PLANNED, self.admission.planned, self.admission.reason, told)
         if self.admission.planned:
-            placement.admitted(self.conditions, self.placed, self.job, self.observed)
+            gang_admission.admitted(self.conditions, self.placed, self.job, self.observed)
 
-    def _accounts(self) -> Account:
+    def _accounts(self) -> FailureCounts:
         policy, stopping = self.job.spec.run_policy, self.resting
         started = self.now if stopping else self.started
         known = self.before.get("restarts") or {}
-        return account(known, self._listed().values(), policy, self.now, started, stopping=stopping, lost=self.lost)
+        return count_failures(
+            known, self._listed().values(), policy, self.now, started, stopping=stopping, lost=self.lost
+        )
 
-    def _listed(self) -> dict[str, Pod]:
+    def _listed(self) -> dict[str, ObservedPod]:
         """Uid -> pod, also of those that are gone; one that goes while the rest is observed is in both."""
         return {pod.uid: pod for pod in (*self.observed.ended, *self.pods.values())}
 
-    def _suspended(self, accounts: Account) -> Plan:
+    def _suspended(self, accounts: FailureCounts) -> ReconcilePlan:
         apply: tuple[Json, ...] = ()
         if self.release is not None and self.released and not self.job.spec.suspend:
-            leaving = life.released(self.conditions, self.job, self.release.told(), self.pods.values())
+            leaving = lifecycle.released(self.conditions, self.job, self.release.told(), self.pods.values())
         elif self.placed.gate is None or self.job.spec.suspend:
-            leaving = life.suspended(self.conditions, self.job, self.pods.values())
+            leaving = lifecycle.suspended(self.conditions, self.job, self.pods.values())
         else:
-            leaving = placement.waiting(self.conditions, self.job, self.placed.gate, self.pods.values())
-            apply = tuple(map(marked, placement.wanted(self.job, self.placed, self.observed)))
+            leaving = gang_admission.waiting(self.conditions, self.job, self.placed.gate, self.pods.values())
+            apply = tuple(map(with_fingerprint, gang_admission.wanted(self.job, self.placed, self.observed)))
         if not self.pods and not self.released:
             self.started = None
         # A queue has a back-off of its own; what its user suspended begins anew.
-        self.places = {} if self.job.spec.suspend else back_off.known(self.before)
-        overdue = [*scale.overdue(self.pods.values(), self.now, self.force), *scale.strangers(self.observed.unreadable)]
-        look = scale.next_overdue(self.pods.values(), self.now, self.force)
+        self.places = {} if self.job.spec.suspend else pod_back_off.known(self.before)
+        overdue = [
+            *scaling.overdue(self.pods.values(), self.now, self.force),
+            *scaling.strangers(self.observed.unreadable),
+        ]
+        look = scaling.next_overdue(self.pods.values(), self.now, self.force)
         held_up = self._refused or self.placed.blocked
         again = _seconds(self.release.until, self.now) if self.release is not None and self.released else None
-        looks = [look, again, REFUSED_AGAIN_SECONDS if held_up else None]
-        told = forced.events(overdue, self.pods.values())
-        draft = Plan(apply=apply, delete=tuple(overdue), events=told, look_again_after=_soonest(looks))
+        looks = [look, again, REFUSED_RETRY_SECONDS if held_up else None]
+        told = forced_deletion.events(overdue, self.pods.values())
+        draft = ReconcilePlan(apply=apply, delete=tuple(overdue), events=told, requeue_after=_soonest(looks))
         return self._written(accounts, leaving, draft)
 
-    def _running(self, accounts: Account, deadline: datetime | None) -> Plan:
+    def _running(self, accounts: FailureCounts, deadline: datetime | None) -> ReconcilePlan:
         self.wanted = self._of_now(accounts.scopes)
         pods, reading = self.pods.values(), self.observed.reading
-        replaced = restart.leaving(self.wanted, self.sizes, pods, reading, self.now)
-        replaced += release.replaced(self.job, pods, self.now)
-        going = {pod.name: pod for pod in (*scale.leaving(self.job, pods, self.now), *replaced)}
+        replaced = pod_replacement.leaving(self.wanted, self.sizes, pods, reading, self.now)
+        replaced += start_back_off.replaced(self.job, pods, self.now)
+        going = {pod.name: pod for pod in (*scaling.leaving(self.job, pods, self.now), *replaced)}
         leaving = [pod for pod in going.values() if pod.uid not in self.lost]
-        hung = [Deletion(pod.name, pod.uid, grace=lost.GRACE_SECONDS) for pod in pods if pod.uid in self.lost]
+        hung = [
+            PodDeletion(pod.name, pod.uid, grace=lost_workers.GRACE_SECONDS) for pod in pods if pod.uid in self.lost
+        ]
         # Pods of another template go at their user's wish.
         ends = [each for each in self._listed().values() if not self.wanted.outdated(each)]
-        entered = back_off.entered(self.before, ends, accounts.with_deleted(leaving), accounts.words, self.now)
-        self.places = back_off.kept(entered, scale.names(self.job), self.wanted.marks, self.pods, self.now)
+        entered = pod_back_off.entered(self.before, ends, accounts.with_deleted(leaving), accounts.words, self.now)
+        self.places = pod_back_off.kept(entered, scaling.names(self.job), self.wanted.marks, self.pods, self.now)
         apply, issue = self._wanted()
         if apply and self.started is None:
             self.started = self.now
-        waits, began = back_off.told(self.places, self.now), bool(self.before.get("progress"))
-        waits = [*waits, *forced.told(self.job, pods, self.before, reading, self.now)]
-        life.running(self.conditions, self.job, self.observed, self.now, waits, began=began)
+        waits, began = pod_back_off.told(self.places, self.now), bool(self.before.get("progress"))
+        waits = [*waits, *forced_deletion.told(self.job, pods, self.before, reading, self.now)]
+        lifecycle.running(self.conditions, self.job, self.observed, self.now, waits, began=began)
         if not self.admission.planned and not self.pods:
             told = f"nothing was started: {self.admission.problem}"
             self.conditions.set(ConditionType.RUNNING, False, RunningReason.PENDING, told)
         looks = [
             _seconds(deadline, self.now),
-            scale.next_overdue(self.pods.values(), self.now, self.force),
-            REFUSED_AGAIN_SECONDS if self._refused else None,
-            TRIAL_AGAIN_SECONDS if self.observed.verdict else None,
-            0.0 if len(apply) >= PODS_A_TURN and not self._refused else None,
-            status.PROGRESS_SECONDS if self._readable() else None,
+            scaling.next_overdue(self.pods.values(), self.now, self.force),
+            REFUSED_RETRY_SECONDS if self._refused else None,
+            TRIAL_RETRY_SECONDS if self.observed.verdict else None,
+            0.0 if len(apply) >= MAX_PODS_PER_RECONCILE and not self._refused else None,
+            job_status.PROGRESS_SECONDS if self._readable() else None,
             PATIENCE.total_seconds() if any(each.unschedulable for each in self.pods.values()) else None,
-            look_again(self.pods.values(), self.now),
-            back_off.look_again(self.places, self.now),
-            release.look_again(self.job, self.pods.values(), self.now),
-            scale.next_farewell(self.pods.values(), self.now),
+            requeue_after(self.pods.values(), self.now),
+            pod_back_off.requeue_after(self.places, self.now),
+            start_back_off.requeue_after(self.job, self.pods.values(), self.now),
+            scaling.next_farewell(self.pods.values(), self.now),
             _seconds(self.observed.certificates_expire, self.now),
-            placement.AGAIN_SECONDS if self.placed.blocked else None,
-            lost.next_lost(self.job, pods, reading, self.now),
+            gang_admission.AGAIN_SECONDS if self.placed.blocked else None,
+            lost_workers.next_lost(self.job, pods, reading, self.now),
         ]
-        overdue = scale.overdue(self.pods.values(), self.now, self.force)
+        overdue = scaling.overdue(self.pods.values(), self.now, self.force)
         telling = resize.told(self.observed.reading, self.sizes) if self._readable() else None
-        draft = Plan(
+        draft = ReconcilePlan(
             resize=telling,
             apply=apply,
             delete=(*hung, *overdue),
-            events=forced.events(overdue, pods),
+            events=forced_deletion.events(overdue, pods),
             issue_certificates=issue,
-            look_again_after=_soonest(looks),
+            requeue_after=_soonest(looks),
         )
         return self._written(accounts, leaving, draft)
 
@@ -274,9 +283,9 @@ class _Visit:
             return (), False
         expire = self.observed.certificates_expire
         issue = expire is None or expire <= self.now
-        made = [*self._outdated(), *placement.wanted(self.job, self.placed, self.observed)]
-        found = [marked(each) for each in made]
-        missing = self._missing()[:PODS_A_TURN] if expire is not None and not self.placed.blocked else []
+        made = [*self._outdated(), *gang_admission.wanted(self.job, self.placed, self.observed)]
+        found = [with_fingerprint(each) for each in made]
+        missing = self._missing()[:MAX_PODS_PER_RECONCILE] if expire is not None and not self.placed.blocked else []
         revision, epochs = self.admission.revision if missing else None, self.wanted.epochs
         if revision is not None:
             made_pods = (revision.pod(group, index, epochs.get(group, 0)) for group, index in missing)
@@ -293,14 +302,20 @@ class _Visit:
         return [each for each in made if (kind_of(each), each["metadata"]["name"]) in due]
 
     def _missing(self) -> list[tuple[Group, int]]:
-        taken = self.pods.keys() | self.observed.taken | back_off.waiting(self.places, self.now).keys()
-        return scale.missing(self.job, taken)
+        taken = self.pods.keys() | self.observed.taken | pod_back_off.waiting(self.places, self.now).keys()
+        return scaling.missing(self.job, taken)
 
-    def _written(self, accounts: Account, leaving: list[Pod], draft: Plan, completion: datetime | None = None) -> Plan:
+    def _written(
+        self,
+        accounts: FailureCounts,
+        leaving: list[ObservedPod],
+        draft: ReconcilePlan,
+        completion: datetime | None = None,
+    ) -> ReconcilePlan:
         """`draft` with the deletions, and with the status when it has to be written."""
         # A finished job counts nothing any more.
         accounted = {} if completion else accounts.with_deleted(leaving)
-        groups = status.groups(
+        groups = job_status.groups(
             self.job,
             self.sizes,
             self.pods.values(),
@@ -311,45 +326,45 @@ class _Visit:
         )
         if completion is None and not self.resting:
             resize.resizing(self.conditions, self.before, groups, self.sizes, self.pods.values())
-            restart.restarting(self.conditions, self.wanted, groups, self.pods.values(), accounts.scopes)
+            pod_replacement.restarting(self.conditions, self.wanted, groups, self.pods.values(), accounts.scopes)
         written = self._status(accounts, accounted, groups, completion)
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
         if completion is None:
             asked, given_back = (self.job, self.placed, self.observed), self.job.spec.suspend or self.released
-            withdraw = placement.withdrawn(*asked, given_back=given_back)
-            draft = replace(draft, withdraw=withdraw, report=placement.report(*asked, given_back=given_back))
-        if status.news(written) == status.news(self.before):
-            return draft if self._age() < status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
+            withdraw = gang_admission.withdrawn(*asked, given_back=given_back)
+            draft = replace(draft, withdraw=withdraw, report=gang_admission.report(*asked, given_back=given_back))
+        if job_status.news(written) == job_status.news(self.before):
+            return draft if self._age() < job_status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
         held = self._held(written)
         if held is not None:
-            return replace(draft, look_again_after=_soonest([draft.look_again_after, held]))
+            return replace(draft, requeue_after=_soonest([draft.requeue_after, held]))
         events = (*draft.events, *accounts.events, *self.conditions.events(), *self.told, *self._unread())
         return replace(draft, status=written, events=events, labels=self._labels(draft))
 
-    def _unread(self) -> list[Event]:
+    def _unread(self) -> list[JobEvent]:
         """Of each object that cannot be read, when the last status did not say so."""
         said = "\n".join(each["message"] for each in self.before.get("conditions") or [])
-        return [Event("Unreadable", each, warning=True) for each in unread(self.observed) if each not in said]
+        return [JobEvent("Unreadable", each, warning=True) for each in unread(self.observed) if each not in said]
 
-    def _labels(self, draft: Plan) -> tuple[PoolLabel, ...]:
+    def _labels(self, draft: ReconcilePlan) -> tuple[PoolLabel, ...]:
         reading = self.observed.reading
-        if reading is None or self.now - reading.at > life.READING_GOOD_FOR:
+        if reading is None or self.now - reading.at > lifecycle.READING_GOOD_FOR:
             return ()
         going = {each.uid for each in draft.delete}
-        return pool.labels(self.job, (each for each in self.pods.values() if each.uid not in going), reading)
+        return migration_pool.labels(self.job, (each for each in self.pods.values() if each.uid not in going), reading)
 
     def _status(
-        self, accounts: Account, accounted: Mapping[str, str], groups: list[Json], completion: datetime | None
+        self, accounts: FailureCounts, accounted: Mapping[str, str], groups: list[Json], completion: datetime | None
     ) -> Json:
         before, ended = self.before, [*self.pods.values(), *self.observed.ended]
         over, iterations = completion is not None, self.job.spec.iterations
         reading = self.observed.reading
-        last = status.last_said(reading, ended, iterations, over=over)
+        last = job_status.last_said(reading, ended, iterations, over=over)
         written: Json = {
             "conditions": self.conditions.written(),
             "algorithm": self.job.spec.algorithm.name,
             "groups": groups,
-            "scale": status.scale(self.job, self.pods.values()),
+            "scale": job_status.scale(self.job, self.pods.values()),
             "restarts": accounts.written(accounted, self.places if completion is None else {}),
         }
         if (generation := self.stored["metadata"].get("generation")) is not None:
@@ -363,24 +378,24 @@ class _Visit:
             written["release"] = self.release.written()
         if completion is not None:
             written["completionTime"] = rfc3339(completion)
-        written |= status.of_coordinator(last, reading, before)
+        written |= job_status.of_coordinator(last, reading, before)
         if last is not None:
-            self.told += status.steps_skipped(written["progress"], before.get("progress") or {})
+            self.told += job_status.steps_skipped(written["progress"], before.get("progress") or {})
         if reading is not None:
             generation = self.sizes.get(Group.GENERATION, 0)
-            written["migrationPool"], told = pool.pooled(reading, generation, before, self.now)
+            written["migrationPool"], told = migration_pool.pooled(reading, generation, before, self.now)
             self.told += told
-        written |= forced.kept(self.job, before, reading)
+        written |= forced_deletion.kept(self.job, before, reading)
         if accounts.complete:
-            written["progress"] = status.all_done(written.get("progress"), iterations, self.now)
+            written["progress"] = job_status.all_done(written.get("progress"), iterations, self.now)
         return written
 
     def _held(self, written: Json) -> float | None:
         """Seconds for which a change that is no hurry waits; None when it is to be written now."""
-        if status.slow_part(written) != status.slow_part(self.before):
+        if job_status.slow_part(written) != job_status.slow_part(self.before):
             return None
         age = self._age()
-        return status.PROGRESS_SECONDS - age if age < status.PROGRESS_SECONDS else None
+        return job_status.PROGRESS_SECONDS - age if age < job_status.PROGRESS_SECONDS else None
 
     def _age(self) -> float:
         """Seconds since this process wrote the status."""
@@ -388,8 +403,8 @@ class _Visit:
         return math.inf if written is None else (self.now - written).total_seconds()
 
 
-def _deletions(pods: list[Pod]) -> list[Deletion]:
-    return [Deletion(each.name, each.uid) for each in pods]
+def _deletions(pods: list[ObservedPod]) -> list[PodDeletion]:
+    return [PodDeletion(each.name, each.uid) for each in pods]
 
 
 def _seconds(moment: datetime | None, now: datetime) -> float | None:

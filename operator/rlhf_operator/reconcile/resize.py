@@ -9,13 +9,13 @@ from typing import Any, Final
 from rlhf_api.conditions import ConditionType, ResizingReason, RunningReason
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.conditions import Conditions
-from rlhf_operator.reconcile.observed import Reading
-from rlhf_operator.reconcile.pod import Pod
+from rlhf_operator.reconcile.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed_pod import ObservedPod
 
 _NOT_UP_YET: Final = frozenset({RunningReason.PENDING, RunningReason.STARTING, RunningReason.SUSPENDED})
 
 
-def told(reading: Reading | None, sizes: Mapping[Group, int]) -> dict[str, int] | None:
+def told(reading: CoordinatorReading | None, sizes: Mapping[Group, int]) -> dict[str, int] | None:
     """Group -> workers, of the groups of which the coordinator wants another number; None when there is none."""
     if reading is None:
         return None
@@ -32,7 +32,7 @@ def resizing(
     before: Mapping[str, Any],
     groups: list[dict[str, Any]],
     sizes: Mapping[Group, int],
-    pods: Iterable[Pod],
+    pods: Iterable[ObservedPod],
 ) -> None:
     """Sets Resizing from the sizes wanted before and now, and the pods that are there."""
     listed = list(pods)

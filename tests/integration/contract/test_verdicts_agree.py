@@ -18,7 +18,7 @@ from rlhf_api.problems import Severity
 from rlhf_cli.validate import judged
 from rlhf_operator.cluster import connect
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.trial import Trials
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def _of_job(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, job
     stored, causes = served.created({**job, "metadata": job.get("metadata") or {}})
     if causes:
         return "invalid", str(causes)
-    admission = admit(stored)
+    admission = parse_job(stored)
     if not admission.planned:
         return "invalid", admission.problem
     if refused := loop.run_until_complete(trials.verdict("default/job", stored, {})):

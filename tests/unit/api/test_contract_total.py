@@ -11,7 +11,7 @@ from tests.support.manifest_cases import EXAMPLES
 
 from rlhf_api.manifest import ManifestError, Problem
 from rlhf_cli.validate import judged
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 
 BASE: dict[str, Any] = json.loads(json.dumps(yaml.safe_load((EXAMPLES / "ppo.yaml").read_text())))
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -63,7 +63,7 @@ def test_any_value_in_any_place_is_judged_by_both(path: tuple[Any, ...], value: 
     assert all(str(each) for each in told(json.dumps(data)))
     if isinstance(data["metadata"], dict):
         stored = data | {"apiVersion": BASE["apiVersion"], "kind": BASE["kind"]}
-        admission = admit(stored)
+        admission = parse_job(stored)
         assert admission.planned or admission.problem
 
 

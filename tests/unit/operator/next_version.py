@@ -17,7 +17,8 @@ from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import Generation
 from rlhf_api.job.rollout import Rollout
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile import admission, pinning
+from rlhf_operator.reconcile import parsed_job
+from rlhf_operator.reconcile.revisions import pinning
 
 IMAGES = Images("example.org/operator:next", "example.org/worker:next")
 FIELD = "newField"
@@ -28,7 +29,7 @@ render = import_module("rlhf_operator.manifests.render")
 def forget() -> None:
     """What was computed by the other version."""
     structure.job_schema.cache_clear()
-    admission._admit.cache_clear()
+    parsed_job._parse.cache_clear()
     pinning._started.cache_clear()
     pinning._held.cache_clear()
 
@@ -51,10 +52,10 @@ def next_version() -> Iterator[Images]:
         batch.default = before * 2
         rebuild(Rollout)
         rebuild(Generation)
-        of_before = render.template_mark
-        marks = lambda job, group: of_before(job, group)[::-1]  # noqa: E731
-        patch.setattr(render, "template_mark", marks)
-        patch.setattr(pinning, "template_mark", marks)
+        of_before = render.template_hash
+        reversed_hash = lambda job, group: of_before(job, group)[::-1]  # noqa: E731
+        patch.setattr(render, "template_hash", reversed_hash)
+        patch.setattr(pinning, "template_hash", reversed_hash)
         for name in ("worker_pod", "coordinator_pod"):
             patch.setattr(render, name, _changed(getattr(render, name)))
         forget()

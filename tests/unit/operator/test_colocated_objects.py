@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
-from tests.support.observed_job import World, stored_job
-from tests.unit.operator.test_reconcile_restart import come_up, image, leaving, template
+from tests.support.simulated_cluster import SimulatedCluster, stored_job
+from tests.unit.operator.test_pod_replacement import come_up, image, leaving, template
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, Group
 from rlhf_operator.gang.members import examples, min_resources, minimum
 from rlhf_operator.manifests.render import Images, pod, render
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 
 CHECKPOINTS = {"path": "/checkpoints"}
 GPUS = {"replicas": 3, "gpusPerReplica": 1}
@@ -22,7 +22,7 @@ def colocated(**spec: Any) -> dict[str, Any]:
 
 
 def job(**spec: Any) -> RLHFJob:
-    found = admit(colocated(**spec))
+    found = parse_job(colocated(**spec))
     assert found.job is not None, found.problem
     return found.job
 
@@ -38,7 +38,7 @@ def test_ranks_have_no_pods_and_generation_pods_are_what_ranks_need() -> None:
     rank = objects.pods[1]
     assert environment(rank)[Env.RENDEZVOUS] == "job-generation-0.job.team.svc"
     assert rank["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    dedicated = admit(stored_job()).job
+    dedicated = parse_job(stored_job()).job
     assert dedicated is not None
     assert Env.RENDEZVOUS not in environment(pod(dedicated, Group.GENERATION, 0, Images()))
 
@@ -56,24 +56,26 @@ def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_ref
     assert volume in made["spec"]["volumes"]
     assert mount in made["spec"]["containers"][0]["volumeMounts"]
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": mounting}
-    found = admit(colocated(training=training))
+    found = parse_job(colocated(training=training))
     assert not found.planned
     assert found.problem.startswith("spec.training.template = ")
     assert found.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
 
 
 def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> None:
-    found = admit(colocated(generation=GPUS | {"replicas": 1}))
+    found = parse_job(colocated(generation=GPUS | {"replicas": 1}))
     assert found.problem.startswith("spec.generation.replicas = 1: must be at least pipeline x data")
-    assert admit(colocated(generation=GPUS | {"replicas": 0}, suspend=True)).planned
-    before, after = job(), admit(stored_job(generation=GPUS, inference={"replicas": 0})).job
+    assert parse_job(colocated(generation=GPUS | {"replicas": 0}, suspend=True)).planned
+    before, after = job(), parse_job(stored_job(generation=GPUS, inference={"replicas": 0})).job
     assert after is not None
     assert [problem.field for problem in manifest.changes(before, after)] == ["spec.placement"]
 
 
 @pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])
 def test_a_new_template_replaces_pods_with_ranks_all_at_once(checkpoints: dict[str, str] | None) -> None:
-    world = World(placement="Colocated", generation={"replicas": 2}, inference={"replicas": 0}, checkpoints=checkpoints)
+    world = SimulatedCluster(
+        placement="Colocated", generation={"replicas": 2}, inference={"replicas": 0}, checkpoints=checkpoints
+    )
     world.begin()
     world.job["spec"]["generation"] |= {"template": template("new:1")}
     world.job["metadata"]["generation"] += 1
@@ -88,9 +90,9 @@ def test_a_new_template_replaces_pods_with_ranks_all_at_once(checkpoints: dict[s
 
 
 def test_workers_beyond_the_ranks_are_made_as_what_they_are() -> None:
-    world = World(placement="Colocated", generation=GPUS | {"replicas": 3})
+    world = SimulatedCluster(placement="Colocated", generation=GPUS | {"replicas": 3})
     world.settle()
-    stored = admit(world.job).job
+    stored = parse_job(world.job).job
     assert stored is not None
     for index in range(3):
         made = world.pods[f"job-generation-{index}"]

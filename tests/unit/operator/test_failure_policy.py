@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.observed_job import World
+from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.failure_policy import of_disruption, of_end
-from rlhf_operator.reconcile.pod import End, Pod
+from rlhf_operator.reconcile.observed_pod import ObservedPod, PodEnd
 
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
@@ -19,16 +19,16 @@ def rule(name: str, action: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "action": action} | more
 
 
-def job(*rules: dict[str, Any], limit: int = 2, **spec: Any) -> World:
-    return World(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
+def job(*rules: dict[str, Any], limit: int = 2, **spec: Any) -> SimulatedCluster:
+    return SimulatedCluster(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
 
 
-def counts(world: World) -> tuple[int, int]:
+def counts(world: SimulatedCluster) -> tuple[int, int]:
     restarts = world.job["status"]["restarts"]
     return restarts["failures"], restarts["disruptions"]
 
 
-def epochs(world: World) -> dict[str, int]:
+def epochs(world: SimulatedCluster) -> dict[str, int]:
     return {each["name"]: each["epoch"] for each in world.job["status"]["groups"]}
 
 
@@ -177,9 +177,9 @@ RULES = st.lists(
     max_size=5,
 )
 PODS = st.builds(
-    lambda group, code, types: Pod(
+    lambda group, code, types: ObservedPod(
         "job-x", "uid", group, 0, "Running",
-        end=End("id", code, "Error", "", None),
+        end=PodEnd("id", code, "Error", "", None),
         conditions=frozenset((each, "True") for each in types),
     ),
     st.sampled_from(sorted(Group)),
@@ -190,7 +190,7 @@ PODS = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(RULES, PODS)
-def test_only_the_first_rule_that_matches_is_heard(rules: list[FailureRule], pod: Pod) -> None:
+def test_only_the_first_rule_that_matches_is_heard(rules: list[FailureRule], pod: ObservedPod) -> None:
     alone = [each for each in rules if of_end([each], pod).rule]
     expected = of_end(alone[:1], pod)
     assert of_end(rules, pod) == expected

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.observed_job import START, World
+from tests.support.simulated_cluster import START, SimulatedCluster
 from tests.unit.operator.nasty import CHANGES, VALUES, changed
-from tests.unit.operator.test_gang_queue import PLACE, Queued
-from tests.unit.operator.test_unreadable import KEY, Operator
+from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
+from tests.unit.operator.test_unreadable import KEY, SimulatedOperator
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import names
@@ -22,10 +22,10 @@ from rlhf_api.job.status import RLHFJobStatus
 from rlhf_cli.cluster.stored import Stored
 from rlhf_operator.cluster import yaml_of
 from rlhf_operator.coordinator_client import reading_of
-from rlhf_operator.gang.kueue_workload import Report, flavor_of, priority_value, with_report
-from rlhf_operator.reconcile import Observed, Pod, pod_of, reconcile
-from rlhf_operator.reconcile.last_log import last_report, readable
-from rlhf_operator.untrusted import Unreadable, UnreadableError
+from rlhf_operator.gang.kueue_workload import WorkloadReport, flavor_of, priority_value, with_report
+from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of, reconcile
+from rlhf_operator.reconcile.termination_log import last_report, readable
+from rlhf_operator.untrusted import UnreadableError, UnreadableObject
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("silent")
@@ -42,7 +42,7 @@ STATUS_MAX = 64 * 1024
 """Bytes of a status of a job of six pods, conditions with their messages included."""
 
 
-def _bodies(world: World) -> dict[str, Json]:
+def _bodies(world: SimulatedCluster) -> dict[str, Json]:
     """The pods of a job that has seen everything."""
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-08-22T10:00:05Z", "containerID": "containerd://abc"}
     log = json.dumps({"message": "over", "report": {"iteration": 3, "metrics": {"reward": 0.5}}})
@@ -59,7 +59,7 @@ def _bodies(world: World) -> dict[str, Json]:
     return copy.deepcopy(world.pods)
 
 
-RUNNING = World(checkpoints={"path": "/checkpoints", "onDeletion": "Save"}).begin()
+RUNNING = SimulatedCluster(checkpoints={"path": "/checkpoints", "onDeletion": "Save"}).begin()
 JOB = copy.deepcopy(RUNNING.job)
 READING = RUNNING.reading
 PODS = _bodies(RUNNING)
@@ -67,7 +67,7 @@ PODS = _bodies(RUNNING)
 
 def _workload() -> tuple[Json, Json]:
     """A job with a queue, and its Workload once it is admitted."""
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.settle()
@@ -78,8 +78,8 @@ def _workload() -> tuple[Json, Json]:
 
 
 QUEUED_JOB, WORKLOAD = _workload()
-ALL_SERVED = Queued().served
-REPORT = Report({"Finished": ("True", "Succeeded", "over")})
+ALL_SERVED = QueuedCluster().served
+REPORT = WorkloadReport({"Finished": ("True", "Succeeded", "over")})
 CHILD: Json = {
     "metadata": {
         "name": "job-job",
@@ -102,14 +102,14 @@ def silent() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def checked(operator: Operator, job: Json | None, uid: str, served: Any = None, **more: Any) -> None:
+def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any = None, **more: Any) -> None:
     """Reconciles over what came in, twice; what is to be written is what the API server takes."""
     if job is None:
         return
     pods, taken = operator.index.pods(KEY, uid)
     workload = operator.index.workload(KEY, uid)
     for turn in range(2):
-        observed = Observed(
+        observed = ObservedJob(
             pods=pods,
             taken=taken,
             unreadable=operator.index.unreadable(KEY, uid),
@@ -133,8 +133,8 @@ def checked(operator: Operator, job: Json | None, uid: str, served: Any = None, 
         job = {**job, "status": json.loads(text)}
 
 
-def loaded(job: Json = JOB) -> Operator:
-    operator = Operator()
+def loaded(job: Json = JOB) -> SimulatedOperator:
+    operator = SimulatedOperator()
     operator.sees(names.KIND, job)
     return operator
 
@@ -145,7 +145,7 @@ def test_pods(order: list[str], changes: list[list[tuple[int, int]]]) -> None:
     operator, bad = loaded(), dict(zip(order, changes, strict=False))
     bodies = {name: changed(body, bad.get(name, [])) for name, body in PODS.items()}
     for body in bodies.values():
-        assert isinstance(pod_of(body), Pod | Unreadable)
+        assert isinstance(pod_of(body), ObservedPod | UnreadableObject)
         operator.sees("Pod", body, "ADDED")
     ours, _ = operator.index.pods(KEY, "job-uid")
     assert ours.get(order[-1]) == pod_of(PODS[order[-1]]), "the pod beside them is read"
@@ -158,7 +158,7 @@ def test_pods(order: list[str], changes: list[list[tuple[int, int]]]) -> None:
 @settings(max_examples=TRIED["jobs"][0])
 @given(CHANGES, st.booleans())
 def test_jobs(changes: list[tuple[int, int]], deleting: bool) -> None:
-    operator = Operator()
+    operator = SimulatedOperator()
     body = changed(JOB, changes)
     if deleting and isinstance(body.get("metadata"), dict):
         gone = {"deletionTimestamp": "2026-08-22T10:00:00Z", "finalizers": [names.FINALIZER]}

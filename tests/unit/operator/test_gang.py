@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.observed_job import stored_job
+from tests.support.simulated_cluster import stored_job
 
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
@@ -15,7 +15,7 @@ from rlhf_operator.gang import Served, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import amount, examples, min_count, minimum, written
 from rlhf_operator.manifests.render import Images, pod, workers
-from rlhf_operator.reconcile.admission import admit
+from rlhf_operator.reconcile.parsed_job import parse_job
 
 Json = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -28,7 +28,7 @@ def job(queue: str | None = None, **spec: Any) -> RLHFJob:
     stored = stored_job(**spec)
     if queue:
         stored["metadata"]["labels"] = {QUEUE: queue}
-    admitted = admit(stored)
+    admitted = parse_job(stored)
     assert admitted.job is not None, admitted.problem
     return admitted.job
 

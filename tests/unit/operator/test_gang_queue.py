@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.observed_job import World
+from tests.support.simulated_cluster import SimulatedCluster
 from tests.unit.operator.test_gang import ALL, QUEUE
 
 from rlhf_api import names
 from rlhf_operator.gang.kueue import CLAIMS
-from rlhf_operator.gang.kueue_workload import Placement, Priority, with_report, workload_of
-from rlhf_operator.reconcile import Plan
+from rlhf_operator.gang.kueue_workload import PodPlacement, QueuePriority, with_report, workload_of
+from rlhf_operator.reconcile import ReconcilePlan
 from rlhf_operator.reconcile.conditions import rfc3339
 
 Json = dict[str, Any]
@@ -20,7 +20,7 @@ PLACE = ("kueue.x-k8s.io/v1beta2/Workload", "rlhfjob-job")
 EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 
 
-class Queued(World):
+class QueuedCluster(SimulatedCluster):
     """A job of LocalQueue team, and Kueue's part of its Workload."""
 
     def __init__(self, **spec: Any) -> None:
@@ -32,7 +32,7 @@ class Queued(World):
         self.version = 0
         self.reports: list[list[str]] = []
 
-    def carry_out(self, plan: Plan, *, only_status: bool = False) -> None:
+    def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         super().carry_out(plan, only_status=only_status)
         if plan.report is not None and not only_status:
             self.reports.append(sorted(plan.report.conditions))
@@ -69,7 +69,7 @@ class Queued(World):
         self.condition_of_workload("Evicted", "False", "QuotaReserved")
         self.condition_of_workload("QuotaReserved", "True", "QuotaReserved")
         self.condition_of_workload("Admitted", "True", "Admitted")
-        self.flavors = {"h200": Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))}
+        self.flavors = {"h200": PodPlacement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))}
 
     def evict(self, reason: str = "Preempted") -> None:
         self.condition_of_workload("Evicted", "True", reason, "a workload of higher priority needs the room.")
@@ -87,7 +87,7 @@ class Queued(World):
 
 
 def test_nothing_is_made_before_the_queue_admits_the_job() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     assert list(world.bodies) == [PLACE]
     assert not world.certificates
@@ -104,16 +104,16 @@ def test_nothing_is_made_before_the_queue_admits_the_job() -> None:
 
 
 def test_a_workload_that_is_refused_is_told() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.refusals = {"rlhfjob-job": "forbidden"}
     plan = world.plan()
     world.carry_out(plan)
     assert world.condition("Admitted")["message"].endswith("rlhfjob-job is refused: forbidden")
-    assert plan.look_again_after is not None
+    assert plan.requeue_after is not None
 
 
 def test_the_workload_counts_every_pod_and_nothing_that_is_no_matter_of_quota() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     body = world.bodies[PLACE]
     assert body["spec"]["queueName"] == "team"
@@ -134,7 +134,7 @@ def test_the_workload_counts_every_pod_and_nothing_that_is_no_matter_of_quota() 
 
 
 def test_an_admitted_job_runs_where_its_flavors_are() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.settle()
@@ -149,13 +149,13 @@ def test_an_admitted_job_runs_where_its_flavors_are() -> None:
 
 
 def test_a_job_queues_with_the_priority_of_its_class_and_not_while_that_cannot_be_read() -> None:
-    world = Queued()
-    world.priority = Priority("WorkloadPriorityClass", "research", None)
+    world = QueuedCluster()
+    world.priority = QueuePriority("WorkloadPriorityClass", "research", None)
     plan = world.settle()
     assert PLACE not in world.bodies
     assert "WorkloadPriorityClass research cannot be read" in world.condition("Admitted")["message"]
-    assert plan.look_again_after is not None
-    world.priority = Priority("WorkloadPriorityClass", "research", 100)
+    assert plan.requeue_after is not None
+    world.priority = QueuePriority("WorkloadPriorityClass", "research", 100)
     world.settle()
     spec = world.bodies[PLACE]["spec"]
     assert spec["priority"] == 100
@@ -167,18 +167,18 @@ def test_a_job_queues_with_the_priority_of_its_class_and_not_while_that_cannot_b
 
 
 def test_no_pod_is_made_while_a_flavor_cannot_be_read() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.flavors = {}
     plan = world.settle()
     assert world.workers == []
     assert "ResourceFlavor h200" in world.condition("Admitted")["message"]
-    assert plan.look_again_after is not None
+    assert plan.requeue_after is not None
 
 
 def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.begin()
@@ -207,7 +207,7 @@ def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back
 
 
 def test_a_deactivated_workload_is_told_as_such() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.begin()
@@ -222,7 +222,7 @@ def test_a_deactivated_workload_is_told_as_such() -> None:
 
 
 def test_growing_asks_the_queue_anew_and_shrinking_does_not() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.begin()
@@ -245,7 +245,7 @@ def test_growing_asks_the_queue_anew_and_shrinking_does_not() -> None:
 
 
 def test_a_job_that_waits_may_ask_for_another_size() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.job["spec"]["generation"]["replicas"] = 5
     world.job["metadata"]["generation"] = 2
@@ -254,7 +254,7 @@ def test_a_job_that_waits_may_ask_for_another_size() -> None:
 
 
 def test_a_suspended_job_holds_no_quota_and_queues_again() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.begin()
@@ -270,7 +270,7 @@ def test_a_suspended_job_holds_no_quota_and_queues_again() -> None:
 
 
 def test_a_finished_job_frees_its_quota() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     world.admit()
     world.begin()
@@ -285,13 +285,13 @@ def test_a_finished_job_frees_its_quota() -> None:
 
 
 def test_a_job_of_another_controller_is_left_alone() -> None:
-    world = Queued(managedBy="kueue.x-k8s.io/multikueue")
-    assert world.plan() == Plan()
+    world = QueuedCluster(managedBy="kueue.x-k8s.io/multikueue")
+    assert world.plan() == ReconcilePlan()
     assert "status" not in world.job
 
 
 def test_a_backend_that_is_not_there_is_told_and_nothing_is_made() -> None:
-    world = World(scheduling={"gang": {"mode": "Volcano"}})
+    world = SimulatedCluster(scheduling={"gang": {"mode": "Volcano"}})
     world.settle()
     planned = world.condition("Planned")
     assert (planned["status"], planned["reason"]) == ("False", "NotAvailableInThisCluster")
@@ -300,7 +300,7 @@ def test_a_backend_that_is_not_there_is_told_and_nothing_is_made() -> None:
 
 
 def test_native_groups_come_with_the_pods_and_a_lost_pod_joins_again() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.served = ALL
     world.settle()
     assert {kind for kind, _ in world.bodies} >= {
@@ -314,7 +314,7 @@ def test_native_groups_come_with_the_pods_and_a_lost_pod_joins_again() -> None:
 
 
 def test_a_group_that_cannot_change_is_replaced_when_no_pod_is_left() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.served = type(ALL)(frozenset(["scheduling.k8s.io/v1alpha2"]))
     place = ("scheduling.k8s.io/v1alpha2/PodGroup", "job")
     world.settle()
@@ -334,7 +334,7 @@ def test_a_group_that_cannot_change_is_replaced_when_no_pod_is_left() -> None:
 
 @pytest.mark.parametrize("mode", ["Disabled", "Auto"])
 def test_without_a_gang_pods_are_those_of_before(mode: str) -> None:
-    world, plain = World(scheduling={"gang": {"mode": mode}}), World()
+    world, plain = SimulatedCluster(scheduling={"gang": {"mode": mode}}), SimulatedCluster()
     world.settle()
     plain.settle()
     assert {name: body["spec"] for name, body in world.pods.items()} == {
@@ -350,7 +350,7 @@ MOVES = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(MOVES)
 def test_whatever_happens_pods_exist_under_a_reservation_only_and_turns_come_to_rest(moves: list[str]) -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     for move in moves:
         replicas = world.job["spec"]["generation"]["replicas"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.index import Index
-from rlhf_operator.reconcile.applied import FINGERPRINT
+from rlhf_operator.reconcile.last_applied import FINGERPRINT
 
 KEY = "team/job"
 

@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
-from tests.support.observed_job import World
+from tests.support.simulated_cluster import SimulatedCluster
 from tests.unit.operator.test_upgrade import CONFIG, IMAGES
 
 from rlhf_api.names import Group
 from rlhf_operator.job_revisions import NOTHING, JobRevisions
-from rlhf_operator.reconcile import Pod, pod_of
+from rlhf_operator.reconcile import ObservedPod, pod_of
 
 Json = dict[str, Any]
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 class Store:
     """Answers from a world, and counts."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedCluster) -> None:
         self.world, self.asked = world, list[str]()
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
@@ -24,14 +24,14 @@ class Store:
         return self.world.pods.get(name) if kind == "Pod" else self.world.bodies.get((kind, name))
 
 
-def known(revisions: JobRevisions, world: World) -> Any:
-    pods = {name: pod for name, body in world.pods.items() if isinstance(pod := pod_of(body), Pod)}
+def known(revisions: JobRevisions, world: SimulatedCluster) -> Any:
+    pods = {name: pod for name, body in world.pods.items() if isinstance(pod := pod_of(body), ObservedPod)}
     status = world.job.get("status") or {}
     return asyncio.run(revisions.current("team/job", "job-uid", world.applied, status, pods))
 
 
 def test_a_config_map_is_read_when_it_is_news_and_a_job_that_has_none_costs_nothing() -> None:
-    world = World()
+    world = SimulatedCluster()
     store = Store(world)
     revisions = JobRevisions(store)  # type: ignore[arg-type]
     assert known(revisions, world) == NOTHING
@@ -52,7 +52,7 @@ def test_a_config_map_is_read_when_it_is_news_and_a_job_that_has_none_costs_noth
 
 
 def test_of_a_job_without_a_revision_one_pod_of_each_group_is_read() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.images = IMAGES
     world.begin()
     del world.job["status"]["revision"]

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.support.observed_job import World, stored_job
+from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
-from rlhf_operator.reconcile.admission import admit
 from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.parsed_job import parse_job
 
 SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 120}
 
@@ -35,7 +35,7 @@ GROUPS = ("coordinator", "generation", "inference", "training")
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
 def test_it_is_said_and_nothing_is_started(group: str, template: Any) -> None:
-    world = World()
+    world = SimulatedCluster()
     world.job["spec"].setdefault(group, {})["template"] = template
     world.settle()
     assert world.pods == {}
@@ -47,7 +47,7 @@ def test_it_is_said_and_nothing_is_started(group: str, template: Any) -> None:
 
 @pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
 def test_what_runs_goes_on_until_it_is_put_right(template: Any) -> None:
-    world = World().begin()
+    world = SimulatedCluster().begin()
     before = world.workers
     right = world.job["spec"]["training"].get("template", {})
     world.job["spec"]["training"]["template"] = template
@@ -71,10 +71,10 @@ BROKEN = [
 
 @pytest.mark.parametrize("spec", BROKEN, ids=range(len(BROKEN)))
 def test_deletion_with_a_last_checkpoint_does_not_depend_on_the_manifest(spec: dict[str, Any]) -> None:
-    world = World(checkpoints=SAVE).begin()
+    world = SimulatedCluster(checkpoints=SAVE).begin()
     world.job["spec"] |= spec
     world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
-    assert world.settle().look_again_after == 120
+    assert world.settle().requeue_after == 120
     assert [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]] == ["job-coordinator"]
     world.finish_deletions()
     world.settle()
@@ -85,7 +85,7 @@ def test_deletion_with_a_last_checkpoint_does_not_depend_on_the_manifest(spec: d
     "spec", [None, "text", {"checkpoints": "text"}, {"checkpoints": {"deletionDeadlineSeconds": "x"}}]
 )
 def test_deletion_does_not_hang_whatever_the_manifest_is(spec: Any) -> None:
-    world = World(checkpoints=SAVE).begin()
+    world = SimulatedCluster(checkpoints=SAVE).begin()
     world.job["spec"] = spec
     world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
     world.settle()
@@ -98,11 +98,11 @@ def test_deletion_does_not_hang_whatever_the_manifest_is(spec: Any) -> None:
 def test_a_manifest_of_any_depth_is_refused_and_not_walked_into(levels: int) -> None:
     body = stored_job() | {}
     body["spec"]["generation"] = {"replicas": 1, "engineArgs": nested(levels)}
-    assert "spec.generation.engineArgs.a.a" in admit(body).problem
+    assert "spec.generation.engineArgs.a.a" in parse_job(body).problem
 
 
 def test_warnings_are_told_by_a_job_that_runs() -> None:
-    world = World(checkpoints=None)
+    world = SimulatedCluster(checkpoints=None)
     world.job["spec"]["training"]["optimizer"] = {"warmupSteps": 100_000}
     world.settle()
     planned = world.condition("Planned")
@@ -114,7 +114,7 @@ def test_warnings_are_told_by_a_job_that_runs() -> None:
 
 
 def test_checkpoints_without_a_volume_start_nothing() -> None:
-    world = World(checkpoints={"path": "/elsewhere"})
+    world = SimulatedCluster(checkpoints={"path": "/elsewhere"})
     world.settle()
     assert world.pods == {}
     assert world.condition("Planned")["message"].startswith(

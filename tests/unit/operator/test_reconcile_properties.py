@@ -4,14 +4,14 @@ from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.observed_job import World
+from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator.manifests.render import template_mark
-from rlhf_operator.reconcile import Plan, pod_of
-from rlhf_operator.reconcile.admission import admit
-from rlhf_operator.reconcile.scale import places
+from rlhf_operator.manifests.render import template_hash
+from rlhf_operator.reconcile import ReconcilePlan, pod_of
+from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.scaling import places
 
 WORKERS = ["generation-0", "generation-1", "generation-2", "inference-0", "training-0", "training-1"]
 STEP = st.one_of(
@@ -37,12 +37,12 @@ class Life:
 
     def __init__(self) -> None:
         policy = {"backoffLimit": 1000, "failurePolicy": {"rules": RULES}}
-        self.world = World(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
+        self.world = SimulatedCluster(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
         self.expected: Counter[str] = Counter()
 
     def reconcile(self, *, dies: bool = False) -> None:
         plan = self.world.plan()
-        wanted = {name for name, _, _ in places(admit(self.world.job).job)}  # type: ignore[arg-type]
+        wanted = {name for name, _, _ in places(parse_job(self.world.job).job)}  # type: ignore[arg-type]
         suspended = self.world.job["spec"]["suspend"]
         for each in plan.delete:
             if self.is_old(each.name, plan):
@@ -53,14 +53,14 @@ class Life:
             assert suspended or ended or each.force or each.name not in wanted, f"{each.name} is wanted and well"
         self.world.carry_out(plan, only_status=dies)
 
-    def is_old(self, name: str, plan: Plan) -> bool:
+    def is_old(self, name: str, plan: ReconcilePlan) -> bool:
         """Of an epoch before, or of another template."""
-        pod, job = pod_of(self.world.pods[name]), admit(self.world.job).job
+        pod, job = pod_of(self.world.pods[name]), parse_job(self.world.job).job
         assert pod is not None
         assert job is not None
         groups = (plan.status or self.world.job["status"])["groups"]
         epochs = {each["name"]: each["epoch"] for each in groups}
-        return pod.epoch < epochs[pod.group] or pod.template != template_mark(job, Group(pod.group))
+        return pod.epoch < epochs[pod.group] or pod.template != template_hash(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
         world = self.world
@@ -69,7 +69,7 @@ class Life:
             pod = world.pods.get(name)
             if pod is None or "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Running":
                 return
-            parsed = admit(world.job).job
+            parsed = parse_job(world.job).job
             assert parsed is not None
             if world.job["spec"]["suspend"] or name not in {each for each, _, _ in places(parsed)}:
                 return
@@ -139,7 +139,7 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
         sizes = {each["name"]: each["desired"] for each in world.job["status"]["groups"]}
         world.read(working=sizes, replicas=sizes)
     assert world.settle().idle, "a plan that is carried out leaves nothing to do"
-    parsed = admit(world.job).job
+    parsed = parse_job(world.job).job
     assert parsed is not None
     assert sorted(world.pods) == sorted(name for name, _, _ in places(parsed))
     assert all(each["updated"] == each["desired"] for each in world.job["status"]["groups"])

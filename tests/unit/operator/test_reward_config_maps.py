@@ -21,7 +21,7 @@ def pod(name: str, config_map: str | None = None) -> Json:
     }
 
 
-class Stored:
+class StoredObjects:
     """The one request that is made of a cluster."""
 
     def __init__(self, **config_maps: Json) -> None:
@@ -33,7 +33,7 @@ class Stored:
         return self.config_maps.get(name)
 
 
-async def made(cluster: Stored, *pods: Json) -> tuple[list[Json], dict[str, str]]:
+async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[str, str]]:
     return await given(cluster, pods)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_chan
 
 
 async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
-    cluster = Stored(r={"data": {"reward.py": "def score(): ..."}})
+    cluster = StoredObjects(r={"data": {"reward.py": "def score(): ..."}})
     ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
     assert [each["metadata"]["name"] for each in ready] == ["a", "b", "c"]
     assert [reward.CONTENT in each["metadata"]["annotations"] for each in ready] == [True, False, True]
@@ -69,7 +69,7 @@ async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> No
     ids=["missing", "other key", "empty", "no data"],
 )
 async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored: dict[str, Json], says: str) -> None:
-    ready, lacking = await made(Stored(**stored), pod("coordinator"), pod("inference", "r"))
+    ready, lacking = await made(StoredObjects(**stored), pod("coordinator"), pod("inference", "r"))
     assert [each["metadata"]["name"] for each in ready] == ["coordinator"]
     assert lacking.keys() == {"inference"}
     assert lacking["inference"].startswith("spec.models.reward.function.configMap: 'r': ")

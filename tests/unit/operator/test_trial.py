@@ -4,12 +4,12 @@ import copy
 from typing import Any
 
 import pytest
-from tests.support.observed_job import World, stored_job
+from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_operator.cluster import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile import pod_of
-from rlhf_operator.reconcile.reconcile import TRIAL_AGAIN_SECONDS
+from rlhf_operator.reconcile.reconcile import TRIAL_RETRY_SECONDS
 from rlhf_operator.trial import Trials
 
 TYPO = {"spec": {"nodeSelectr": {"zone": "a"}}}
@@ -70,7 +70,7 @@ async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials,
 
 
 async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: ApiServer) -> None:
-    world = World().begin()
+    world = SimulatedCluster().begin()
     pods = {pod.name: pod for body in world.pods.values() if (pod := pod_of(body)) is not None}
     assert await trials.verdict("team/job", world.job, pods) == ""
     assert server.tried == []
@@ -91,7 +91,7 @@ async def test_a_refusal_names_the_template_and_the_nearest_right_name(
     asked = len(server.tried)
     assert await trials.verdict("team/job", job, {}) == words
     assert len(server.tried) == asked
-    clock.now += TRIAL_AGAIN_SECONDS
+    clock.now += TRIAL_RETRY_SECONDS
     server.answers.clear()
     assert await trials.verdict("team/job", job, {}) == "", "an administrator may have mended it"
     job["spec"]["generation"]["template"] = {"spec": {"frobnicate": 1}}
@@ -122,7 +122,7 @@ async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server
 
 
 def test_a_refused_template_starts_nothing_and_is_told() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
     plan = world.settle()
     assert world.pods == {}
@@ -131,15 +131,15 @@ def test_a_refused_template_starts_nothing_and_is_told() -> None:
     assert (planned["status"], planned["reason"], planned["message"]) == ("False", "PodsRefused", world.verdict)
     assert world.condition("Running")["message"] == f"nothing was started: {world.verdict}"
     assert world.events == ["PodsRefused"]
-    assert plan.look_again_after is not None
-    assert plan.look_again_after <= TRIAL_AGAIN_SECONDS
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= TRIAL_RETRY_SECONDS
     world.verdict = ""
     world.settle()
     assert len(world.pods) == 6
 
 
 def test_pods_of_a_running_job_are_not_replaced_by_a_template_that_is_refused() -> None:
-    world = World().begin()
+    world = SimulatedCluster().begin()
     world.job["spec"]["generation"]["template"] = TYPO
     world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
     world.settle()

@@ -5,18 +5,18 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.observed_job import World, stored_job
+from tests.support.simulated_cluster import SimulatedCluster, stored_job
 from tests.unit.operator.test_gang import ALL
 
 from rlhf_api import names
 from rlhf_operator.handlers import WATCHED, Intake, telling
 from rlhf_operator.index import Index
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.reconcile import Pod, pod_of
-from rlhf_operator.reconcile.admission import admit
-from rlhf_operator.reconcile.last_log import last_report, readable
-from rlhf_operator.reconcile.pod import End
-from rlhf_operator.untrusted import Unreadable
+from rlhf_operator.reconcile import ObservedPod, pod_of
+from rlhf_operator.reconcile.observed_pod import PodEnd
+from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.termination_log import last_report, readable
+from rlhf_operator.untrusted import UnreadableObject
 
 Json = dict[str, Any]
 KEY = "team/job"
@@ -32,7 +32,7 @@ class Asked:
         self.keys.append(key)
 
 
-class Operator:
+class SimulatedOperator:
     """The intake of an operator, without the operator."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ BAD_LABELS = ["abc", "²", "-1", "1.5", "٣", "9" * 5000, "0x10", "1e400", " 1"]
 @pytest.mark.parametrize("value", BAD_LABELS)
 @pytest.mark.parametrize("label", ["epoch", "index"])
 def test_a_label_that_is_no_number_costs_its_pod_alone(label: str, value: str) -> None:
-    operator = Operator()
+    operator = SimulatedOperator()
     operator.sees("Pod", pod(**{label: value}))
     operator.sees("Pod", pod("job-generation-1", index="1"))
     ours, taken = operator.index.pods(KEY, "job-uid")
@@ -100,18 +100,18 @@ STRANGE_STATUS: list[tuple[str, Json]] = [
 @pytest.mark.parametrize(("place", "change"), STRANGE_STATUS, ids=[place for place, _ in STRANGE_STATUS])
 def test_a_status_of_another_shape_is_told_with_its_place(place: str, change: Json) -> None:
     found = pod_of(pod() | change)
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableObject)
     assert place in found.why
     assert (found.name, found.owner, found.version) == ("job-generation-0", "job-uid", 5)
 
 
 def test_times_and_graces_that_no_clock_has_are_bounded() -> None:
     found = pod_of(pod() | {"metadata": pod()["metadata"] | {"deletionTimestamp": "0001-01-01T00:00:00+14:00"}})
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableObject)
     assert "deletionTimestamp" in found.why
     going = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 2**63 - 1}
     known = pod_of(pod() | {"metadata": pod()["metadata"] | going})
-    assert isinstance(known, Pod)
+    assert isinstance(known, ObservedPod)
     assert known.deletion_asked is not None
 
 
@@ -136,7 +136,7 @@ LOGS = {
 @pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
 def test_whatever_user_code_prints_last_is_read_or_left(log: str) -> None:
     found = pod_of(ended(log))
-    assert isinstance(found, Pod)
+    assert isinstance(found, ObservedPod)
     assert found.end is not None
     found.end.message.encode()
     assert len(found.end.message) <= 1000
@@ -157,13 +157,13 @@ def test_the_words_of_a_line_are_those_of_its_text_alone() -> None:
 
 def test_a_last_message_that_is_no_text_is_no_crash() -> None:
     found = pod_of(ended({"a": 1}))
-    assert isinstance(found, Pod)
-    assert isinstance(found.end, End)
+    assert isinstance(found, ObservedPod)
+    assert isinstance(found.end, PodEnd)
 
 
 def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -> None:
     """A label may be anybody's: its coordinator that 'completed' does not complete the job."""
-    world, operator = World().begin(), Operator()
+    world, operator = SimulatedCluster().begin(), SimulatedOperator()
     operator.sees(names.KIND, world.job)
     for body in world.pods.values():
         operator.sees("Pod", body)
@@ -179,7 +179,7 @@ def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -
 
 
 def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() -> None:
-    world = World().begin()
+    world = SimulatedCluster().begin()
     world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "abc"
     world.later(11)
     world.events.clear()
@@ -197,7 +197,7 @@ def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() ->
 
 
 def test_a_suspended_job_leaves_no_pod_that_cannot_be_read() -> None:
-    world = World(checkpoints={"path": "/checkpoints"}).begin()
+    world = SimulatedCluster(checkpoints={"path": "/checkpoints"}).begin()
     world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_INDEX] = "first"
     world.job["spec"]["suspend"] = True
     for _ in range(4):
@@ -207,7 +207,7 @@ def test_a_suspended_job_leaves_no_pod_that_cannot_be_read() -> None:
 
 
 def test_the_name_of_a_pod_that_somebody_else_has_is_told() -> None:
-    world, operator = World(), Operator()
+    world, operator = SimulatedCluster(), SimulatedOperator()
     operator.sees("Pod", pod("job-coordinator", owner=""))
     world.settle()
     del world.pods["job-coordinator"]
@@ -225,12 +225,12 @@ def nested(levels: int) -> Any:
 
 
 def test_a_manifest_of_ten_thousand_levels_is_refused_in_words() -> None:
-    operator, body = Operator(), stored_job()
+    operator, body = SimulatedOperator(), stored_job()
     body["spec"]["generation"]["template"] = nested(9990)
     operator.sees(names.KIND, body)
     found = operator.index.job(KEY)
     assert found is not None
-    admission = admit(found)
+    admission = parse_job(found)
     assert not admission.planned
     assert "spec.generation.template.a.a" in admission.problem
     assert "nested more than 64 levels deep" in admission.problem
@@ -240,7 +240,7 @@ def test_a_manifest_of_ten_thousand_levels_is_refused_in_words() -> None:
     operator.sees(names.KIND, body)
     mended = operator.index.job(KEY)
     assert mended is not None
-    assert admit(mended).planned
+    assert parse_job(mended).planned
 
 
 STATUSES: list[tuple[str, Any]] = [
@@ -259,7 +259,7 @@ STATUSES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("status", [each for _, each in STATUSES], ids=[name for name, _ in STATUSES])
 def test_a_status_that_no_operator_wrote_is_written_anew(status: Any) -> None:
-    operator, world = Operator(), World()
+    operator, world = SimulatedOperator(), SimulatedCluster()
     operator.sees(names.KIND, world.job | {"status": status})
     found = operator.index.job(KEY)
     assert found is not None
@@ -270,7 +270,7 @@ def test_a_status_that_no_operator_wrote_is_written_anew(status: Any) -> None:
 
 
 def test_one_condition_that_is_wrong_does_not_make_a_finished_job_run_again() -> None:
-    world, operator = World().begin(), Operator()
+    world, operator = SimulatedCluster().begin(), SimulatedOperator()
     world.end("coordinator", 0)
     world.settle()
     world.finish_deletions()
@@ -302,7 +302,7 @@ NO_OBJECTS: list[Any] = [
 @pytest.mark.parametrize("body", NO_OBJECTS, ids=range(len(NO_OBJECTS)))
 @pytest.mark.parametrize("event", [None, "ADDED", "DELETED"])
 def test_no_event_stops_a_stream(event: Any, body: Any) -> None:
-    operator = Operator()
+    operator = SimulatedOperator()
     for kind in (names.KIND, "Pod", "Service", "ConfigMap"):
         labelled = body
         if isinstance(body, dict) and isinstance(body.get("metadata"), dict):

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.observed_job import World
+from tests.support.simulated_cluster import SimulatedCluster
 from tests.unit.operator.next_version import FIELD, forget, next_version
-from tests.unit.operator.test_gang_queue import PLACE, Queued
+from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.structure import job_schema, with_defaults
-from rlhf_operator.gang.kueue_workload import Placement
+from rlhf_operator.gang.kueue_workload import PodPlacement
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile.applied import FINGERPRINT
-from rlhf_operator.reconcile.revision import digests, trusted
+from rlhf_operator.reconcile.last_applied import FINGERPRINT
+from rlhf_operator.reconcile.revisions.revision import digests, trusted
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ OURS = "registry.example.com/ours:7"
 """The template of generation names it."""
 
 
-class Previous(Queued):
+class Previous(QueuedCluster):
     """A job that trains, as the operator before revisions left it; see previous/make.py."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Previous(Queued):
         self.bodies = {(kind, name): found["objects"][place] for place, (kind, _, name) in places.items()}
         self.applied = {place: body["metadata"]["annotations"][FINGERPRINT] for place, body in self.bodies.items()}
         self.status = found["workload"]["status"]
-        self.flavors = {"h200": Placement({"gpu": "h200"})}
+        self.flavors = {"h200": PodPlacement({"gpu": "h200"})}
         self.certificates = True
         self.version, self._numbers = 1000, itertools.count(1000)
         self.later(30)
@@ -49,9 +49,9 @@ class Previous(Queued):
         self.see()
 
 
-def started() -> Queued:
+def started() -> QueuedCluster:
     """A job that this version has started, in a queue, with the template of the fixture."""
-    world = Queued()
+    world = QueuedCluster()
     world.job["spec"] = yaml.safe_load(PREVIOUS.read_text())["job"]["spec"]
     world.job = with_defaults(world.job, job_schema())
     world.images = IMAGES
@@ -62,13 +62,13 @@ def started() -> Queued:
 
 
 @pytest.fixture(params=["previous", "this"])
-def world(request: pytest.FixtureRequest) -> Queued:
+def world(request: pytest.FixtureRequest) -> QueuedCluster:
     """Jobs that the version before and this one started."""
     return Previous() if request.param == "previous" else started()
 
 
 @pytest.fixture
-def upgraded(world: Queued) -> Iterator[Queued]:
+def upgraded(world: QueuedCluster) -> Iterator[QueuedCluster]:
     """The same under the next version."""
     with next_version() as images:
         world.images = images
@@ -77,26 +77,26 @@ def upgraded(world: Queued) -> Iterator[Queued]:
         yield world
 
 
-def uids(world: Queued) -> dict[str, str]:
+def uids(world: QueuedCluster) -> dict[str, str]:
     return {name: body["metadata"]["uid"] for name, body in world.pods.items()}
 
 
-def container(world: Queued, worker: str) -> Json:
+def container(world: QueuedCluster, worker: str) -> Json:
     [found] = [each for each in world.pods[world.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
     return dict(found)
 
 
-def document(world: Queued) -> Json:
+def document(world: QueuedCluster) -> Json:
     found: Json = json.loads(world.bodies[CONFIG]["data"]["job.json"])
     return found
 
 
-def edit(world: Queued, **spec: Any) -> None:
+def edit(world: QueuedCluster, **spec: Any) -> None:
     world.job["spec"] |= spec
     world.job["metadata"]["generation"] += 1
 
 
-def settle(world: Queued, rounds: int = 6) -> None:
+def settle(world: QueuedCluster, rounds: int = 6) -> None:
     """Turns and kubelets until nothing changes."""
     for _ in range(rounds):
         world.later(11)
@@ -109,7 +109,7 @@ def settle(world: Queued, rounds: int = 6) -> None:
             world.settle()
 
 
-def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: Queued) -> None:
+def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: QueuedCluster) -> None:
     before, text, workload = uids(upgraded), upgraded.bodies[CONFIG]["data"]["job.json"], upgraded.bodies[PLACE]
     settle(upgraded, 2)
     assert uids(upgraded) == before
@@ -123,10 +123,10 @@ def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: Queued) -
 
 
 @pytest.mark.parametrize("worker", ["coordinator", "generation-1", "inference-0"])
-def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: Queued, worker: str) -> None:
+def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: QueuedCluster, worker: str) -> None:
     settle(upgraded, 1)
     before, others = container(upgraded, worker), uids(upgraded)
-    World.evict(upgraded, worker)
+    SimulatedCluster.evict(upgraded, worker)
     settle(upgraded, 3)
     after = container(upgraded, worker)
     name = upgraded.name(worker)
@@ -150,7 +150,7 @@ def test_a_roll_that_is_under_way_goes_on_with_what_the_image_understands() -> N
         assert container(world, "generation-0")["command"] == command
 
 
-def test_containers_that_restart_are_left_alone(upgraded: Queued) -> None:
+def test_containers_that_restart_are_left_alone(upgraded: QueuedCluster) -> None:
     before = uids(upgraded)
     upgraded.end("coordinator", 137, reason="OOMKilled")
     upgraded.end("generation-0", 1)
@@ -158,7 +158,7 @@ def test_containers_that_restart_are_left_alone(upgraded: Queued) -> None:
     assert uids(upgraded) == before
 
 
-def test_a_live_field_changes_the_coordinator_and_nothing_else(upgraded: Queued) -> None:
+def test_a_live_field_changes_the_coordinator_and_nothing_else(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     before, was = document(upgraded), uids(upgraded)
     edit(upgraded, iterations=77)
@@ -171,7 +171,7 @@ def test_a_live_field_changes_the_coordinator_and_nothing_else(upgraded: Queued)
     assert container(upgraded, "coordinator")["image"] == IMAGES.coordinator
 
 
-def test_replicas_change_the_size_and_nothing_else(upgraded: Queued) -> None:
+def test_replicas_change_the_size_and_nothing_else(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     before, was = document(upgraded), uids(upgraded)
     edit(upgraded, generation=upgraded.job["spec"]["generation"] | {"replicas": 1})
@@ -192,7 +192,7 @@ def test_a_mode_is_changed_in_the_words_that_the_processes_know() -> None:
     assert (after["mode"], after["balance"]) == ("Auto", "Off")
 
 
-def test_a_template_changes_its_group_in_what_it_says(upgraded: Queued) -> None:
+def test_a_template_changes_its_group_in_what_it_says(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     was, before = uids(upgraded), container(upgraded, "generation-0")
     generation = copy.deepcopy(upgraded.job["spec"]["generation"])
@@ -206,7 +206,7 @@ def test_a_template_changes_its_group_in_what_it_says(upgraded: Queued) -> None:
     assert (after["image"], after["command"], after["resources"]) == (OURS, before["command"], before["resources"])
 
 
-def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Queued) -> None:
+def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     before, was = document(upgraded), uids(upgraded)
     edit(upgraded, rollout=upgraded.job["spec"]["rollout"] | {FIELD: "Fast"})
@@ -219,13 +219,13 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
 
 @pytest.mark.parametrize("visited", [True, False])
 def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
-    upgraded: Queued, monkeypatch: pytest.MonkeyPatch, *, visited: bool
+    upgraded: QueuedCluster, monkeypatch: pytest.MonkeyPatch, *, visited: bool
 ) -> None:
     """`visited`: the rule comes with a version after the next one, else with that."""
     if visited:
         settle(upgraded, 1)
     was = uids(upgraded)
-    World.evict(upgraded, "generation-0")
+    SimulatedCluster.evict(upgraded, "generation-0")
     take = manifest.stored
 
     def stricter(data: Json) -> Any:
@@ -254,13 +254,13 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
 
 def test_a_group_whose_template_is_refused_now_gets_no_pods_and_harms_no_other() -> None:
     """Inference had no pod, and a template that the version before took."""
-    world = World(inference={"replicas": 0})
+    world = SimulatedCluster(inference={"replicas": 0})
     world.images = IMAGES
     world.begin()
     world.job["spec"]["inference"]["template"] = {"spec": {"hostNetwork": True}}
     del world.job["status"]["revision"], world.bodies[CONFIG]["data"]["revision.json"]
     was = uids(world)
-    World.evict(world, "generation-0")
+    SimulatedCluster.evict(world, "generation-0")
     settle(world, 2)
     assert world.condition("Planned")["status"] == "True"
     assert world.pods.keys() == was.keys()
@@ -286,7 +286,7 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
     settle(world)
     before["spec"]["iterations"] = 90
     assert document(world) == before
-    new = World()
+    new = SimulatedCluster()
     new.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
     new.settle()
     assert new.pods == {}
@@ -294,7 +294,7 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
 
 
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
-def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: Queued, how: str) -> None:
+def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedCluster, how: str) -> None:
     settle(upgraded, 1)
     was, data = uids(upgraded), upgraded.bodies[CONFIG]["data"]
     if how == "deleted":
@@ -311,7 +311,7 @@ def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: Queued, h
         del upgraded.job["status"]["revision"]
     settle(upgraded, 2)
     assert uids(upgraded) == was
-    World.evict(upgraded, "generation-0")
+    SimulatedCluster.evict(upgraded, "generation-0")
     settle(upgraded, 2)
     assert "hostNetwork" not in upgraded.pods["job-generation-0"]["spec"]
     after = container(upgraded, "generation-0")
@@ -320,7 +320,7 @@ def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: Queued, h
     assert upgraded.settle().idle
 
 
-def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgraded: Queued) -> None:
+def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     before, revision = document(upgraded), json.loads(upgraded.bodies[CONFIG]["data"]["revision.json"])
     edit(upgraded, iterations=77)
@@ -334,7 +334,7 @@ def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgra
 
 
 def test_a_start_that_is_under_way_goes_on_as_it_began() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.images = IMAGES
     world.carry_out(world.plan())
     world.carry_out(world.plan())
@@ -349,7 +349,7 @@ def test_a_start_that_is_under_way_goes_on_as_it_began() -> None:
 
 
 def test_a_job_that_has_not_started_starts_by_the_new_version() -> None:
-    world = Queued()
+    world = QueuedCluster()
     world.settle()
     with next_version() as images:
         world.images = images
@@ -363,7 +363,7 @@ def test_a_job_that_has_not_started_starts_by_the_new_version() -> None:
         assert {each["memory"] for each in asked} == {"2Gi"}
 
 
-def test_suspending_and_resuming_takes_the_new_version(upgraded: Queued) -> None:
+def test_suspending_and_resuming_takes_the_new_version(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
     edit(upgraded, suspend=True)
     upgraded.end_all()
@@ -381,7 +381,7 @@ def test_suspending_and_resuming_takes_the_new_version(upgraded: Queued) -> None
 OWNERS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
-def owners(world: World) -> set[Any]:
+def owners(world: SimulatedCluster) -> set[Any]:
     """Users and groups of all pods."""
     return {body["spec"]["securityContext"].get(name) for body in world.pods.values() for name in OWNERS}
 
@@ -389,7 +389,7 @@ def owners(world: World) -> set[Any]:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
     """Through a restart of its pods by an edit, and through a revision that is made anew from them."""
-    world = Queued()
+    world = QueuedCluster()
     world.images = Images("example.org/operator:1", "example.org/worker:1", None)
     world.settle()
     world.admit()

@@ -12,18 +12,23 @@ from rlhf_api.manifest import ManifestError, parse
 from rlhf_api.names import Group
 from rlhf_api.rules.table import MAX_WORKERS
 from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, kind_of
-from rlhf_operator.gang.backend import Backend
-from rlhf_operator.gang.coscheduling import Coscheduling
-from rlhf_operator.gang.kueue import Kueue
+from rlhf_operator.gang.backend import GangBackend
+from rlhf_operator.gang.coscheduling import CoschedulingBackend
+from rlhf_operator.gang.kueue import KueueBackend
 from rlhf_operator.gang.members import examples
-from rlhf_operator.gang.native import Native
-from rlhf_operator.gang.volcano import Volcano
+from rlhf_operator.gang.native import NativeBackend
+from rlhf_operator.gang.volcano import VolcanoBackend
 from rlhf_operator.manifests import identity, render
 
 ROOT = Path(__file__).parents[4]
-BACKENDS: list[Backend] = [
+BACKENDS: list[GangBackend] = [
     make(version)
-    for mode, make in ((NATIVE, Native), (KUEUE, Kueue), (VOLCANO, Volcano), (COSCHEDULING, Coscheduling))
+    for mode, make in (
+        (NATIVE, NativeBackend),
+        (KUEUE, KueueBackend),
+        (VOLCANO, VolcanoBackend),
+        (COSCHEDULING, CoschedulingBackend),
+    )
     for version, _ in APIS[mode]
 ]
 PARTS = ["a", "b", "a1", "0", "1", "rlhfjob", "job", "certificates", "authority", "coordinator", "certificate"]

@@ -7,7 +7,7 @@ from tests.unit.operator.manifests.test_template_merge import job_with, pods, wo
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import METRICS_PORT, Group
-from rlhf_operator.manifests.render import template_mark
+from rlhf_operator.manifests.render import template_hash
 
 WORKERS = {"merged-generation-0", "merged-inference-0", "merged-training-0"}
 
@@ -56,4 +56,4 @@ def test_a_template_has_the_last_word() -> None:
 
 def test_pods_from_before_are_not_replaced_to_get_their_probes() -> None:
     for group in Group:
-        assert template_mark(job(), group) == template_mark(job(hangTimeoutSeconds=60), group)
+        assert template_hash(job(), group) == template_hash(job(hangTimeoutSeconds=60), group)

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import yaml
-from tests.unit.operator.test_gang_queue import Queued
+from tests.unit.operator.test_gang_queue import QueuedCluster
 
 from rlhf_api.structure import job_schema, with_defaults
 
@@ -42,7 +42,7 @@ FILES = {
 def objects() -> dict[str, Any]:
     """A job with a queue, a template, settings of its own and an edit in its life, while it trains."""
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": FILES}
-    world = Queued(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
+    world = QueuedCluster(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
     world.job = with_defaults(world.job, job_schema())
     world.settle()
     world.admit()

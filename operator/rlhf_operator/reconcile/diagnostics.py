@@ -1,0 +1,239 @@
+"""What keeps pods of a job from running, in sentences that name the pods, the cause and the remedy.
+
+Rule: pure. The cause is told in the words of whoever said it (API server, scheduler, kubelet), the remedy by the field
+of the manifest or the object that has to change; what nobody says, such as a volume that never comes, is told after a
+while.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import COORDINATOR_PORT, Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile import lost_workers
+from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.exit_messages import how_it_ended
+from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed_pod import INIT_FAILED, ObservedPod
+from rlhf_operator.reconcile.scaling import places
+
+IMAGE_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+CONFIG_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", INIT_FAILED}
+)
+CREATING: Final = "ContainerCreating"
+SLOW: Final = timedelta(seconds=60)
+"""Until a pod that has its node and does not start is worth a word; volumes are mounted within seconds."""
+UNHEARD: Final = timedelta(seconds=120)
+"""Until workers that run and were never heard of are worth a word; loading torch may take a minute on a slow disk."""
+SHOWN: Final = 3
+"""Pods that are named; of more, the number is said."""
+WHY_SHOWN: Final = 300
+"""Characters of why an object cannot be read: three of them fit a condition's message."""
+
+
+def troubles(
+    job: RLHFJob,
+    pods: Iterable[ObservedPod],
+    refusals: Mapping[str, str],
+    now: datetime,
+    reading: CoordinatorReading | None = None,
+) -> list[str]:
+    """What keeps pods from running, the gravest first."""
+    listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
+    found = [_refused(job, refusals)] if refusals else []
+    stuck = [pod for pod in listed if pod.stuck(now)]
+    causes = dict.fromkeys(pod.unschedulable for pod in stuck)
+    found += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
+    if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
+        words = images[0].waiting_message or images[0].waiting
+        remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
+        found.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
+    if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
+        found.append(_broken(job, broken))
+    if slow := [pod for pod in listed if pod.waiting == CREATING and pod.active and _older(pod, SLOW, now)]:
+        found.append(_slow(job, slow))
+    for pod in [pod for pod in listed if pod.waiting == "CrashLoopBackOff" and pod.end][:SHOWN]:
+        assert pod.end is not None
+        found.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
+    if not found and reading is not None and not reading.streams and reading.phase == "Starting":
+        silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
+        silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
+        found += [_unheard(job, silent)] if silent else []
+    if silence := lost_workers.told(job, listed, reading):
+        found.append(silence)
+    return found
+
+
+def unread(observed: ObservedJob) -> list[str]:
+    """Objects of the job that cannot be read."""
+    found = [
+        f"{kind.rpartition('/')[2]} {each.name} cannot be read ({each.why[:WHY_SHOWN]}): correct that, or delete it"
+        for kind, each in observed.unreadable
+    ]
+    more = len(found) - SHOWN
+    return found if more <= 0 else [*found[:SHOWN], f"{more} more cannot be read"]
+
+
+def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
+    """Pods of others that have the names of the job's own: of an earlier job of its name, or of anybody."""
+    wanted = {name for name, _, _ in places(job)} - {each.name for _, each in observed.unreadable}
+    found = sorted(observed.taken & wanted)
+    if not found:
+        return []
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return [f"{', '.join(found[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
+
+
+def occupied(job: RLHFJob, observed: ObservedJob) -> list[str]:
+    """Objects of others that have the names of the job's own."""
+    if not observed.occupied:
+        return []
+    told, place = sorted(observed.occupied), identity.namespace(job)
+    listed = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
+    resources = " ".join(observed.occupied[each] for each in told)
+    text = (
+        f"the job needs the name of {listed} in namespace {place}, and what is there is not the job's: it is left as "
+        f"it is, and no pod is made beside it. Give the job another name, or remove what is not needed: "
+        f"kubectl delete {resources} --namespace={place}"
+    )
+    return [text]
+
+
+def requeue_after(pods: Iterable[ObservedPod], now: datetime) -> float | None:
+    """Seconds until something is told because of its age."""
+    ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]
+    return min(((SLOW - age).total_seconds() for age in ages if age < SLOW), default=None)
+
+
+def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
+    return pod.created is not None and now - pod.created >= than
+
+
+def _template(pods: Sequence[ObservedPod]) -> str:
+    """Where the templates of these pods are."""
+    groups = list(dict.fromkeys(pod.group for pod in pods))
+    named = [_named_template(group) for group in groups]
+    return " and ".join(named) if len(named) < 3 else "the pod templates"
+
+
+def _named_template(group: Group) -> str:
+    return f"spec.{group}.template"
+
+
+def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
+    name, why = next(iter(sorted(refusals.items())))
+    more = f" and {len(refusals) - 1} more" if len(refusals) > 1 else ""
+    remedy = ""
+    if "exceeded quota" in why:
+        remedy = ": free quota in the namespace, or raise it"
+    elif "error looking up service account" in why:
+        remedy = (
+            f": create it in namespace {identity.namespace(job)}, or correct serviceAccountName in the pod template"
+        )
+    elif "violates PodSecurity" in why:
+        remedy = ": take what it names out of the pod template, or lower the Pod Security level of the namespace"
+    elif " per Container is " in why or " per Pod is " in why:
+        remedy = ": give resources in the pod template that the LimitRange of the namespace allows"
+    return f"{name}{more} cannot be created: {why}{remedy}"
+
+
+def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:
+    words = _NOISE.split(stuck[0].unschedulable)[0].rstrip(". ")
+    template = _template(stuck)
+    remedies = []
+    if "persistentvolumeclaim" in words.lower():
+        shared = f"the coordinator has those of {_named_template(job.spec.rank_group)}"
+        remedies.append(
+            f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
+            f"correct the volumes of the pod template ({shared})"
+        )
+    if "node affinity/selector" in words:
+        remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
+    if "untolerated taint" in words:
+        remedies.append(f"add a toleration to {template}, where the taint is meant for such pods")
+    if "volume node affinity" in words:
+        remedies.append("let the pods go where their volume is, or use a volume that all nodes reach")
+    if "Insufficient" in words or not remedies:
+        remedies.insert(0, _more(job, stuck))
+    since = min((pod.unscheduled for pod in stuck if pod.unscheduled is not None), default=None)
+    lasting = f" since {rfc3339(since)}" if since else ""
+    return f"no node can take {_named(stuck)}{lasting} ({words}): {'; '.join(remedies)}"
+
+
+_NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
+"""What follows is about other pods than ours."""
+
+
+def _more(job: RLHFJob, stuck: list[ObservedPod]) -> str:
+    groups, ranks = {pod.group for pod in stuck}, job.spec.rank_group
+    resizable = [each for each in (Group.GENERATION, Group.INFERENCE) if each in groups and each is not ranks]
+    if resizable:
+        return f"add nodes, free some, or lower {' or '.join(f'spec.{each}.replicas' for each in resizable)}"
+    if ranks in groups and getattr(job.spec, ranks).gpus_per_replica:
+        return "add nodes with GPUs, or free some"
+    return "add nodes, free some, or lower what the pods ask for"
+
+
+def _broken(job: RLHFJob, broken: list[ObservedPod]) -> str:
+    first = broken[0]
+    words = first.waiting_message or first.waiting
+    template = _template(broken)
+    if first.waiting == INIT_FAILED:
+        remedy = f"correct that container of {template}, or what it needs"
+    elif "not found" in words and ("secret" in words or "configmap" in words):
+        remedy = f"create it in namespace {identity.namespace(job)}, or correct {template}"
+    else:
+        remedy = f"correct the image or the container in {template}"
+    return f"{_named(broken)} cannot be started ({first.waiting}: {words}): {remedy}"
+
+
+def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
+    mounted = _mounted(job, slow[0].group)
+    what = f"what it mounts is not there ({', '.join(mounted)})" if mounted else "what it mounts is not there"
+    remedy = f"`kubectl describe pod {slow[0].name}` has the kubelet's words"
+    return (
+        f"{_named(slow)} got a node over {SLOW.total_seconds():.0f} s ago and cannot start: the image is large, or "
+        f"{what}; {remedy}"
+    )
+
+
+def _mounted(job: RLHFJob, group: Group) -> list[str]:
+    """Objects that a template's volumes name: `secret hub-token`."""
+    groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
+    found: list[str] = []
+    for each in groups:
+        spec: Mapping[str, Any] = getattr(job.spec, each).template.get("spec") or {}
+        for volume in spec.get("volumes") or []:
+            for kind, field, key in _SOURCES:
+                if name := (volume.get(field) or {}).get(key):
+                    found.append(f"{kind} {name}")
+    return list(dict.fromkeys(found))
+
+
+_SOURCES: Final = (
+    ("secret", "secret", "secretName"),
+    ("configMap", "configMap", "name"),
+    ("claim", "persistentVolumeClaim", "claimName"),
+    ("NFS export", "nfs", "server"),
+)
+
+
+def _unheard(job: RLHFJob, silent: list[ObservedPod]) -> str:
+    """Workers run and none has reached the coordinator: nobody else tells of a network that lets nothing through."""
+    host = identity.pod_host(job, Group.COORDINATOR)
+    return (
+        f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "
+        f"NetworkPolicy of namespace {identity.namespace(job)} keeps pods of the job from DNS and from port "
+        f"{COORDINATOR_PORT}; `kubectl logs {silent[0].name}` says what it tries"
+    )
+
+
+def _named(pods: list[ObservedPod]) -> str:
+    names = ", ".join(pod.name for pod in pods[:SHOWN])
+    return names if len(pods) <= SHOWN else f"{names} and {len(pods) - SHOWN} more"

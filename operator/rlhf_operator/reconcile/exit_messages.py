@@ -1,0 +1,54 @@
+"""How processes ended, in the words of their logs.
+
+Rule: pure. What a code means is said beside it, and the log has the last word.
+"""
+
+from typing import Final
+
+from rlhf_api.names import ExitCode
+from rlhf_operator.reconcile.observed_pod import ObservedPod, PodEnd
+
+LINES_SHOWN: Final = 8
+"""Lines of a log that are told."""
+_KILLED: Final = 137
+"""128 + SIGKILL."""
+_NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons that container runtimes give, with code 128 or 127, when there is nothing to run."""
+_MEANINGS: Final = {
+    ExitCode.USAGE: "its settings or the manifest are wrong",
+    ExitCode.USER_CODE: "the reward failed",
+    ExitCode.BAD_MODEL: "a model folder is missing or corrupt",
+    ExitCode.BAD_DATA: "the prompts cannot be read",
+    ExitCode.STORAGE: "a checkpoint or the journal could not be written",
+    ExitCode.ADDRESS_IN_USE: "its port is in use",
+    ExitCode.RESTART: "it asked to be restarted",
+}
+
+
+def last_words(log: str) -> str:
+    """The last line of a log: why a process ended, as it said itself."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def log_lines(pod: ObservedPod) -> str:
+    """The last lines of its log, to be read below a sentence that has the very last; empty when there are no others."""
+    lines = pod.end.message.splitlines() if pod.end else []
+    if len(lines) < 2:
+        return ""
+    return "\n  ".join([f"The last lines of the log of {pod.name}:", *lines[-LINES_SHOWN:]])
+
+
+def how_it_ended(end: PodEnd) -> str:
+    """`exit code 21 (a model folder is missing or corrupt): ...`"""
+    if end.reason == "OOMKilled":
+        return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
+    if end.reason in _NOT_STARTED:
+        return f"its container cannot be started ({end.message}): use an image that has what the container runs"
+    if end.code is None:
+        return f"{end.reason or 'the pod failed'}: {end.message}" if end.message else end.reason or "the pod failed"
+    meaning = _MEANINGS.get(ExitCode(end.code)) if end.code in set(ExitCode) else None
+    if end.code == _KILLED:
+        meaning = "it was killed from outside"
+    told = last_words(end.message)
+    return f"exit code {end.code}" + (f" ({meaning})" if meaning else "") + (f": {told}" if told else "")

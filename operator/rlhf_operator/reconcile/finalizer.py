@@ -1,0 +1,71 @@
+"""A job whose deletion is asked for, and the finalizer that makes the deletion wait for a last checkpoint.
+
+Rule: pure. There is a finalizer only where spec.checkpoints.onDeletion asks for one, and only while the job is not
+finished; every other deletion is the garbage collector's, and needs no running operator. The wait ends when the
+coordinator's pod has ended, and at the latest at the deadline, so a lost node holds up a namespace for minutes and not
+for ever. A manifest that cannot be read any more changes none of this: only the two fields that a deletion needs are
+looked at. An operator that is not there can not let go: docs/operations.md says how to do it by hand.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.conditions import ConditionType, RunningReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.reconcile.conditions import Conditions, rfc3339
+from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed_pod import time_of
+from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion, ReconcilePlan
+
+DEADLINE_MAX: Final = 300
+"""Seconds a last checkpoint may take at most, as for the field: a deletion does not wait longer, whatever it says."""
+
+
+def held(stored: Mapping[str, Any]) -> bool:
+    """The job carries our finalizer."""
+    return names.FINALIZER in (stored["metadata"].get("finalizers") or [])
+
+
+def hold(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | None:
+    """Whether the finalizer is to be set (True) or taken away (False); None: it is as it should be."""
+    checkpoints = job.spec.checkpoints
+    wanted = not finished and checkpoints is not None and checkpoints.on_deletion == "Save"
+    return None if wanted == held(stored) else wanted
+
+
+def deleting(stored: Mapping[str, Any], conditions: Conditions, observed: ObservedJob, now: datetime) -> ReconcilePlan:
+    """What is to be done for a job under deletion."""
+    if not held(stored):
+        return ReconcilePlan()  # its children go with it
+    asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
+    finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
+    coordinators = [each for each in observed.pods.values() if each.group == Group.COORDINATOR and not each.over]
+    if asked is None or seconds is None or finished or not coordinators:
+        return ReconcilePlan(finalizer=False)
+    deadline = asked + timedelta(seconds=seconds)
+    if now >= deadline:
+        text = "the job is deleted without a last checkpoint: spec.checkpoints.deletionDeadlineSeconds is over"
+        return ReconcilePlan(finalizer=False, events=(JobEvent("CheckpointMissed", text, warning=True),))
+    told = f"the job is being deleted; the coordinator saves a checkpoint, until {rfc3339(deadline)} at most"
+    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
+    before: Mapping[str, Any] = stored.get("status") or {}
+    written = dict(before) | {"conditions": conditions.written()}
+    return ReconcilePlan(
+        status=None if written == before else written,
+        events=() if written == before else tuple(conditions.events()),
+        delete=tuple(PodDeletion(each.name, each.uid) for each in coordinators if each.active),
+        requeue_after=(deadline - now).total_seconds(),
+    )
+
+
+def _deadline_seconds(stored: Mapping[str, Any]) -> int | None:
+    """`spec.checkpoints.deletionDeadlineSeconds` of an object that may be malformed; None: nothing is saved."""
+    spec = stored.get("spec")
+    checkpoints = spec.get("checkpoints") if isinstance(spec, Mapping) else None
+    if not isinstance(checkpoints, Mapping):
+        return None
+    seconds = checkpoints.get("deletionDeadlineSeconds")
+    return seconds if isinstance(seconds, int) and 1 <= seconds <= DEADLINE_MAX else DEADLINE_MAX

@@ -1,0 +1,23 @@
+"""What was applied is remembered in the object itself, so that it is applied again only when it is another."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlhf_api.names import GROUP
+
+FINGERPRINT: Final = f"{GROUP}/applied"
+"""Annotation with the fingerprint of what was applied."""
+
+
+def fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Of an object as it is applied."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def with_fingerprint(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """With the fingerprint by which it is known next time."""
+    meta = manifest["metadata"]
+    notes = {**meta.get("annotations", {}), FINGERPRINT: fingerprint(manifest)}
+    return {**manifest, "metadata": {**meta, "annotations": notes}}

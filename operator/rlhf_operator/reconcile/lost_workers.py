@@ -1,0 +1,83 @@
+"""Workers that the coordinator has lost although their pods are well: which of them are replaced.
+
+A process that hangs, or whose network is cut, looks well to its kubelet. Its coordinator has not heard of it for
+spec.runPolicy.workerTimeoutSeconds, has given its samples to others, and waits for it where it holds a training rank.
+Rule: pure. A pod is replaced only when the process that was lost still runs in it (one that started since has to load
+first), when the node has had time to be noticed as lost, and when at least half of the workers that the coordinator
+knows still speak with it: if more are lost at once, it is the coordinator's own network that is cut, and no other pod
+would help. A coordinator that the operator cannot read loses nobody.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group, worker_name
+from rlhf_operator.reconcile.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed_pod import ObservedPod
+
+NODE_NOTICED: Final = timedelta(seconds=60)
+"""A node that does not answer is noticed after 40 to 50 s; its pods are not ready then, and not ours to end."""
+READ_LATELY: Final = timedelta(seconds=30)
+"""A reading comes every nine seconds; an older one says nothing about now."""
+GRACE_SECONDS: Final = 30
+"""Of a pod that is deleted because its process hangs: it saves nothing any more, whatever it was given to."""
+
+
+def lost(
+    job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
+) -> dict[str, str]:
+    """uid of each pod to replace now -> why, in words."""
+    listed = list(pods)
+    if reading is None or now - reading.at > READ_LATELY or _coordinator_is_cut_off(reading):
+        return {}
+    patience = _patience(job)
+    return {
+        pod.uid: f"lost: its coordinator has not heard of it for {(now - since).total_seconds():.0f} s, though it runs"
+        for pod, since in _silent(listed, reading)
+        if now - since >= patience
+    }
+
+
+def next_lost(
+    job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
+) -> float | None:
+    """Seconds until `lost` may answer another one."""
+    left = [(since + _patience(job) - now).total_seconds() for _, since in _silent(pods, reading)] if reading else []
+    return min((each for each in left if each > 0), default=None)
+
+
+def told(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
+    """What is said of those that are silent and not replaced yet; empty when there are none."""
+    silent = [pod.name for pod, _ in _silent(pods, reading)] if reading is not None else []
+    if reading is None or not silent:
+        return ""
+    if _coordinator_is_cut_off(reading):
+        known = len(reading.silent) + reading.streams
+        return (
+            f"the coordinator has lost {len(reading.silent)} of {known} workers at once, so its own network is more "
+            "likely cut than theirs: none is replaced. `kubectl delete pod` replaces one"
+        )
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    seconds = _patience(job).total_seconds()
+    return f"the coordinator has lost {silent[0]}{more}, whose pod is ready: it is replaced after {seconds:.0f} s"
+
+
+def _patience(job: RLHFJob) -> timedelta:
+    return timedelta(seconds=job.spec.run_policy.worker_timeout_seconds) + NODE_NOTICED
+
+
+def _coordinator_is_cut_off(reading: CoordinatorReading) -> bool:
+    return len(reading.silent) > reading.streams
+
+
+def _silent(pods: Iterable[ObservedPod], reading: CoordinatorReading) -> list[tuple[ObservedPod, datetime]]:
+    """Pods that look well, and when the process in them was last heard."""
+    found = []
+    for pod in pods:
+        since = reading.silent.get(worker_name(pod.group, pod.index)) if pod.group is not Group.COORDINATOR else None
+        well = pod.active and pod.ready and pod.phase == "Running"
+        if since is not None and well and pod.running is not None and pod.running < since:
+            found.append((pod, since))
+    return sorted(found, key=lambda item: item[0].name)

@@ -1,0 +1,342 @@
+"""A pod as reconcile sees it: a small record of what decisions read, not the body.
+
+Rule: pure and total. Labels, annotations and last words are written by anybody who may make a pod: a body becomes a
+record whose fields have their types and bounds, fields that are absent included, or an `Unreadable` that says what is
+wrong with it. A thousand pods a job are kept in memory as these, and hundreds a second are read, so a body is read as
+if it were well formed; one that is not raises somewhere, and only then `malformed_pod` looks where.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_api.job.failure import START_UP
+from rlhf_operator.manifests.pods import CONTAINER
+from rlhf_operator.reconcile import pod_disruption
+from rlhf_operator.reconcile.malformed_pod import misshapen
+from rlhf_operator.reconcile.termination_log import FinalReport, last_report, readable
+from rlhf_operator.untrusted import (
+    LISTED_MAX,
+    NAME_MAX,
+    ObjectIdentity,
+    UnreadableError,
+    UnreadableObject,
+    clean,
+    identity_of,
+    moment,
+    owner_of,
+    shown,
+    whole,
+    wrong,
+)
+
+Json = Mapping[str, Any]
+
+CONTAINER_ID_SHOWN: Final = 16
+"""Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
+PATIENCE: Final = timedelta(seconds=10)
+"""Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
+INIT_FAILED: Final = "Init:Error"
+"""Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
+MESSAGE_KEPT: Final = 600
+"""Characters of a message that are kept, such as the words of a scheduler."""
+WORD_KEPT: Final = 128
+"""Characters of a reason, of a condition's type, of a fingerprint."""
+INDEX_MAX: Final = 10**9
+"""Of an index or an epoch in a label."""
+GRACE_MAX: Final = 10**9
+"""Seconds, 30 years: a template may ask for more than a time can hold."""
+UID_MAX: Final = 40
+"""Characters of a uid; the API server's have 36."""
+CODE_MAX: Final = 2**32
+"""Exit codes are 32 bits wide, with or without a sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnd:
+    """Our container ended, or the pod failed as a whole (then `code` is None)."""
+
+    id: str
+    """Tells this end from every other."""
+    code: int | None
+    reason: str
+    """OOMKilled, Error, Completed; of a pod Evicted, UnexpectedAdmissionError, ..."""
+    message: str
+    """The last lines of the log, or why the kubelet ended it."""
+    at: datetime | None
+    report: FinalReport | None = None
+    """Of a coordinator: its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """What is observed of one pod."""
+
+    name: str
+    uid: str
+    group: names.Group
+    index: int
+    phase: str
+    """Pending, Running, Succeeded, Failed, Unknown."""
+    owner: str = ""
+    """uid of the object that controls it; empty: none does."""
+    version: int = field(default=0, compare=False)
+    """resourceVersion; a later one is newer. Two that differ in nothing else are the same to every decision."""
+    epoch: int = 0
+    ready: bool = False
+    address: str = ""
+    created: datetime | None = None
+    deletion: datetime | None = None
+    """When its grace ends, once its deletion is asked for."""
+    grace: int = 0
+    """Seconds of that grace."""
+    unschedulable: str = ""
+    """The scheduler's words when no node can take it."""
+    unscheduled: datetime | None = None
+    """Since when."""
+    scheduled: datetime | None = None
+    """When it got its node."""
+    waiting: str = ""
+    """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
+    waiting_message: str = ""
+    running: datetime | None = None
+    """Since when our container runs."""
+    end: PodEnd | None = None
+    """The newest end of our container, or of the pod."""
+    template: str = ""
+    """Fingerprint of the user's template that it was made from; empty: made before there were any."""
+    pooled: bool = False
+    """It carries the label of the migration pool."""
+    conditions: frozenset[tuple[str, str]] = frozenset()
+    """(type, status) of its conditions, but for those that every pod goes through when it starts."""
+    done: bool = False
+    """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
+    disruption: str = ""
+    """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
+    words: str = ""
+    """What is said of that disruption."""
+    began: datetime | None = None
+    """When our container's present run began, or its last one."""
+
+    @property
+    def over(self) -> bool:
+        """The pod has ended and never runs again."""
+        return self.done or self.phase in ("Succeeded", "Failed")
+
+    @property
+    def active(self) -> bool:
+        """It runs or may run, and nobody asked for its deletion."""
+        return not self.over and self.deletion is None
+
+    def stuck(self, now: datetime) -> bool:
+        """No node can take it, and not only because volumes are still being bound."""
+        return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
+
+    @property
+    def deletion_asked(self) -> datetime | None:
+        """When its deletion was asked for."""
+        return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)
+
+
+_GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
+_START_UP: Final = frozenset(START_UP)
+_NONE: Final[frozenset[tuple[str, str]]] = frozenset()
+_STARTED: Final = "status.containerStatuses: startedAt"
+_PHASES: Final = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")} | {None: "Pending"}
+
+
+def pod_of(body: Json) -> ObservedPod | UnreadableObject:
+    """The record of a pod's body, or why there is none."""
+    try:
+        return _pod(body)
+    except UnreadableError as error:
+        why = str(error)
+    except Exception as error:
+        why = misshapen(body) or f"{type(error).__name__} while it was read"
+    try:
+        meta = body["metadata"]
+        known, going = identity_of(meta), bool(meta.get("deletionTimestamp"))
+    except Exception:
+        known, going = ObjectIdentity("", "", 0, ""), False
+    return UnreadableObject(known.name, known.uid, known.version, known.owner, why, going)
+
+
+def _pod(body: Json) -> ObservedPod:
+    meta, status = body["metadata"], body.get("status") or {}
+    labels = meta.get("labels") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    container = _our_container(status)
+    waiting = _init_trouble(status) or (container.get("state") or {}).get("waiting") or {}
+    name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
+    reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
+    template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
+    # Fails when one of them is no text.
+    if not "".join((reason, message, template)).isascii():
+        reason, message = clean(reason), clean(message)
+    if not "".join((name, uid, address)).isascii() or len(name) > NAME_MAX or len(uid) > UID_MAX:
+        raise UnreadableError("metadata.name, metadata.uid or status.podIP is no name, uid or address")
+    disruption, words = _disruption(status, conditions)
+    placed = conditions.get("PodScheduled") or {}
+    unschedulable = _unschedulable(placed)
+    at = moment(placed.get("lastTransitionTime"), "status.conditions: lastTransitionTime")
+    return ObservedPod(
+        name=name,
+        uid=uid,
+        group=_group(labels),
+        index=whole(labels.get(names.LABEL_INDEX), f"metadata.labels[{names.LABEL_INDEX}]", INDEX_MAX),
+        phase=_PHASES.get(status.get("phase"), "Unknown"),
+        owner=owner,
+        version=whole(meta.get("resourceVersion"), "metadata.resourceVersion"),
+        epoch=whole(labels.get(names.LABEL_EPOCH), f"metadata.labels[{names.LABEL_EPOCH}]", INDEX_MAX),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        address=address,
+        created=moment(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
+        deletion=moment(meta.get("deletionTimestamp"), "metadata.deletionTimestamp"),
+        grace=min(whole(meta.get("deletionGracePeriodSeconds"), "metadata.deletionGracePeriodSeconds"), GRACE_MAX),
+        unschedulable=unschedulable,
+        unscheduled=at if unschedulable else None,
+        scheduled=at if placed.get("status") == "True" else None,
+        waiting=reason,
+        waiting_message=message,
+        running=moment(((container.get("state") or {}).get("running") or {}).get("startedAt"), _STARTED),
+        end=_end(uid, status, container),
+        template=template,
+        pooled=labels.get(names.LABEL_POOL) == "true",
+        conditions=_telling(conditions),
+        done=_done(status),
+        disruption=disruption,
+        words=words,
+        began=_began(container),
+    )
+
+
+def _group(labels: Json) -> names.Group:
+    value = labels.get(names.LABEL_GROUP)
+    found = _GROUPS.get(value) if value is not None else None
+    if found is None:
+        raise wrong(f"metadata.labels[{names.LABEL_GROUP}]", value, f"one of {', '.join(_GROUPS)}")
+    return found
+
+
+def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
+    if len(conditions) > LISTED_MAX:
+        raise wrong("status.conditions", list(conditions), f"a list of at most {LISTED_MAX}")
+    told = conditions.keys() - _START_UP
+    if not told:
+        return _NONE
+    if not all(isinstance(each, str) for each in told):
+        raise TypeError("a condition has no type")
+    return _interned(frozenset((_word(each), _word(conditions[each].get("status"))) for each in told))
+
+
+def _word(value: object) -> str:
+    """A reason or a type, or what stands for one."""
+    return clean(value[:WORD_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
+
+
+def _words(value: object) -> str:
+    """A message."""
+    return clean(value[:MESSAGE_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
+
+
+@lru_cache(maxsize=1024)
+def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """One object for all pods that have the same: most of them do."""
+    return conditions
+
+
+def time_of(text: str | None) -> datetime | None:
+    """A time of the API server, which is RFC 3339 in UTC; None for none, and for what is no time."""
+    try:
+        return moment(text, "time")
+    except UnreadableError:
+        return None
+
+
+def _our_container(status: Json) -> Json:
+    for each in status.get("containerStatuses") or ():
+        if each.get("name") == CONTAINER:
+            return dict(each)
+    return {}
+
+
+def _done(status: Json) -> bool:
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    ended = [(each.get("terminated") or {}).get("exitCode") for each in states]
+    if not ended or ended.count(0) < len(ended):
+        return False
+    return not any((each.get("state") or {}).get("running") for each in status.get("initContainerStatuses") or ())
+
+
+def _init_trouble(status: Json) -> Json | None:
+    """Why an init container of the template keeps ours from starting, as the `waiting` state of ours; else None."""
+    inits = status.get("initContainerStatuses") or []
+    if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
+        # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
+        return {"reason": "ContainerCreating"}
+    for each in inits:
+        name, state = _word(each.get("name")), each.get("state") or {}
+        waiting = state.get("waiting") or {}
+        ended = (each.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
+        if ended.get("exitCode") and not each.get("ready"):
+            last = (_words(ended.get("message")).strip().splitlines() or [_word(ended.get("reason"))])[-1]
+            return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
+        if waiting.get("message"):
+            return {"reason": waiting.get("reason"), "message": f"init container {name}: {_words(waiting['message'])}"}
+    return None
+
+
+def _code(ended: Json) -> int:
+    value = ended.get("exitCode")
+    if value is not None and (type(value) is not int or abs(value) > CODE_MAX):
+        raise wrong("status.containerStatuses: exitCode", value, "a whole number of 32 bits")
+    return value or 0
+
+
+def _unschedulable(condition: Json) -> str:
+    if condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
+        return _words(condition.get("message")) or "no node can take it"
+    return ""
+
+
+def _disruption(status: Json, conditions: Mapping[str, Json]) -> tuple[str, str]:
+    """(why the pod was taken away, what is said of it); empty: it was not, or by its own fault."""
+    reason, message = _word(status.get("reason")), _words(status.get("message")).strip()
+    target = conditions.get("DisruptionTarget") or {}
+    if target.get("status") == "True":
+        return _word(target.get("reason")) or "DisruptionTarget", message or _words(target.get("message"))
+    failed = status.get("phase") == "Failed" and pod_disruption.disrupted(reason, message)
+    return (reason, message) if failed else ("", "")
+
+
+def _began(container: Json) -> datetime | None:
+    run = (container.get("state") or {}).get("running") or _ended(container, "state") or _ended(container, "lastState")
+    return moment(run.get("startedAt"), _STARTED)
+
+
+def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
+    ended = _ended(container, "state") or _ended(container, "lastState")
+    phase, reason, told = status.get("phase"), _word(status.get("reason")), _words(status.get("message")).strip()
+    if not ended:
+        code = 0 if phase == "Succeeded" else None
+        return PodEnd(uid, code, reason, told, None) if phase in ("Failed", "Succeeded") else None
+    full = str(ended.get("containerID") or "").rpartition("/")[2]
+    restarts = whole(container.get("restartCount"), "status.containerStatuses: restartCount")
+    name = clean(full[:CONTAINER_ID_SHOWN]) or f"{uid}/{restarts}"
+    log, code = ended.get("message"), _code(ended)
+    at = moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt")
+    report = last_report(log) if isinstance(log, str) else None
+    if phase == "Failed" and reason:
+        # The kubelet ended what ran, so its words count and not the exit code; it may have told of that end before.
+        known = name if _code(_ended(container, "state")) else uid
+        return PodEnd(known, None, reason, told, at, report)
+    return PodEnd(
+        name, code, _word(ended.get("reason")), readable(log) if isinstance(log, str) else _words(log), at, report
+    )
+
+
+def _ended(container: Json, state: str) -> Json:
+    return (container.get(state) or {}).get("terminated") or {}

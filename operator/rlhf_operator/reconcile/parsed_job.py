@@ -1,0 +1,98 @@
+"""From the stored object to a job that can be run, or what is wrong with it in words.
+
+Rule: a manifest that the API server took may still break a rule it cannot check, or come from an older definition.
+Paths of a job in a cluster are paths inside its pods; a relative one is taken from `/`. Results are remembered by
+generation, as parsing costs a millisecond and a job is looked at often.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import manifest
+from rlhf_api.availability import UNAVAILABLE
+from rlhf_api.bounds import MAX_DEPTH, too_deep
+from rlhf_api.conditions import PlannedReason
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.problems import ManifestError, Problem, Severity
+from rlhf_api.rules.advice import advice
+from rlhf_operator.bounded_cache import cached
+from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
+from rlhf_operator.manifests.render import template_hash
+from rlhf_operator.reconcile.scaling import desired
+from rlhf_operator.stored_job import UNREADABLE
+
+REMEMBERED: Final = 2048
+"""Jobs whose parsed form is kept, where they are not too large; of more, those that were looked at long ago are parsed
+again."""
+_PODS_ROOT: Final = Path("/")
+_METADATA: Final = ("name", "namespace", "uid", "labels")
+
+
+@dataclass(frozen=True)
+class ParsedJob:
+    """A job, and whether pods may be made from it."""
+
+    job: RLHFJob | None
+    problem: str = ""
+    """What is wrong; empty when nothing is."""
+    reason: PlannedReason = PlannedReason.PLANNED
+
+    @property
+    def planned(self) -> bool:
+        """Pods may be made."""
+        return not self.problem
+
+    @cached_property
+    def warnings(self) -> str:
+        """What the job can be started with and does not do what it seems to; empty when there is nothing."""
+        return "" if self.job is None else _told(advice(self.job))
+
+    @cached_property
+    def marks(self) -> Mapping[Group, str]:
+        """`template_mark` of every group."""
+        return {} if self.job is None else {group: template_hash(self.job, group) for group in desired(self.job)}
+
+
+def parse_job(body: Mapping[str, Any]) -> ParsedJob:
+    """The job of a stored RLHFJob, resolved, without its status."""
+    if wrong := body.get(UNREADABLE):
+        return ParsedJob(None, wrong, PlannedReason.INVALID)
+    meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
+    document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta, "spec": body.get("spec")}
+    # What follows recurses.
+    if deep := too_deep(document):
+        problem = Problem(deep[:200], None, f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is")
+        return ParsedJob(None, _told([problem]), PlannedReason.INVALID)
+    return _parse(json.dumps(document))
+
+
+@cached(REMEMBERED)
+def _parse(text: str) -> ParsedJob:
+    try:
+        job = manifest.resolve(manifest.stored(json.loads(text)), _PODS_ROOT)
+    except ManifestError as error:
+        return ParsedJob(None, _told(error.problems), _reason(error.problems))
+    except ValidationError as error:
+        return ParsedJob(None, str(error), PlannedReason.INVALID)
+    found = problems_of_pods(job)
+    errors = [each for each in found if each.severity is Severity.ERROR]
+    if errors:
+        return ParsedJob(without_broken_templates(job, errors), _told(errors), PlannedReason.INVALID)
+    return ParsedJob(job)
+
+
+def _told(problems: list[Problem]) -> str:
+    return "; ".join(str(Problem(each.field, each.value, each.message)) for each in problems)
+
+
+def _reason(problems: list[Problem]) -> PlannedReason:
+    lacking = {each.field for each in UNAVAILABLE}
+    unavailable = all(each.field in lacking and "not available in this version" in each.message for each in problems)
+    return PlannedReason.UNAVAILABLE if unavailable else PlannedReason.INVALID

@@ -1,0 +1,76 @@
+"""What reconcile answers: what is to be written, as data. Whoever carries it out writes the status first.
+
+Rule: the status goes first because it holds the counts: a pod whose end is counted may be deleted afterwards, one that
+is not would be forgotten.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_operator.gang.kueue_workload import WorkloadReport
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PodDeletion:
+    """A pod to delete; only if it is still the one that was observed."""
+
+    name: str
+    uid: str
+    force: bool = False
+    """Without waiting for its node, which is gone."""
+    grace: int | None = None
+    """Seconds, instead of those of the pod."""
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """An event on the RLHFJob."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class PoolLabel:
+    """A pod that joined or left the migration pool; only if it is still the one that was observed."""
+
+    name: str
+    uid: str
+    pooled: bool
+
+
+@dataclass(frozen=True)
+class ReconcilePlan:
+    """What to do for one job. Empty: everything is as it should be."""
+
+    status: Json | None = None
+    """The whole status to write; None when what is there is right."""
+    issue_certificates: bool = False
+    """Issue a certificate into the job's Secret; pods are created once it is there."""
+    resize: Mapping[str, int] | None = None
+    """Group -> workers: what the coordinator is to be told."""
+    apply: tuple[Json, ...] = ()
+    delete: tuple[PodDeletion, ...] = ()
+    labels: tuple[PoolLabel, ...] = ()
+    """Labels of the migration pool to set or take away."""
+    events: tuple[JobEvent, ...] = ()
+    finalizer: bool | None = None
+    """Set (True) or take away (False) the finalizer; None: leave it."""
+    delete_job: bool = False
+    withdraw: tuple[tuple[str, str], ...] = ()
+    """(kind, name) of gang objects to delete."""
+    report: WorkloadReport | None = None
+    """What the status of the job's Workload is to say."""
+    requeue_after: float | None = None
+    """Seconds until time alone changes the answer; None: never."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be written."""
+        written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
+        queued = self.withdraw or self.report is not None
+        return not (written or queued or self.resize or self.labels or self.finalizer is not None)

@@ -1,0 +1,274 @@
+"""When a job gets another revision (`revision`): at a start, and by its user's edits; never by the operator's version.
+
+- A job that has no pod and no status.startTime is not started: it has never been, or was suspended or evicted to the
+  end. It runs by whatever this operator makes of it, with this operator's images.
+- From then on its revision is kept. An edit is what differs between the job as it was stored with the revision and as
+  it is stored now, both read by this version: so a default that is new is none. What the edit changes in what this
+  version makes is changed in what the revision holds; the rest stays as it is. A field that the revision's version did
+  not know waits for the next start.
+- A job that runs without a revision gets one from what runs (`adoption`): no pod is replaced by that.
+
+Rule: pure. A rule that a newer version adds does not stop a job that runs: an edit is refused for what it breaks
+itself. When the operator dies after the status of a start was written and before its ConfigMap, a job may start by the
+revision of its last start.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api import manifest, mode_words, protocol
+from rlhf_api.bounds import too_deep
+from rlhf_api.conditions import ConditionType
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.structure import pruned, schema_at, with_defaults, without_nulls
+from rlhf_operator.bounded_cache import cached
+from rlhf_operator.gang import kueue, members
+from rlhf_operator.gang.apis import kind_of
+from rlhf_operator.manifests import Images
+from rlhf_operator.manifests.configuration import document, text_of
+from rlhf_operator.manifests.render import plain, template_hash
+from rlhf_operator.reconcile.last_applied import fingerprint
+from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.parsed_job import REMEMBERED, ParsedJob, parse_job
+from rlhf_operator.reconcile.revisions.adoption import adopt
+from rlhf_operator.reconcile.revisions.revision import (
+    Revision,
+    StoredRevision,
+    digest,
+    digests,
+    document_of,
+    shapes,
+    spares,
+    spec_schema,
+    trusted,
+)
+from rlhf_operator.reconcile.revisions.three_way_merge import carried, known
+from rlhf_operator.reconcile.scaling import desired
+from rlhf_operator.stored_job import UNREADABLE
+
+Json = dict[str, Any]
+
+_STORED: Final = ("name", "namespace", "uid", "labels")
+"""Metadata of a job that its objects are made from."""
+_PODS_ROOT: Final = Path("/")
+
+
+@dataclass(frozen=True)
+class PinnedJob(ParsedJob):
+    """An admission, with what the job runs by."""
+
+    kept: StoredRevision = field(default_factory=StoredRevision)
+    """The revision that the job is to have; empty: no pod is made."""
+    status: Mapping[str, str] = field(default_factory=dict)
+    """`status.revision`."""
+    hashes: Mapping[Group, str] = field(default_factory=dict)
+    """By which pods are outdated."""
+    fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(kind, name) -> fingerprint of what pods need beside the Secret; the objects themselves would fill memory."""
+    note: str = ""
+    """What the user should know of the revision."""
+    settled: bool = False
+    """The job has it already: nothing about it is to be judged again."""
+
+    @property
+    def revision(self) -> Revision | None:
+        """Unpacked: when pods or objects are made from it."""
+        return trusted(self.kept, (self.status.get("digest", ""),))
+
+
+def pin_revision(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
+    """The admission of a stored job, with the revision that it is to have."""
+    if admission.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
+        return _without(admission)
+    status = stored.get("status") or {}
+    if observed.pods or status.get("startTime"):
+        held = _held(_text(stored), observed.kept, digests(status), observed.home)
+        if held is not None:
+            return held
+        if observed.pods or document_of(observed.kept):
+            return _adopted(admission, stored, observed)
+    if not admission.planned:
+        return _without(admission)
+    return _started(_text(stored), observed.images, observed.home)
+
+
+def _without(admission: ParsedJob) -> PinnedJob:
+    return PinnedJob(admission.job, admission.problem, admission.reason)
+
+
+@cached(REMEMBERED)
+def _started(text: str, images: Images, home: str) -> PinnedJob:
+    """By this version."""
+    stored = json.loads(text)
+    job = parse_job(stored).job
+    assert job is not None
+    pods, hashes = shapes(job, images), {group: template_hash(job, group) for group in desired(job)}
+    ranks = job.spec.training.ranks
+    claims = kueue.claims(job, pods)
+    written = text_of(document(job))
+    return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, claims), home)
+
+
+@cached(REMEMBERED)
+def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) -> PinnedJob | None:
+    """By the revision that it has, with its user's edits; None when it has none."""
+    revision = trusted(kept, vouched)
+    if revision is None:
+        return None
+    stored = json.loads(text)
+    admission = parse_job(stored)
+    now, then = admission.job if admission.planned else read(stored), read(revision.job)
+    if now is None:
+        return _without(admission)
+    changed: Revision | None = None
+    if then is None or then.spec == now.spec:
+        changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
+    elif _problem(stored) in ("", _problem(revision.job)):
+        changed = _edited(then, now, stored, revision)
+    if changed is None:
+        return replace(_of(now, revision, home), job=admission.job, problem=admission.problem, reason=admission.reason)
+    held = _of(now, changed, home)
+    if admission.problem:
+        held = replace(held, note="; ".join(filter(None, [_goes_on(admission), held.note])))
+    before = digest(kept.data)
+    if before == held.status["digest"]:
+        return replace(held, settled=True)
+    return replace(held, status={**held.status, "previousDigest": before})
+
+
+def _problem(stored: Json) -> str:
+    """What is wrong with a job. What is wrong before an edit and after it is not for the edit to put right.
+
+    With a definition that is newer than this operator, fields that it does not know are in every stored object.
+    """
+    return parse_job({**stored, "spec": pruned(stored["spec"], spec_schema())}).problem
+
+
+def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision | None:
+    """`revision` with what its user changed; None when a group is to have pods that cannot be made."""
+    images = revision.images
+    computed = {group: (template_hash(then, group), template_hash(now, group)) for group in desired(now)}
+    hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
+    changed = {group for group, (old, new) in computed.items() if old != new}
+    pods = _carried(revision.pods, shapes(then, images), shapes(now, images), changed)
+    others = _carried(revision.spares, spares(then, images), spares(now, images), changed)
+    if not members.counts(now).keys() <= pods.keys():
+        return None
+    base = json.loads(revision.document)
+    written = carried(base, document(then), document(now))
+    spec = known(written["spec"], base["spec"], spec_schema())[0]
+    written = {**written, "spec": mode_words.like(base["spec"], spec)}
+    claims = revision.claims
+    if not members.counts(then).keys() <= revision.pods.keys() or (
+        kueue.claims(then, revision.pods) != kueue.claims(now, pods)
+    ):
+        claims = kueue.claims(now, pods)
+    text = _with_metadata(text_of(written), now)
+    return Revision(images, stored, text, pods, others, now.spec.training.ranks, hashes, claims)
+
+
+def _carried(
+    held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
+) -> dict[Group, Json]:
+    """One pod of each group with its user's edits; `changed`: groups whose template is another one now."""
+    pods = {group: pod for group, pod in held.items() if group not in changed} | dict(now)
+    for group in pods.keys() & now.keys() & held.keys():
+        if group in then:
+            pods[group] = carried(held[group], then[group], now[group])
+        elif group not in changed:
+            pods[group] = held[group]
+    return pods
+
+
+def _adopted(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
+    """By what runs."""
+    job = admission.job if admission.planned else read(stored)
+    if job is None:
+        return _without(admission)
+    revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
+    held = _of(job, revision, observed.home)
+    if admission.planned:
+        return held
+    if _accepted(stored) and members.counts(job).keys() <= revision.pods.keys():
+        return replace(held, note=_goes_on(admission))
+    return replace(held, job=admission.job, problem=admission.problem, reason=admission.reason)
+
+
+def _accepted(stored: Mapping[str, Any]) -> bool:
+    """An operator has taken the job as its user has it now."""
+    status = stored.get("status") or {}
+    planned = any(
+        (condition.get("type"), condition.get("status")) == (ConditionType.PLANNED, "True")
+        for condition in status.get("conditions") or []
+    )
+    generation = stored["metadata"].get("generation")
+    return planned and generation is not None and status.get("observedGeneration") == generation
+
+
+def _goes_on(admission: ParsedJob) -> str:
+    return f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
+
+
+def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
+    data = revision.data
+    made = plain(job, data, home)
+    prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
+    images = {"coordinatorImage": revision.images.coordinator, "workerImage": revision.images.worker}
+    return PinnedJob(
+        job,
+        kept=StoredRevision.of(data),
+        status={**images, "digest": digest(data)},
+        hashes=revision.hashes,
+        fingerprints=prints,
+        note=_waiting(job, json.loads(revision.document)),
+    )
+
+
+def _waiting(job: RLHFJob, base: Json) -> str:
+    """Which fields that the user set wait for the next start."""
+    now = document(job)
+    _, unknown = known(now["spec"], base.get("spec"), spec_schema(), "spec")
+    said = [path for path in unknown if _value(now, path) != _default(path)]
+    if not said:
+        return ""
+    listed = ", ".join(said)
+    return f"{listed}: not known to the version that the job runs by; takes effect when it is suspended and resumed"
+
+
+def _value(data: Json, path: str) -> Any:
+    value: Any = data
+    for name in path.split("."):
+        value = value[name]
+    return without_nulls(value)
+
+
+def _default(path: str) -> Any:
+    schema = schema_at(path) or {}
+    return with_defaults(schema.get("default"), schema)
+
+
+def _with_metadata(text: str, job: RLHFJob) -> str:
+    """A job.json with the job's labels as they are now."""
+    written, meta = json.loads(text), document(job)["metadata"]
+    return text if written.get("metadata") == meta else text_of({**written, "metadata": meta})
+
+
+def read(stored: Mapping[str, Any]) -> RLHFJob | None:
+    """The job of a stored object, whatever else this version asks of it; None when it cannot be read."""
+    try:
+        return manifest.resolve(protocol.read_job(without_nulls(dict(stored))), _PODS_ROOT)
+    except ValidationError:
+        return None
+
+
+def _text(stored: Mapping[str, Any]) -> str:
+    meta = {key: value for key, value in stored["metadata"].items() if key in _STORED}
+    return json.dumps(
+        {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "metadata": meta, "spec": stored.get("spec")}
+    )

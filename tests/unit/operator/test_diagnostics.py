@@ -1,0 +1,203 @@
+"""Frequent mistakes of users: each is told with its cause and what to do about it, in the words of a real cluster."""
+
+from typing import Any
+
+import pytest
+from tests.support.simulated_cluster import SimulatedCluster
+
+RESTRICTED = (
+    'pods "job-generation-0" is forbidden: violates PodSecurity "restricted:latest": hostNetwork (pod must not set '
+    "spec.securityContext.hostNetwork=true)"
+)
+NO_ACCOUNT = (
+    'pods "job-generation-0" is forbidden: error looking up service account team/nosuch: serviceaccount "nosuch" not '
+    "found"
+)
+CLAIM = "see that the claim exists in namespace team and can be bound (kubectl get pvc)"
+
+
+def told(world: SimulatedCluster) -> str:
+    return str(world.condition("Running")["message"])
+
+
+def begun(**spec: Any) -> SimulatedCluster:
+    world = SimulatedCluster(**spec)
+    world.settle()
+    return world
+
+
+def mounting(**volume: Any) -> dict[str, Any]:
+    return {"template": {"spec": {"volumes": [{"name": "data", **volume}]}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "add nodes, free some, or lower spec.generation."),
+        (
+            '0/1 nodes are available: persistentvolumeclaim "nosuch" not found. not found',
+            f"{CLAIM}, or correct the volumes of the pod template",
+        ),
+        (
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            CLAIM,
+        ),
+        (
+            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
+            "correct nodeSelector or affinity in spec.generation.template, or label a node so",
+        ),
+        (
+            "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: true}.",
+            "add a toleration to spec.generation.template",
+        ),
+    ],
+)
+def test_the_remedy_follows_the_schedulers_words(words: str, remedy: str) -> None:
+    world = begun()
+    world.cannot_schedule("generation-0", words)
+    world.later(11)
+    world.settle()
+    assert world.phase == "Unschedulable"
+    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in told(world)
+
+
+def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_both_remedies() -> None:
+    world = begun()
+    world.cannot_schedule(
+        "generation-0", "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint"
+    )
+    world.cannot_schedule("training-0", 'persistentvolumeclaim "nosuch" not found')
+    world.later(11)
+    world.settle()
+    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in told(world)
+    assert "or correct the volumes of the pod template" in told(world)
+
+
+def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
+    world = begun()
+    words = (
+        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available."
+    )
+    for worker in ("generation-0", "inference-0"):
+        world.cannot_schedule(worker, words)
+    world.later(11)
+    world.settle()
+    assert told(world).startswith(
+        "no node can take job-generation-0, job-inference-0 (0/1 nodes are available: 1 Insufficient cpu): "
+        "add nodes, free some, or lower spec.generation.replicas or spec.inference.replicas. "
+    )
+
+
+def test_an_image_without_what_it_is_to_run_is_named_as_the_cause() -> None:
+    world = begun()
+    world.run()
+    words = 'runc create failed: exec: "python": executable file not found in $PATH'
+    world.end("coordinator", 128, reason="StartError", message=words)
+    world.later(11)
+    world.settle()
+    assert world.job["status"]["restarts"]["lastReason"] == (
+        f"job-coordinator: its container cannot be started ({words}): use an image that has what the container runs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        (
+            NO_ACCOUNT,
+            "create it in namespace team, or correct serviceAccountName in the pod template",
+        ),
+        (RESTRICTED, "take what it names out of the pod template, or lower the Pod Security level of the namespace"),
+        (
+            'pods "job-generation-0" is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi',
+            "give resources in the pod template that the LimitRange of the namespace allows",
+        ),
+    ],
+)
+def test_a_pod_that_the_api_server_refuses_is_told_with_what_to_change(why: str, remedy: str) -> None:
+    world = begun()
+    del world.pods["job-generation-0"]
+    world.refusals = {"job-generation-0": why}
+    world.later(11)
+    world.carry_out(world.plan())
+    assert told(world).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
+
+
+def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made() -> None:
+    world = SimulatedCluster()
+    world.carry_out(world.plan())
+    world.occupied = {"NetworkPolicy job": "networkpolicy/job", "Secret job-authority": "secret/job-authority"}
+    world.later(11)
+    plan = world.plan()
+    world.carry_out(plan)
+    found = world.condition("Running")
+    assert (found["status"], found["reason"]) == ("False", "NameTaken")
+    assert "the name of NetworkPolicy job and Secret job-authority in namespace team" in found["message"]
+    assert "Give the job another name, or remove what is not needed" in found["message"]
+    assert "kubectl delete networkpolicy/job secret/job-authority --namespace=team" in found["message"]
+    assert "NameTaken" in world.events
+    assert plan.requeue_after == 15
+    world.occupied = {}
+    world.later(15)
+    world.settle()
+    assert world.condition("Running")["reason"] == "Starting"
+
+
+def test_a_secret_that_a_variable_needs_is_named_with_the_namespace() -> None:
+    world = begun()
+    world.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')
+    world.later(11)
+    world.settle()
+    assert told(world).startswith(
+        'job-inference-0 cannot be started (CreateContainerConfigError: secret "hub" not found): '
+        "create it in namespace team, or correct spec.inference.template"
+    )
+
+
+def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_it_mounts() -> None:
+    world = begun(generation={"replicas": 2} | mounting(secret={"secretName": "hub"}))
+    world.wait_with("generation-0", "ContainerCreating")
+    world.later(11)
+    look = world.settle().requeue_after
+    assert look is not None
+    assert "generation-0" not in told(world)
+    assert look == 49
+    world.later(look)
+    world.settle()
+    assert told(world).startswith(
+        "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or what it mounts is not "
+        "there (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
+    )
+
+
+def test_a_pod_whose_first_init_container_has_not_begun_hangs_in_the_same_way() -> None:
+    world = begun(training=mounting(persistentVolumeClaim={"claimName": "models"}), checkpoints=None)
+    waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    world.wait_with("coordinator", "PodInitializing")
+    world.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]
+    world.later(61)
+    world.settle()
+    assert "job-coordinator got a node over 60 s ago" in told(world)
+    assert "(claim models)" in told(world)
+
+
+def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
+    world = begun()
+    world.run()
+    world.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
+    world.later(60)
+    world.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
+    world.settle()
+    assert "DNS" not in told(world), "they may be loading still"
+    world.later(60)
+    world.read("Starting", 0, waiting_for=("generation-0 to register (160 s)",))
+    world.settle()
+    assert (
+        "job-generation-0, job-generation-1, job-inference-0 and 2 more run and cannot reach the coordinator"
+        in told(world)
+    )
+    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in told(world)
+    world.later(11)
+    world.read("Starting", 0, streams=1)
+    world.settle()
+    assert "DNS" not in told(world)
