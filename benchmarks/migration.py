@@ -89,12 +89,12 @@ class Worker:
         return done
 
     def observed(self) -> list[Observed]:
-        """What the spans since the last call tell of costs."""
+        """Return the decode steps and rebuilt caches that the worker reported since the last call."""
         new, self._seen = self.session.received[self._seen :], len(self.session.received)
-        spans = [message.span for message in new if message.HasField("span")]
-        spans = [span for span in spans if span.name in ("decode", "prefill")]
-        works = [work for span in spans for work in (learning.decoded(span), learning.rebuilt(span))]
-        return [work for work in works if work is not None]
+        observations = [message.observation for message in new if message.HasField("observation")]
+        decoded = [item for item in observations if item.decode.rows_per_step]
+        rebuilt = [item for item in observations if item.HasField("rebuild")]
+        return [*map(learning.decode_work, decoded), *map(learning.rebuild_work, rebuilt)]
 
 
 def write_files(folder: Path, arguments: argparse.Namespace) -> None:

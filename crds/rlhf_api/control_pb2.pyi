@@ -120,6 +120,7 @@ class WorkerMessage(_message.Message):
     SPAN_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    OBSERVATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
@@ -138,6 +139,8 @@ class WorkerMessage(_message.Message):
     def batch(self) -> Global___Batch: ...
     @_builtins.property
     def prefix(self) -> Global___ScoredPrefix: ...
+    @_builtins.property
+    def observation(self) -> Global___Observation: ...
     def __init__(
         self,
         *,
@@ -150,12 +153,13 @@ class WorkerMessage(_message.Message):
         span: Global___Span | None = ...,
         batch: Global___Batch | None = ...,
         prefix: Global___ScoredPrefix | None = ...,
+        observation: Global___Observation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch", "prefix"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch", "prefix", "observation"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -164,7 +168,7 @@ Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
 @_typing.final
 class Batch(_message.Message):
     """Several messages at once, in order. A stream message has a fixed cost of its own, far above that of a progress: a
-    worker puts all it has to say at one moment (a progress a sample, finished samples, spans) into one.
+    worker puts all it has to say at one moment (a progress per sample, finished samples, spans, observations) into one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1036,8 +1040,201 @@ class TableTime(_message.Message):
 Global___TableTime: _TypeAlias = TableTime  # noqa: Y015
 
 @_typing.final
+class Observation(_message.Message):
+    """What a stretch of work took, as numbers: the coordinator's cost model learns from these and from the answers to Measure and
+    Migrate. Sent beside the span of the same work, which is only drawn.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_NS_FIELD_NUMBER: _builtins.int
+    END_NS_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    REBUILD_FIELD_NUMBER: _builtins.int
+    SCORING_FIELD_NUMBER: _builtins.int
+    OFFLOAD_FIELD_NUMBER: _builtins.int
+    ONLOAD_FIELD_NUMBER: _builtins.int
+    start_ns: _builtins.int
+    end_ns: _builtins.int
+    iteration: _builtins.int
+    """whose samples were worked on"""
+    @_builtins.property
+    def decode(self) -> Global___DecodeObservation: ...
+    @_builtins.property
+    def rebuild(self) -> Global___RebuildObservation: ...
+    @_builtins.property
+    def scoring(self) -> Global___ScoringObservation: ...
+    @_builtins.property
+    def offload(self) -> Global___OffloadObservation: ...
+    @_builtins.property
+    def onload(self) -> Global___OnloadObservation: ...
+    def __init__(
+        self,
+        *,
+        start_ns: _builtins.int = ...,
+        end_ns: _builtins.int = ...,
+        iteration: _builtins.int = ...,
+        decode: Global___DecodeObservation | None = ...,
+        rebuild: Global___RebuildObservation | None = ...,
+        scoring: Global___ScoringObservation | None = ...,
+        offload: Global___OffloadObservation | None = ...,
+        onload: Global___OnloadObservation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end_ns", b"end_ns", "iteration", b"iteration", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "start_ns", b"start_ns", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["decode", "rebuild", "scoring", "offload", "onload"]  # noqa: Y015
+    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+
+Global___Observation: _TypeAlias = Observation  # noqa: Y015
+
+@_typing.final
+class DecodeObservation(_message.Message):
+    """Steps of a generation engine; what of the stretch is not prefill is decoding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    ROWS_PER_STEP_FIELD_NUMBER: _builtins.int
+    KEYS_PER_ROW_FIELD_NUMBER: _builtins.int
+    PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    rows_per_step: _builtins.float
+    """samples that a step decoded, mean; 0: the stretch held prefills alone"""
+    keys_per_row: _builtins.float
+    """tokens whose keys were read for one sample in one step, mean"""
+    prefill_seconds: _builtins.float
+    """of the stretch"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        rows_per_step: _builtins.float = ...,
+        keys_per_row: _builtins.float = ...,
+        prefill_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys_per_row", b"keys_per_row", "prefill_seconds", b"prefill_seconds", "rows_per_step", b"rows_per_step", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeObservation: _TypeAlias = DecodeObservation  # noqa: Y015
+
+@_typing.final
+class RebuildObservation(_message.Message):
+    """KV caches that were built from known tokens within a stretch of engine steps: by prefills of resumed samples or, where
+    their tokens are decoded again (GenerationCosts.replays), by steps.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSES_FIELD_NUMBER: _builtins.int
+    ROWS_PER_PASS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_ROW_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    passes: _builtins.int
+    """prefills or steps"""
+    rows_per_pass: _builtins.float
+    """samples, mean"""
+    tokens_per_row: _builtins.float
+    """of a prefill its tokens, of a step its keys, mean"""
+    seconds: _builtins.float
+    """all passes together"""
+    def __init__(
+        self,
+        *,
+        passes: _builtins.int = ...,
+        rows_per_pass: _builtins.float = ...,
+        tokens_per_row: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["passes", b"passes", "rows_per_pass", b"rows_per_pass", "seconds", b"seconds", "tokens_per_row", b"tokens_per_row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebuildObservation: _TypeAlias = RebuildObservation  # noqa: Y015
+
+@_typing.final
+class ScoringObservation(_message.Message):
+    """One pass of one scoring task, over whole responses or over what is known of unfinished ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    samples: _builtins.int
+    tokens: _builtins.int
+    """that went through the model, of all samples together"""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "task", b"task", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoringObservation: _TypeAlias = ScoringObservation  # noqa: Y015
+
+@_typing.final
+class OffloadObservation(_message.Message):
+    """Device memory of a role went to host memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """generation | inference | training"""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffloadObservation: _TypeAlias = OffloadObservation  # noqa: Y015
+
+@_typing.final
+class OnloadObservation(_message.Message):
+    """Device memory of a role came back from host memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """generation | inference | training"""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OnloadObservation: _TypeAlias = OnloadObservation  # noqa: Y015
+
+@_typing.final
 class Span(_message.Message):
-    """Something that took time, for the timeline."""
+    """Something that took time, for the timeline: written and drawn, never read by a decision."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -86,7 +86,15 @@ def worker_messages(index: int) -> list[pb.WorkerMessage]:
     progress = pb.SampleProgress(key=key, tokens=array, log_probabilities=floats, versions=spans)
     finished = pb.FinishedSample(key=key, tokens=array, log_probabilities=floats, versions=spans, finish_reason="stop")
     span = pb.Span(worker="generation-2", name="decode", start_ns=1, end_ns=5, attributes={"rows": "1", "steps": "2"})
+    decode = pb.DecodeObservation(steps=2, rows_per_step=1.5, keys_per_row=30, prefill_seconds=1e-9)
+    rebuild = pb.RebuildObservation(passes=1, rows_per_pass=1, tokens_per_row=9, seconds=1e-9)
+    scoring = pb.ScoringObservation(task="reward", samples=1, tokens=9)
+    stretch = {"start_ns": 1, "end_ns": 5, "iteration": index % 3}
     return [
+        pb.WorkerMessage(observation=pb.Observation(decode=decode, **stretch)),
+        pb.WorkerMessage(observation=pb.Observation(rebuild=rebuild, **stretch)),
+        pb.WorkerMessage(observation=pb.Observation(scoring=scoring, **stretch)),
+        pb.WorkerMessage(observation=pb.Observation(onload=pb.OnloadObservation(role="training"), **stretch)),
         pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=3, busy_seconds=0.5)),
         pb.WorkerMessage(progress=progress),
         pb.WorkerMessage(finished=finished),

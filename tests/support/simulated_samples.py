@@ -175,10 +175,9 @@ class SimulatedSamples:
             self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + seconds
             self._outbox.append(pb.WorkerMessage(scored=told))
             if self.pace.token_seconds:
-                span = pb.Span(worker=self.name, name=f"score/{task}", iteration=sample.key.iteration)
-                span.start_ns, span.end_ns = 0, int(1e9 * seconds)
-                span.attributes.update(samples="1", tokens=str(tokens))
-                self._outbox.append(pb.WorkerMessage(span=span))
+                observation = pb.Observation(end_ns=int(1e9 * seconds), iteration=sample.key.iteration)
+                observation.scoring.CopyFrom(pb.ScoringObservation(task=task, samples=1, tokens=tokens))
+                self._outbox.append(pb.WorkerMessage(observation=observation))
 
     def _scored(self, sample: pb.ScoreSample, task: str) -> pb.ScoredSample:
         tries = (sample.key.iteration, sample.key.sample, task)

@@ -73,6 +73,10 @@ class SessionOutbox:
         span.attributes.update(attributes)
         self._put(pb.WorkerMessage(span=span))
 
+    def observe(self, observation: pb.Observation) -> None:
+        """Report what a stretch of work took, for the cost model."""
+        self._put(pb.WorkerMessage(observation=observation))
+
     def count(self, tokens: int) -> None:
         """Adds to the tokens of the heartbeat."""
         with self._lock:

@@ -59,6 +59,9 @@ class Outbox(Protocol):
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         """Something that took time, for the timeline."""
 
+    def observe(self, observation: pb.Observation) -> None:
+        """Report what a stretch of work took, for the cost model."""
+
     def count(self, tokens: int) -> None:
         """Adds to the tokens of the heartbeat."""
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_workers.role import Outbox, Role
 
@@ -46,4 +47,7 @@ class Turns:
         if dropped:
             log.warning("%d samples that nobody waits for are dropped: training begins", len(dropped))
         role.sleep()
-        outbox.span(f"park/{role.name}", start_ns, self._clock_ns(), 0)
+        end_ns = self._clock_ns()
+        outbox.span(f"park/{role.name}", start_ns, end_ns, 0)
+        offload = pb.OffloadObservation(role=role.name)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, offload=offload))

@@ -94,12 +94,11 @@ def scored(run: Run, message: pb.ScoredSample) -> None:
         incremental_state.tokens += run.state.prompt_tokens[index] + len(run.state.ledger.samples[index].response)
 
 
-def annotate(run: Run, span: pb.Span) -> None:
-    """A worker's pass: so many tokens of a task took so long."""
-    kind, _, task = span.name.partition("/")
-    if kind in ("score", "score-prefix") and "tokens" in span.attributes and span.iteration == run.state.iteration:
-        line = run.state.incremental.passes.setdefault(task, Line())
-        line.add(float(span.attributes["tokens"]), (span.end_ns - span.start_ns) / 1e9)
+def observe(run: Run, observation: pb.Observation) -> None:
+    """Take in a worker's pass: so many tokens of a task took so long."""
+    if observation.WhichOneof("work") == "scoring" and observation.iteration == run.state.iteration:
+        line = run.state.incremental.passes.setdefault(observation.scoring.task, Line())
+        line.add(observation.scoring.tokens, (observation.end_ns - observation.start_ns) / 1e9)
 
 
 def lost(run: Run, worker: str) -> None:

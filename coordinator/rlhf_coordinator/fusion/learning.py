@@ -11,7 +11,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
@@ -28,9 +28,6 @@ from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
 
 log = logging.getLogger(__name__)
-
-KINDS: Final = {"prefill": "decode", "score-prefix": "score"}
-"""Names of spans that are of another kind of work."""
 
 
 def recall(run: Run, written: dict[str, Any]) -> None:
@@ -119,31 +116,28 @@ def write_down(run: Run) -> None:
     run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.state.fusion.costs.document()}})
 
 
-# ---------------------------------------------------------------- what was seen
+# ---------------------------------------------------------------- observations
 
 
-def seen(run: Run, span: pb.Span) -> None:
-    """Adds a worker's span to what it was busy with and to what work takes; names the destination of a migration, whose
-    address it says."""
-    fusion = run.state.fusion
-    if span.name == "migrate" and "peer" in span.attributes:
-        peer = span.attributes["peer"]
-        names = [worker.name for worker in run.state.fleet.of(Group.GENERATION) if worker.address == peer]
-        span.attributes["destination"] = names[0] if names else peer
-    kind, beside = _kind(run.context, span)
-    if beside or span.iteration != run.state.iteration or kind not in ("decode", "score"):
+def observe(run: Run, name: str, observation: pb.Observation) -> None:
+    """Add what a worker did to what it was busy with, and to what work takes. Work of another iteration than the one in
+    progress tells nothing of this one."""
+    fusion, kind = run.state.fusion, observation.WhichOneof("work")
+    if observation.iteration != run.state.iteration or kind not in ("decode", "rebuild", "scoring"):
         return
-    mine = fusion.busy.setdefault(span.worker, {})
-    mine[kind] = mine.get(kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
-    when = WorkInterval(span.worker, span.start_ns, span.end_ns)
-    worker = run.state.fleet.workers.get(span.worker)
-    if kind == "score" and worker is not None and worker.group is Group.GENERATION:
-        fusion.scored.append(when)
-    for work in (observed(run.context, span), rebuilt(span)):
-        if work is not None and work.kind == "decode":
-            fusion.decoded.append((when, work))
-        elif work is not None:
-            fusion.observed.append(work)
+    if kind == "rebuild":  # within the stretch of a decode observation, which counts the time
+        fusion.observed.append(rebuild_work(observation))
+        return
+    interval, worker = WorkInterval(name, observation.start_ns, observation.end_ns), run.state.fleet.workers.get(name)
+    busy, label = fusion.busy.setdefault(name, {}), "decode" if kind == "decode" else "score"
+    busy[label] = busy.get(label, 0.0) + _seconds(observation)
+    if kind == "decode":
+        if observation.decode.rows_per_step:
+            fusion.decoded.append((interval, decode_work(observation)))
+        return
+    if worker is not None and worker.group is Group.GENERATION:
+        fusion.scored.append(interval)
+    fusion.observed.append(scoring_work(run.context, observation))
 
 
 def beside_scoring(
@@ -188,39 +182,27 @@ def transferred(samples: Sequence[pb.MigratedSample], bytes_per_token: float, se
     return [Observed("transfer", count, 1, tokens, seconds), Observed("pause", count, 1, tokens, paused)]
 
 
-def observed(context: JobContext, span: pb.Span) -> Observed | None:
-    """The work that a worker's span is about, as costs count it; None when it is about none."""
-    kind, beside = _kind(context, span)
-    told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
-    if kind == "decode":
-        return decoded(span)
-    if kind == "score" and not beside and "tokens" in told:  # one task's pass: by the costs a pass is one of every task
-        by_call = context.spec.models.reward.model is None
-        tasks = sum(not (by_call and task.model == "reward") for task in context.tasks)
-        samples = int(told["samples"])
-        return Observed("score", 1 / max(1, tasks), samples, int(told["tokens"]) / max(1, samples), seconds)
-    return None
+def decode_work(observation: pb.Observation) -> Observed:
+    """Return the decode steps of a stretch, prefills left out."""
+    decode = observation.decode
+    decoding_seconds = max(0.0, _seconds(observation) - decode.prefill_seconds)
+    return Observed("decode", decode.steps, decode.rows_per_step, decode.keys_per_row, decoding_seconds)
 
 
-def decoded(span: pb.Span) -> Observed | None:
-    """The steps of a span of decoding; None when it is about prefills alone."""
-    told, seconds = span.attributes, (span.end_ns - span.start_ns) / 1e9
-    if not float(told.get("rows", "0")):
-        return None
-    decoding = max(0.0, seconds - float(told["prefill_seconds"]))
-    return Observed("decode", int(told["steps"]), float(told["rows"]), float(told["context"]), decoding)
+def rebuild_work(observation: pb.Observation) -> Observed:
+    """Return the building of caches from known tokens."""
+    rebuild = observation.rebuild
+    return Observed("rebuild", rebuild.passes, rebuild.rows_per_pass, rebuild.tokens_per_row, rebuild.seconds)
 
 
-def rebuilt(span: pb.Span) -> Observed | None:
-    """The building of caches from tokens that was part of a worker's span; None when none was."""
-    told = span.attributes
-    if "rebuild_passes" not in told:
-        return None
-    passes, rows, tokens, seconds = (float(told[f"rebuild_{name}"]) for name in ("passes", "rows", "tokens", "seconds"))
-    return Observed("rebuild", passes, rows, tokens, seconds)
+def scoring_work(context: JobContext, observation: pb.Observation) -> Observed:
+    """Return one task's pass as the cost model counts it: there a pass is one of every task that a model does."""
+    by_call = context.spec.models.reward.model is None
+    tasks = sum(not (by_call and task.model == "reward") for task in context.tasks)
+    scoring = observation.scoring
+    tokens_per_sample = scoring.tokens / max(1, scoring.samples)
+    return Observed("score", 1 / max(1, tasks), scoring.samples, tokens_per_sample, _seconds(observation))
 
 
-def _kind(context: JobContext, span: pb.Span) -> tuple[str, bool]:
-    """(kind of work, done by a process of its own beside it)."""
-    kind, _, task = span.name.partition("/")
-    return KINDS.get(kind, kind), task == "reward" and context.spec.models.reward.model is None
+def _seconds(observation: pb.Observation) -> float:
+    return (observation.end_ns - observation.start_ns) / 1e9

@@ -50,10 +50,11 @@ class IterationMetrics:
         self.enter(self.phase, now)
         self.begun, self.seconds, self.control, self.turns = now, {}, {}, {}
 
-    def turned(self, span: pb.Span) -> None:
-        """Takes in a worker's span of going to sleep or waking."""
-        if span.name.startswith(("park/", "wake/")):
-            self.turns[span.worker] = self.turns.get(span.worker, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    def observe(self, worker: str, observation: pb.Observation) -> None:
+        """Take in that a worker's device changed hands: a role went to host memory or came back."""
+        if observation.WhichOneof("work") in ("offload", "onload"):
+            seconds = (observation.end_ns - observation.start_ns) / 1e9
+            self.turns[worker] = self.turns.get(worker, 0.0) + seconds
 
     def metrics(self, ledger: Ledger, training: Mapping[str, float], now: float) -> dict[str, float]:
         """Everything worth keeping of a finished iteration. A reward that nobody gave is absent, never zero."""

@@ -88,6 +88,12 @@ class Run:
         """Writes down that something happened."""
         self.recorder.event(time.time_ns(), kind, message, **attributes)
 
+    def record_span(self, name: str, start_ns: int, end_ns: int, iteration: int) -> None:
+        """Draw on the timeline what the coordinator itself did."""
+        self.recorder.span(
+            pb.Span(worker="coordinator", name=name, start_ns=start_ns, end_ns=end_ns, iteration=iteration)
+        )
+
 
 def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts: PromptSet, recorder: Recorder) -> Run:
     """The parts of a job that goes on from `restored`."""

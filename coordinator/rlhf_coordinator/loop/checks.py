@@ -22,10 +22,10 @@ TEXT_MAX: Final = 65536
 LISTED_MAX: Final = 100_000
 """Entries of a list or a map that is no batch and no response."""
 NUMBER_MAX: Final = 1e18
-"""Of a number in a span: bytes, nanoseconds."""
+"""Of a number in a span or an observation: bytes, nanoseconds, tokens."""
 EPOCH_MAX: Final = 2**30
 """Of a training group: it is counted up from what workers say, and has 32 bits."""
-_CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix"})
+_CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation"})
 """Kinds that are looked at field by field. Progress and results are arrays, and too many for that: their few numbers
 are checked where they are used."""
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
@@ -43,16 +43,18 @@ def checked(worker: str, message: pb.WorkerMessage) -> None:
     if kind not in _CHECKED:
         return
     _fields(getattr(message, kind), kind)
-    if kind == "span" and message.span.worker != worker:
-        raise ValueError(f"span.worker is {message.span.worker[:NAME_MAX]!r}, must be {worker!r}, who sends it")
-    if kind == "span" and message.span.end_ns < message.span.start_ns:
-        raise ValueError(f"span.end_ns is {message.span.end_ns}, must not be before start_ns {message.span.start_ns}")
     if kind == "span":
-        _figures(message.span)
+        _span(worker, message.span)
+    elif kind == "observation":
+        _observation(message.observation)
 
 
-def _figures(span: pb.Span) -> None:
-    """Attributes are texts, and costs are learned from those that are numbers."""
+def _span(worker: str, span: pb.Span) -> None:
+    """Attributes are texts; those that are numbers are drawn as such."""
+    if span.worker != worker:
+        raise ValueError(f"span.worker is {span.worker[:NAME_MAX]!r}, must be {worker!r}, who sends it")
+    if span.end_ns < span.start_ns:
+        raise ValueError(f"span.end_ns is {span.end_ns}, must not be before start_ns {span.start_ns}")
     for name, value in span.attributes.items():
         try:
             number = float(value)
@@ -60,6 +62,19 @@ def _figures(span: pb.Span) -> None:
             continue
         if not 0 <= number <= NUMBER_MAX:
             raise ValueError(f"span.attributes[{name}] is {value[:20]}, must be a number from 0 to {NUMBER_MAX:g}")
+
+
+def _observation(observation: pb.Observation) -> None:
+    """What is checked of every message leaves numbers that are finite and from 0; here they are bounded as well."""
+    if observation.end_ns < observation.start_ns:
+        start_ns = observation.start_ns
+        raise ValueError(f"observation.end_ns is {observation.end_ns}, must not be before start_ns {start_ns}")
+    kind = observation.WhichOneof("work")
+    if kind is None:
+        return  # of work that only newer workers know
+    for field, value in getattr(observation, kind).ListFields():
+        if field.cpp_type in (*_FLOATS, *_INTEGERS) and value > NUMBER_MAX:
+            raise ValueError(f"observation.{kind}.{field.name} is {value}, must be at most {NUMBER_MAX:g}")
 
 
 def registers(worker: Worker | None, message: pb.Register, iterations: int) -> None:

@@ -16,6 +16,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.fusion import incremental_scoring, learning, moving
 from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.worker_spans import record_worker_span
 from rlhf_coordinator.loop.checks import checked, registers
 from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
@@ -24,7 +25,6 @@ from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import Response, Sample
 from rlhf_coordinator.storage.batch import response_of, unpacked
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.training import choosing
 from rlhf_coordinator.training.saving import Saving
 
 log = logging.getLogger(__name__)
@@ -115,15 +115,21 @@ class EventHandlers:
             case "heartbeat":
                 run.state.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
-                choosing.annotate(run, message.span)
-                learning.seen(run, message.span)
-                incremental_scoring.annotate(run, message.span)
-                run.iteration_metrics.turned(message.span)
-                run.recorder.span(message.span)
+                record_worker_span(run, message.span)
+            case "observation":
+                self._observe(worker, message.observation)
             case None:
                 return  # of a kind that only newer workers know; see rlhf_api.protocol
             case other:
                 raise ValueError(f"a {other} message in the middle of a session")
+
+    def _observe(self, worker: str, observation: pb.Observation) -> None:
+        """Hand what work took to all that learn from it."""
+        if observation.WhichOneof("work") == "scoring":
+            self._task_field(observation.scoring.task)
+        learning.observe(self._run, worker, observation)
+        incremental_scoring.observe(self._run, observation)
+        self._run.iteration_metrics.observe(worker, observation)
 
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key

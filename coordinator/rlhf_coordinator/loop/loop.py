@@ -10,7 +10,6 @@ import logging
 import time
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.fusion import fusing
 from rlhf_coordinator.job.run import Run
@@ -89,8 +88,5 @@ class Loop:
         if arrived:
             run.iteration_metrics.control[before] = run.iteration_metrics.control.get(before, 0.0) + now - arrived
         end = time.time_ns()
-        start = end - int(seconds * 1e9)
-        run.recorder.span(
-            pb.Span(worker="coordinator", name=before, start_ns=start, end_ns=end, iteration=run.state.iteration)
-        )
+        run.record_span(before, end - int(seconds * 1e9), end, run.state.iteration)
         log.info("%s (iteration %d)", phase, run.state.iteration)

@@ -219,39 +219,3 @@ def _write_down(run: Run, method: str, seconds: dict[str, float], why: str) -> N
         **{f"predicted_{name}": f"{value:.6f}" for name, value in predicted.items()},
         **{f"measured_{name}": f"{value:.6f}" for name, value in seconds.items()},
     )
-
-
-# ---------------------------------------------------------------- predictions beside measurements
-
-
-def annotate(run: Run, span: pb.Span) -> None:
-    """Adds what was predicted to a rank's span of a mini-batch or of a step in it; the first mini-batch of an
-    iteration also gets the whole prediction drawn, on a row of its own."""
-    state = run.state.schedule
-    worker = run.state.fleet.workers.get(span.worker)
-    if not state.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
-        return
-    rank = worker.rank % len(state.forecast)
-    if span.name == "train/step":
-        span.attributes["predicted_ms"] = f"{1000 * state.predicted:.3f}"
-        if span.attributes["number"] == "0":
-            _draw(run, span, rank)
-        return
-    key = (span.name, span.attributes["stage"], span.attributes["microbatch"])
-    if key in state.forecast[rank]:
-        start, end = state.forecast[rank][key]
-        span.attributes["predicted_start_ms"] = f"{1000 * start:.3f}"
-        span.attributes["predicted_ms"] = f"{1000 * (end - start):.3f}"
-
-
-def _draw(run: Run, step: pb.Span, rank: int) -> None:
-    for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[rank].items():
-        span = pb.Span(
-            worker=f"predicted-{step.worker.rpartition('-')[2]}",
-            name=name.replace("train/", "predicted/", 1),
-            start_ns=step.start_ns + int(start * 1e9),
-            end_ns=step.start_ns + int(end * 1e9),
-            iteration=step.iteration,
-            attributes={"stage": stage, "microbatch": microbatch},
-        )
-        run.recorder.span(span)

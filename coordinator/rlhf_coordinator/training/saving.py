@@ -137,14 +137,6 @@ class Saving:
         # open one, which says where the job is.
         run.journal.prune(min(*kept, run.state.iteration))
         run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
-        run.recorder.span(
-            pb.Span(
-                worker="coordinator",
-                name="checkpoint",
-                start_ns=self._begun,
-                end_ns=time.time_ns(),
-                iteration=made.version - 1,
-            )
-        )
+        run.record_span("checkpoint", self._begun, time.time_ns(), made.version - 1)
         log.info("checkpoint %s", made.folder)
         run.wake()

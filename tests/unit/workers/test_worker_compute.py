@@ -190,8 +190,11 @@ def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
     bench.send(8, train=pb.Train())
     assert bench.done(8)
     assert bench.roles["generation"].held == {}, "samples that nobody counts on any more"
-    spans = [message.span.name for message in bench.outbox.unsent() if message.HasField("span")]
+    unsent = bench.outbox.unsent()
+    spans = [message.span.name for message in unsent if message.HasField("span")]
     assert spans.count("park/generation") == spans.count("park/training") == 2
+    offloads = [message.observation.offload.role for message in unsent if message.observation.HasField("offload")]
+    assert offloads == [name.removeprefix("park/") for name in spans if name.startswith("park/")]
     assert bench.compute.snapshot.roles == ("generation", "inference", "training")
     bench.compute.close(5)
 

@@ -1,14 +1,16 @@
-"""Turns thousands of engine steps into a few spans of the timeline.
+"""Turns thousands of engine steps into a few spans of the timeline and observations of the cost model.
 
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
-before; it is named for what took most of its time and says how much prefill was in it, how many samples a step had and
-how many keys each read: by that a planner knows what a step costs. Where samples came by their tokens it says likewise
-what building their caches took. Must never read a clock.
+before; it is named for what took most of its time. The observation of the same steps says how much prefill was among
+them, how many samples a step had and how many keys each read: by that a planner knows what a step costs. Where samples
+came by their tokens another one says what building their caches took. Must never read a clock.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from rlhf_api import control_pb2 as pb
 from rlhf_workers.generation.protocol import StepReport
 from rlhf_workers.role import Outbox
 
@@ -42,7 +44,8 @@ class _Rebuilding:
             self.tokens += report.keys
 
     def attributes(self) -> dict[str, str]:
-        """Of the span; none when there was nothing."""
+        """Return the attributes of the span; none when no cache was built. A coordinator of the version before reads
+        them."""
         if not self.passes:
             return {}
         return {
@@ -51,6 +54,15 @@ class _Rebuilding:
             "rebuild_rows": f"{self.rows / self.passes:.2f}",
             "rebuild_tokens": f"{self.tokens / self.rows:.1f}",
         }
+
+    def observation(self) -> pb.RebuildObservation:
+        """Return the numbers of all passes; there is at least one."""
+        return pb.RebuildObservation(
+            passes=self.passes,
+            rows_per_pass=self.rows / self.passes,
+            tokens_per_row=self.tokens / self.rows,
+            seconds=self.ns / 1e9,
+        )
 
 
 @dataclass
@@ -64,6 +76,18 @@ class _Window:
     rows: int = 0
     keys: int = 0
     rebuilding: _Rebuilding = field(default_factory=_Rebuilding)
+
+    def observations(self) -> Iterator[pb.Observation]:
+        """Yield what the steps took, and what building caches among them took when any was built."""
+        decode = pb.DecodeObservation(
+            steps=self.steps,
+            rows_per_step=self.rows / self.steps,
+            keys_per_row=self.keys / max(1, self.rows),
+            prefill_seconds=self.prefill_ns / 1e9,
+        )
+        yield pb.Observation(decode=decode)
+        if self.rebuilding.passes:
+            yield pb.Observation(rebuild=self.rebuilding.observation())
 
 
 class Activity:
@@ -90,18 +114,23 @@ class Activity:
             self.flush(outbox)
 
     def flush(self, outbox: Outbox) -> None:
-        """Ends the window: the engine has nothing to do, or something else begins."""
+        """End the window: the engine has nothing to do, or something else begins."""
         window, self._window = self._window, None
-        if window is not None:
-            outbox.span(
-                "prefill" if 2 * window.prefill_ns > window.end_ns - window.start_ns else "decode",
-                window.start_ns,
-                window.end_ns,
-                window.iteration,
-                tokens=str(window.tokens),
-                steps=str(window.steps),
-                prefill_seconds=f"{window.prefill_ns / 1e9:.3f}",
-                rows=f"{window.rows / window.steps:.2f}",
-                context=f"{window.keys / max(1, window.rows):.0f}",
-                **window.rebuilding.attributes(),
-            )
+        if window is None:
+            return
+        stretch = pb.Observation(start_ns=window.start_ns, end_ns=window.end_ns, iteration=window.iteration)
+        for observation in window.observations():
+            observation.MergeFrom(stretch)
+            outbox.observe(observation)
+        outbox.span(
+            "prefill" if 2 * window.prefill_ns > window.end_ns - window.start_ns else "decode",
+            window.start_ns,
+            window.end_ns,
+            window.iteration,
+            tokens=str(window.tokens),
+            steps=str(window.steps),
+            prefill_seconds=f"{window.prefill_ns / 1e9:.3f}",
+            rows=f"{window.rows / window.steps:.2f}",
+            context=f"{window.keys / max(1, window.rows):.0f}",
+            **window.rebuilding.attributes(),
+        )

@@ -187,7 +187,10 @@ class GenerationRole:
         start_ns = self._clock_ns()
         self._engine.wake()
         self._asleep = False
-        outbox.span("wake/generation", start_ns, self._clock_ns(), self._iteration)
+        end_ns = self._clock_ns()
+        outbox.span("wake/generation", start_ns, end_ns, self._iteration)
+        onload = pb.OnloadObservation(role=self.name)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=self._iteration, onload=onload))
 
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
         """None while it goes on, then the answer."""

@@ -130,9 +130,11 @@ class EarlyScoring:
                 self._answer(sample, outbox)
             return
         done = sum(prefix.positions for prefix in prefixes) - before
-        iteration = self._asked[batch[0]].key.iteration
+        end_ns, iteration = time.time_ns(), self._asked[batch[0]].key.iteration
         attributes = {"samples": str(len(batch)), "tokens": str(done)}
-        outbox.span(SPAN.format(task=task), start_ns, time.time_ns(), iteration, **attributes)
+        outbox.span(SPAN.format(task=task), start_ns, end_ns, iteration, **attributes)
+        scoring = pb.ScoringObservation(task=task, samples=len(batch), tokens=done)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, scoring=scoring))
         outbox.count(done)
         self._store.make_room()
 

@@ -145,8 +145,11 @@ class InferenceRole:
         start_ns = time.time_ns()
         begun = self._score(task, task.scorer, batch, outbox)
         rest = sum(sample.length for sample in batch) - begun
+        end_ns, iteration = time.time_ns(), batch[0].key.iteration
         attributes = {"samples": str(len(batch)), "tokens": str(rest)}
-        outbox.span(SPAN_TASK.format(task=task.name), start_ns, time.time_ns(), batch[0].key.iteration, **attributes)
+        outbox.span(SPAN_TASK.format(task=task.name), start_ns, end_ns, iteration, **attributes)
+        scoring = pb.ScoringObservation(task=task.name, samples=len(batch), tokens=rest)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, scoring=scoring))
         outbox.count(rest)
         return True
 

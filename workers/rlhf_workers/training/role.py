@@ -168,10 +168,13 @@ class TrainingRole:
 
     def _wake(self, iteration: int, outbox: Outbox) -> None:
         if self._asleep:
-            start = time.time_ns()
+            start_ns = time.time_ns()
             self._trainer.wake()
             self._asleep = False
-            outbox.span("wake/training", start, time.time_ns(), iteration)
+            end_ns = time.time_ns()
+            outbox.span("wake/training", start_ns, end_ns, iteration)
+            onload = pb.OnloadObservation(role=self.name)
+            outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, onload=onload))
 
     def _train(self, order: pb.Train, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
         spec, iteration = self._job.spec, order.iteration

@@ -6,14 +6,13 @@ lets through, in the order of their session: no sockets, and no clock that matte
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.coordinated import make_job, make_prompts
+from tests.support.in_process_coordinator import begin_in_process
 from tests.support.simulated_results import response, response_length, score
 from tests.support.simulated_worker import Pace, SimulatedWorker
 
@@ -21,7 +20,6 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
 from rlhf_coordinator.fusion import fusing, incremental_scoring
-from rlhf_coordinator.job.run import begin_run
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -31,9 +29,7 @@ from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.fleet import GRACE_SECONDS, Joined
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.batch import batch_parts, replayed
-from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.storage.restore import restore
 from rlhf_coordinator.training.saving import Saving
 
 NAMES = ("generation-0", "generation-1", "inference-0", "inference-1")
@@ -98,18 +94,6 @@ class Hand(SimulatedWorker):
             super()._on_score_prefix(order, done)
 
 
-class Silent:
-    """A recorder of nothing."""
-
-    def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
-
-    def span(self, span: pb.Span) -> None: ...
-
-    def event(self, time_ns: int, kind: str, message: str, **attributes: str) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-
 class Iteration:
     """One iteration of a job, without training: its coordinators one after the other, and its workers."""
 
@@ -130,16 +114,14 @@ class Iteration:
 
     def begin_coordinator(self) -> None:
         """A coordinator goes on from the journal, and all workers come to it."""
-        journal = Journal(self.folder / "run" / "journal")
-        restored = restore(self.plan, journal, "prompts", 0, resume=False)
-        self.run = begin_run(self.plan, restored, journal, self.prompts, Silent())
+        self.run, restored = begin_in_process(self.folder, self.job)
         saving = Saving(self.run)
         self.event_handlers, actions = EventHandlers(self.run, saving), Actions(self.run, saving)
         self.loop = Loop(self.run, self.event_handlers, actions)
         if restored.begun_ns is None:
             actions.begin_iteration(0)
         else:
-            journal.resume(0)
+            self.run.journal.resume(0)
             fusing.begin(self.run)
         for worker in self.workers.values():
             worker.session = 0

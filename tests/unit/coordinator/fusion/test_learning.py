@@ -1,12 +1,30 @@
-"""What a coordinator learns of the time in which steps were made."""
+"""What a coordinator learns from the observations of its workers, and that it learns nothing from spans."""
 
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.coordinated import make_job
+from tests.support.in_process_coordinator import SilentRecorder, begin_in_process
 
+import rlhf_coordinator
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.fusion.learning import beside_scoring
+from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.fusion_state import WorkInterval
+from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.training.saving import Saving
 from rlhf_planner.inter_stage.corrections import Observed
 
+DECODE = pb.DecodeObservation(steps=100, rows_per_step=12.5, keys_per_row=300, prefill_seconds=0.1)
+REBUILD = pb.RebuildObservation(passes=2, rows_per_pass=1.5, tokens_per_row=200, seconds=0.09)
+SCORING = pb.ScoringObservation(task="values", samples=4, tokens=200)
 STEPS = Observed("decode", 10, 4, 100, 1.0)
 SPAN = st.tuples(st.integers(1, 50), st.integers(1, 20))
 
@@ -20,3 +38,81 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
     (told,) = beside_scoring([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
     moments = sum(any(one.start_ns <= at < one.end_ns for one in spans) for at in range(start, start + long))
     assert told == STEPS._replace(beside=moments / long)
+
+
+def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observation:
+    return pb.Observation(start_ns=0, end_ns=int(seconds * 1e9), iteration=iteration, **work)
+
+
+def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path: Path) -> None:
+    decoded = learning.decode_work(observation(0.6, decode=DECODE))
+    assert decoded == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
+    assert learning.rebuild_work(observation(0.6, rebuild=REBUILD)) == Observed("rebuild", 2, 1.5, 200, 0.09)
+    moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
+    transfer, pause = learning.transferred(moved, 4.0, 0.2)
+    assert transfer == Observed("transfer", 2, 1, 150, 0.2)
+    assert pause == Observed("pause", 2, 1, 150, pytest.approx(0.03))
+    assert learning.transferred([], 4.0, 0.2) == []
+    job = make_job(tmp_path)
+    context = job_context(job, schedule_json(job.spec))  # tasks: values, reference, and a reward that is a function
+    scored = learning.scoring_work(context, observation(0.4, scoring=SCORING))
+    assert scored == Observed("score", 1 / 2, 4, 50, pytest.approx(0.4))
+
+
+@pytest.fixture
+def recorder() -> SilentRecorder:
+    return SilentRecorder()
+
+
+@pytest.fixture
+def run(tmp_path: Path, recorder: SilentRecorder) -> Run:
+    return begin_in_process(tmp_path, make_job(tmp_path), recorder)[0]
+
+
+@pytest.fixture
+def handlers(run: Run) -> EventHandlers:
+    return EventHandlers(run, Saving(run))
+
+
+def test_observations_reach_all_that_learn_from_them(run: Run, handlers: EventHandlers) -> None:
+    for work in (
+        observation(0.6, decode=DECODE),
+        observation(0.6, rebuild=REBUILD),
+        observation(0.4, scoring=SCORING),
+        observation(0.2, decode=pb.DecodeObservation(steps=1, prefill_seconds=0.2)),
+        observation(3.0, iteration=5, decode=DECODE),
+        observation(0.1, offload=pb.OffloadObservation(role="generation")),
+        observation(0.3, iteration=5, onload=pb.OnloadObservation(role="generation")),
+    ):
+        handlers.message("generation-0", pb.WorkerMessage(observation=work))
+    fusion = run.state.fusion
+    assert fusion.busy == {"generation-0": {"decode": pytest.approx(0.8), "score": pytest.approx(0.4)}}
+    assert [work.kind for _, work in fusion.decoded] == ["decode"], "prefills alone are no steps"
+    assert [work.kind for work in fusion.observed] == ["rebuild", "score"]
+    assert [stretch.worker for stretch in fusion.scored] == ["generation-0"]
+    assert run.state.incremental.passes.keys() == {"values"}
+    assert run.iteration_metrics.turns == {"generation-0": pytest.approx(0.4)}
+
+
+def test_nobody_learns_from_a_span(run: Run, handlers: EventHandlers, recorder: SilentRecorder) -> None:
+    """Also what a worker of the version before does: it sends spans with these attributes, and no observation."""
+    attributes = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
+    before = repr((run.state.fusion, run.state.incremental, run.iteration_metrics))
+    for name in ("decode", "prefill", "score/values", "score-prefix/values", "park/generation", "wake/generation"):
+        span = pb.Span(worker="generation-0", name=name, start_ns=1, end_ns=5, attributes=attributes)
+        handlers.message("generation-0", pb.WorkerMessage(span=span))
+    assert repr((run.state.fusion, run.state.incremental, run.iteration_metrics)) == before
+    assert [span.name for span in recorder.spans][:2] == ["decode", "prefill"], "they are drawn"
+
+
+def test_a_score_of_a_task_that_the_job_has_not_ends_the_session(handlers: EventHandlers) -> None:
+    unknown = observation(0.4, scoring=pb.ScoringObservation(task="taste", samples=1, tokens=2))
+    with pytest.raises(ValueError, match="a score of task 'taste'; this job has"):
+        handlers.message("generation-0", pb.WorkerMessage(observation=unknown))
+
+
+@pytest.mark.parametrize("package", ["fusion", "training", "scheduling", "state"])
+def test_what_decides_and_learns_does_not_know_spans(package: str) -> None:
+    for path in (Path(rlhf_coordinator.__file__).parent / package).glob("*.py"):
+        named = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not named & {"Span", "span"}, f"{path} names spans: it may only use observations"

@@ -18,6 +18,10 @@ def span(**changes: Any) -> pb.WorkerMessage:
     return pb.WorkerMessage(span=pb.Span(**(given | changes)))
 
 
+def observation(start_ns: int = 5, end_ns: int = 9, **work: Any) -> pb.WorkerMessage:
+    return pb.WorkerMessage(observation=pb.Observation(start_ns=start_ns, end_ns=end_ns, **work))
+
+
 NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
     ("heartbeat.busy_seconds is nan", pb.WorkerMessage(heartbeat=pb.Heartbeat(busy_seconds=float("nan")))),
     ("heartbeat.tokens is -1", pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=-1))),
@@ -25,6 +29,15 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
     ("span.name has 300 characters", span(name="x" * 300)),
     ("span.end_ns is 4", span(end_ns=4)),
     ("span.attributes[rows] is inf", span(attributes={"rows": "inf"})),
+    ("observation.end_ns is 4", observation(end_ns=4)),
+    ("observation.iteration is -1", observation(iteration=-1)),
+    ("observation.decode.steps is -1", observation(decode=pb.DecodeObservation(steps=-1))),
+    ("observation.decode.rows_per_step is nan", observation(decode=pb.DecodeObservation(rows_per_step=float("nan")))),
+    ("observation.decode.keys_per_row is 1e+19", observation(decode=pb.DecodeObservation(keys_per_row=1e19))),
+    ("observation.rebuild.seconds is inf", observation(rebuild=pb.RebuildObservation(seconds=float("inf")))),
+    ("observation.scoring.tokens is 4611686018427387904", observation(scoring=pb.ScoringObservation(tokens=2**62))),
+    ("observation.scoring.task has 300 characters", observation(scoring=pb.ScoringObservation(task="x" * 300))),
+    ("observation.offload.role has 300 characters", observation(offload=pb.OffloadObservation(role="x" * 300))),
     ("prefix.dropped is -3", pb.WorkerMessage(prefix=pb.ScoredPrefix(dropped=[1, -3]))),
     (
         "done.load.seconds is inf",
@@ -46,6 +59,8 @@ def test_what_a_worker_says_every_day_passes() -> None:
     failure = pb.Failure(reason="Internal", message="x" * 5000, exit_code=-9)
     for message in (
         span(),
+        observation(),
+        observation(decode=pb.DecodeObservation(steps=100, rows_per_step=0.5, keys_per_row=3e5, prefill_seconds=0.1)),
         pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=2**40, busy_seconds=3.5)),
         pb.WorkerMessage(done=pb.CommandDone(command_id=3, train=result)),
         pb.WorkerMessage(done=pb.CommandDone(command_id=3, failure=failure)),

@@ -9,7 +9,6 @@ from tests.support.job_states import NOW, finish_all, kinds, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, release, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
@@ -17,7 +16,6 @@ from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.sample import Response
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.corrections import Observed
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
 
@@ -243,24 +241,3 @@ def test_a_migration_that_hangs_is_waited_for_by_both_names(gathering: tuple[Job
         :1
     ]
     assert leave.worker == "generation-0"
-
-
-def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path: Path) -> None:
-    context = plan_with(tmp_path)  # tasks: values, reference, and a reward that is a function
-
-    def seen(name: str, seconds: float, **told: str) -> Observed | None:
-        return learning.observed(context, pb.Span(name=name, start_ns=0, end_ns=int(seconds * 1e9), attributes=told))
-
-    decoded = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
-    assert seen("decode", 0.6, **decoded) == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
-    built = {"rebuild_seconds": "0.0900", "rebuild_passes": "2", "rebuild_rows": "1.50", "rebuild_tokens": "200.0"}
-    assert learning.rebuilt(pb.Span(name="decode", attributes=decoded)) is None
-    assert learning.rebuilt(pb.Span(name="prefill", attributes=built)) == Observed("rebuild", 2, 1.5, 200, 0.09)
-    moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
-    transfer, pause = learning.transferred(moved, 4.0, 0.2)
-    assert transfer == Observed("transfer", 2, 1, 150, 0.2)
-    assert pause == Observed("pause", 2, 1, 150, pytest.approx(0.03))
-    assert learning.transferred([], 4.0, 0.2) == []
-    assert seen("score/values", 0.4, samples="4", tokens="200") == Observed("score", 1 / 2, 4, 50, pytest.approx(0.4))
-    assert seen("score/reward", 0.4, samples="4") is None, "a process beside the worker"
-    assert seen("load-weights", 0.4) is None

@@ -41,6 +41,9 @@ class Outbox:
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         self.said.append(("span", (name, start_ns, end_ns, iteration, attributes)))
 
+    def observe(self, observation: pb.Observation) -> None:
+        self.said.append((str(observation.WhichOneof("work")), observation))
+
     def count(self, tokens: int) -> None:
         self.tokens += tokens
 
@@ -113,6 +116,9 @@ def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
     spans = outbox.of("span")
     steps = sum(int(attributes["steps"]) for *_, attributes in spans)
     assert steps == 40
+    observed = outbox.of("decode")
+    assert [(item.start_ns, item.end_ns) for item in observed] == [(start, end) for _, start, end, *_ in spans]
+    assert [item.decode.steps for item in observed] == [int(attributes["steps"]) for *_, attributes in spans]
     assert len(spans) == -(-steps * 2 * STEP_NS // 500_000_000)
     assert all(name == "decode" and end - start >= 480_000_000 for name, start, end, *_ in spans[:-1])
     assert sum(int(attributes["tokens"]) for *_, attributes in spans) == outbox.tokens
@@ -121,7 +127,7 @@ def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_spans_say_what_building_caches_from_tokens_took(
+def test_observations_say_what_building_caches_from_tokens_took(
     deterministic: bool, make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
 ) -> None:
     role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=Clock())
@@ -138,12 +144,14 @@ def test_spans_say_what_building_caches_from_tokens_took(
         sample.versions.extend(known.versions)
     role.handle(again, outbox)
     run(role, outbox)
-    told = [attributes for *_, attributes in outbox.of("span") if "rebuild_passes" in attributes]
-    assert all(float(one["rebuild_rows"]) == 2 and float(one["rebuild_seconds"]) > 0 for one in told)
-    passes = sum(int(one["rebuild_passes"]) for one in told)
+    rebuilt = [observation.rebuild for observation in outbox.of("rebuild")]
+    assert all(item.rows_per_pass == 2 and item.seconds > 0 for item in rebuilt)
+    passes = sum(item.passes for item in rebuilt)
     assert passes == (7 if deterministic else 1), "a step for every known token, or one prefill"
     if not deterministic:
-        assert float(told[0]["rebuild_tokens"]) == (prompts + 2 * 6) / 2
+        assert rebuilt[0].tokens_per_row == (prompts + 2 * 6) / 2
+    drawn = [int(attributes.get("rebuild_passes", 0)) for *_, attributes in outbox.of("span")]
+    assert sum(drawn) == passes, "coordinators of the version before read them there"
 
 
 def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_reported_again(

@@ -82,6 +82,8 @@ class Worker:
         ]
         messages = self.tell(score_prefix=pb.ScorePrefix(samples=asked))
         self.spans = [m.span.name for m in messages if m.HasField("span")]
+        scoring = [m.observation.scoring for m in messages if m.HasField("observation")]
+        assert [f"score-prefix/{item.task}" for item in scoring] == self.spans
         return {m.prefix.key.sample: m.prefix for m in messages if m.HasField("prefix")}
 
     def score(self, samples: Sequence[int], iteration: int = 1) -> dict[tuple[int, str], pb.ScoredSample]:

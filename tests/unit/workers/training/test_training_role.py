@@ -25,6 +25,7 @@ class Outbox:
     def __init__(self) -> None:
         self.answers: list[pb.CommandDone] = []
         self.spans: list[str] = []
+        self.onloads = 0
         self.tokens = 0
 
     def done(self, message: pb.CommandDone) -> None:
@@ -33,6 +34,10 @@ class Outbox:
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         assert start_ns <= end_ns
         self.spans.append(name)
+
+    def observe(self, observation: pb.Observation) -> None:
+        assert observation.start_ns <= observation.end_ns
+        self.onloads += observation.HasField("onload")
 
     def count(self, tokens: int) -> None:
         self.tokens += tokens
@@ -94,7 +99,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
         # What sleeps is served to peers and saved all the same.
         served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
         moments = next(iter(role._trainer.optimizers.values())).state()
-        assert outbox.spans.count("wake/training") == int(sleeping)
+        assert outbox.spans.count("wake/training") == outbox.onloads == int(sleeping)
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
     sleeping = False

@@ -1,0 +1,58 @@
+"""Spans on their way to the timeline: what a worker cannot know of its own span is added, then it is written.
+
+Rule: a span is drawn and never read by a decision; what the cost model learns from is a `pb.Observation`. Added are the
+name of a migration's destination, and the predictions of the schedule that training runs. Must never change the state
+of the job.
+"""
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.job.run import Run
+
+
+def record_worker_span(run: Run, span: pb.Span) -> None:
+    """Complete a worker's span and hand it to the recorder."""
+    _name_destination(run, span)
+    _add_prediction(run, span)
+    run.recorder.span(span)
+
+
+def _name_destination(run: Run, span: pb.Span) -> None:
+    """A worker knows the address that it sent a sample to; pictures show names."""
+    if span.name == "migrate" and "peer" in span.attributes:
+        peer = span.attributes["peer"]
+        names = [worker.name for worker in run.state.fleet.of(Group.GENERATION) if worker.address == peer]
+        span.attributes["destination"] = names[0] if names else peer
+
+
+def _add_prediction(run: Run, span: pb.Span) -> None:
+    """A rank's mini-batch, or a step in it, gets its predicted times; of the first mini-batch of an iteration the whole
+    prediction is drawn as well, on a row of its own."""
+    schedule = run.state.schedule
+    worker = run.state.fleet.workers.get(span.worker)
+    if not schedule.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
+        return
+    rank = worker.rank % len(schedule.forecast)
+    if span.name == "train/step":
+        span.attributes["predicted_ms"] = f"{1000 * schedule.predicted:.3f}"
+        if span.attributes["number"] == "0":
+            _draw_prediction(run, span, rank)
+        return
+    key = (span.name, span.attributes["stage"], span.attributes["microbatch"])
+    if key in schedule.forecast[rank]:
+        start, end = schedule.forecast[rank][key]
+        span.attributes["predicted_start_ms"] = f"{1000 * start:.3f}"
+        span.attributes["predicted_ms"] = f"{1000 * (end - start):.3f}"
+
+
+def _draw_prediction(run: Run, step: pb.Span, rank: int) -> None:
+    for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[rank].items():
+        span = pb.Span(
+            worker=f"predicted-{step.worker.rpartition('-')[2]}",
+            name=name.replace("train/", "predicted/", 1),
+            start_ns=step.start_ns + int(start * 1e9),
+            end_ns=step.start_ns + int(end * 1e9),
+            iteration=step.iteration,
+            attributes={"stage": stage, "microbatch": microbatch},
+        )
+        run.recorder.span(span)
