@@ -14,11 +14,11 @@ from typing import Any
 
 from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved, serial
 from rlhf_planner.schedule.bounds import published_bound
-from rlhf_planner.schedule.check import check_schedule
-from rlhf_planner.schedule.draw import draw_many
 from rlhf_planner.schedule.published import PUBLISHED, Published
-from rlhf_planner.schedule.simulate import layout
-from rlhf_planner.schedule.solve import Options, Solution, solve
+from rlhf_planner.schedule.schedule_check import check_schedule
+from rlhf_planner.schedule.schedule_figures import draw_many
+from rlhf_planner.schedule.simulate import instance_arrays
+from rlhf_planner.schedule.solve import SearchOptions, Solution, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
 CHUNKS = 4  # virtual stages of the interleaved baseline
@@ -40,7 +40,7 @@ def main() -> None:
             picture(published, args, clock)
         return
     cold = time.process_time()
-    solve(PUBLISHED[5].instance(), Options(0.01), clock)
+    solve(PUBLISHED[5].instance(), SearchOptions(0.01), clock)
     compile_seconds = time.process_time() - cold
     print(f"first call, compiling or loading machine code: {compile_seconds:.1f} s CPU")
     rows = []
@@ -55,9 +55,9 @@ def main() -> None:
 def picture(published: Published, args: argparse.Namespace, clock: Any) -> None:
     """Serial, fused and fused with split backward under one time axis, as PNG."""
     instance = published.instance()
-    plain = serial(layout(instance))
-    fused = solve(instance, Options(args.peak), clock)
-    split = solve(instance, Options(args.split, split=True), clock)
+    plain = serial(instance_arrays(instance))
+    fused = solve(instance, SearchOptions(args.peak), clock)
+    split = solve(instance, SearchOptions(args.split, split=True), clock)
     charts = [
         (f"{name}: makespan {timeline.makespan:g}, idle {timeline.bubble:.0%}", steps_by_device(timeline))
         for name, timeline in (
@@ -73,14 +73,14 @@ def picture(published: Published, args: argparse.Namespace, clock: Any) -> None:
 
 def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[str, Any]:
     instance = published.instance()
-    fused = run(instance, Options(args.peak), clock)
-    split = run(instance, Options(args.split, split=True), clock)
+    fused = run(instance, SearchOptions(args.peak), clock)
+    split = run(instance, SearchOptions(args.split, split=True), clock)
     bound = max(published.split_bound, split["lowerBound"])
     slack = max(0.0, 1.03 * bound / split["makespan"] - 1)
-    lean = run(instance, Options(args.split, split=True, makespan_slack=slack), clock)
+    lean = run(instance, SearchOptions(args.split, split=True, makespan_slack=slack), clock)
     paid = published.instance(transfer=TRANSFER)
     cut, cut_paid, both = interleaved(instance, CHUNKS), interleaved(paid, CHUNKS), chimera(instance)
-    fused_paid = run(paid, Options(2.0), clock)
+    fused_paid = run(paid, SearchOptions(2.0), clock)
     return {
         "id": published.id,
         "paper": {
@@ -92,8 +92,8 @@ def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[
             "splitBound": published.split_bound,
             "searchSeconds": published.search_seconds,
         },
-        "boundsEqual": published_bound(layout(instance)) == published.bound
-        and published_bound(layout(instance, split=True)) == published.split_bound,
+        "boundsEqual": published_bound(instance_arrays(instance)) == published.bound
+        and published_bound(instance_arrays(instance, split=True)) == published.split_bound,
         "fused": fused,
         "split": split,
         "splitLean": lean,
@@ -105,7 +105,7 @@ def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[
     }
 
 
-def run(instance: Any, options: Options, clock: Any) -> dict[str, Any]:
+def run(instance: Any, options: SearchOptions, clock: Any) -> dict[str, Any]:
     wall, cpu = time.monotonic(), time.process_time()
     found: Solution = solve(instance, options, clock)
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu

@@ -35,8 +35,8 @@ import transformers
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
-from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT, METHODS, opposite
-from rlhf_planner.schedule.measured import StageCost, coarse, exact_instance, forecast, options, table_of
+from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, forecast, search_options, table_of
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, METHODS, opposite
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
@@ -239,7 +239,7 @@ def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.
     tables = [serial_table(pipes)]
     for method in (FUSED, FUSED_SPLIT):
         asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
-        solution = solve(asked, options(method, options_.search_seconds), time.monotonic)
+        solution = solve(asked, search_options(method, options_.search_seconds), time.monotonic)
         tables.append(table_of(asked, pipes, solution_json(solution), method))
     return tables
 

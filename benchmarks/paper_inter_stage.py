@@ -1,6 +1,6 @@
 """Inter-stage fusion at the size of RLHFuse's evaluation, in simulation: LLaMA 13B, 33B, 65B on 256 Hopper-class GPUs.
 
-No GPU is used. Costs are a roofline (`rlhf_planner.inter_stage.assumed`, where the hardware figures are); response
+No GPU is used. Costs are a roofline (`rlhf_planner.inter_stage.roofline`, where the hardware figures are); response
 lengths are log-normal with P99 = SKEW x median at the output limit, cut there. Reference has the actor's size, reward
 the critic's; a worker is one node of 8 GPUs. The plan is chosen on lengths of earlier iterations and judged on others.
 Serial is: all samples generated, then all nodes score. `--json` prints one object as the last line; `--picture FILE`
@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_planner.inter_stage.assumed import HOPPER, Model, assumed_costs
 from rlhf_planner.inter_stage.choose import choose
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.draw import Curve, draw_curves, draw_forecasts
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.forecast_figures import ThresholdCurve, draw_curves, draw_forecasts
 from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.inter_stage.roofline import HOPPER, ModelShape, assumed_costs
 from rlhf_planner.inter_stage.simulate import simulate
 
 MIB = 2**20
 MODELS = {  # LLaMA: parameters, layers, KV bytes a token in 16 bit (multi-head attention: no sharing of keys)
-    "13B": Model(13.0e9, 40, 0.78 * MIB),
-    "33B": Model(32.5e9, 60, 1.52 * MIB),
-    "65B": Model(65.2e9, 80, 2.5 * MIB),
+    "13B": ModelShape(13.0e9, 40, 0.78 * MIB),
+    "33B": ModelShape(32.5e9, 60, 1.52 * MIB),
+    "65B": ModelShape(65.2e9, 80, 2.5 * MIB),
 }
 PAIRS = (("13B", "33B"), ("33B", "13B"), ("33B", "65B"), ("65B", "33B"))
 LIMITS = (512, 1024, 2048)
@@ -76,7 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
     model = LengthModel.prior(case.limit)
     for _ in range(4):
         model = model.with_batch(zip(prompts(generator), lengths(generator, case.limit, BATCH).tolist(), strict=True))
-    layout = Layout(GPUS // NODE, 0, prompts(generator))
+    layout = IterationSetup(GPUS // NODE, 0, prompts(generator))
     wall = time.perf_counter()
     choice = choose(model, layout, costs, seed=1)
     wall = time.perf_counter() - wall
@@ -116,7 +116,7 @@ def measure(case: Case) -> dict[str, Any]:
 def sweep(case: Case) -> dict[str, Any]:
     """Time against serial for pools of a fixed size, by threshold: {m: {share of the batch: ratio}}."""
     generator = np.random.default_rng(0)
-    costs, layout = case.costs(), Layout(GPUS // NODE, 0, prompts(generator))
+    costs, layout = case.costs(), IterationSetup(GPUS // NODE, 0, prompts(generator))
     model = LengthModel.prior(case.limit).with_batch((160, int(n)) for n in lengths(generator, case.limit, 4 * BATCH))
     judged = [lengths(generator, case.limit, BATCH) for _ in range(JUDGED // 2)]
     serial = statistics.mean(simulate(response, layout, costs).seconds for response in judged)
@@ -150,7 +150,7 @@ def line(row: dict[str, Any]) -> str:
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
     curves = [
-        Curve(
+        ThresholdCurve(
             f"{row['actor']}/{row['critic']}, limit {row['limit']}, scoring at {row['scoringEfficiency']:.0%} of peak",
             tuple((threshold / BATCH, seconds / row["curve"][0][2]) for threshold, _, seconds in row["curve"]),
             row["thresholdShare"],
@@ -168,7 +168,7 @@ def planning() -> list[dict[str, Any]]:
     generator, model, rows = np.random.default_rng(0), LengthModel.prior(1024), []
     costs = replace(Case("65B", "33B", 1024).costs(), max_batch_size=64)
     for workers, samples in ((8, 512), (256, 512), (256, 100_000)):
-        layout = Layout(workers, 0, tuple(generator.integers(64, 257, samples).tolist()))
+        layout = IterationSetup(workers, 0, tuple(generator.integers(64, 257, samples).tolist()))
         response = lengths(generator, 1024, samples)
         simulating, choosing = [], []
         for _ in range(2):
@@ -187,7 +187,7 @@ def timeline(path: Path) -> None:
     """One iteration of 128 samples on 8 nodes, 65B actor and 33B critic, scoring at a tenth of the peak."""
     generator = np.random.default_rng(3)
     case, size, nodes = Case("65B", "33B", 1024, EFFICIENCY[2]), 128, 8
-    costs, layout = case.costs(), Layout(nodes, 0, prompts(generator)[:size])
+    costs, layout = case.costs(), IterationSetup(nodes, 0, prompts(generator)[:size])
     response = lengths(generator, case.limit, size)
     model = LengthModel.prior(case.limit).with_batch((128, int(n)) for n in lengths(generator, case.limit, 4 * BATCH))
     choice = choose(model, layout, costs)

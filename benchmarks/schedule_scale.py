@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 from rlhf_planner.schedule.baselines import SERIAL, run_baselines
-from rlhf_planner.schedule.check import check_schedule
-from rlhf_planner.schedule.problem import Instance, from_json
-from rlhf_planner.schedule.simulate import layout
-from rlhf_planner.schedule.solve import Options, solve
+from rlhf_planner.schedule.instance import Instance, from_json
+from rlhf_planner.schedule.schedule_check import check_schedule
+from rlhf_planner.schedule.simulate import instance_arrays
+from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
 SIZES = ((8, 32), (16, 64), (32, 128), (64, 256))
@@ -30,10 +30,10 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true", help="only the largest size")
     args = parser.parse_args()
     clock = time.process_time if args.clock == "cpu" else time.monotonic
-    solve(pair(2, 2), Options(0.01), clock)  # compile before anything is timed
+    solve(pair(2, 2), SearchOptions(0.01), clock)  # compile before anything is timed
     rows = []
     for devices, microbatches in SIZES[-1:] if args.largest else SIZES:
-        rows.append(measure(pair(devices, microbatches), args.cap, Options(args.seconds), clock))
+        rows.append(measure(pair(devices, microbatches), args.cap, SearchOptions(args.seconds), clock))
         print(rows[-1], flush=True)
     if args.json:
         print(json.dumps({"clock": args.clock, "budget": args.seconds, "capFactor": args.cap, "sizes": rows}))
@@ -50,8 +50,8 @@ def pair(devices: int, microbatches: int) -> Instance:
     return from_json({"devices": devices, "pipelines": pipelines})
 
 
-def measure(instance: Instance, factor: float, options: Options, clock: Any) -> dict[str, Any]:
-    serial = run_baselines(layout(instance))[SERIAL]
+def measure(instance: Instance, factor: float, options: SearchOptions, clock: Any) -> dict[str, Any]:
+    serial = run_baselines(instance_arrays(instance))[SERIAL]
     capped = instance.with_cap(round(factor * serial.peak, 2))
     wall, cpu = time.monotonic(), time.process_time()
     found = solve(capped, options, clock)

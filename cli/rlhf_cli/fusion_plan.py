@@ -16,11 +16,11 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_coordinator.storage.journal import unframe
-from rlhf_planner.inter_stage.assumed import CPU_CORE, HOPPER, Model, assumed_costs
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
-from rlhf_planner.inter_stage.layout import Forecast, Layout
+from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
 from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
+from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assumed_costs
 from rlhf_planner.inter_stage.simulate import simulate
 
 TOKEN_BYTES: Final = 4
@@ -33,7 +33,7 @@ class FusionPlan:
 
     choice: FusionChoice | None
     """None: there is nothing to forecast from."""
-    layout: Layout
+    layout: IterationSetup
     costs: StageCosts | None
     lengths: LengthModel
     assumptions: tuple[str, ...] = ()
@@ -139,13 +139,13 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
     return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(said), ""
 
 
-def _model(folder: Path, width: int) -> Model | None:
+def _model(folder: Path, width: int) -> ModelShape | None:
     size = read_size(folder)
     if size is None:
         return None
     config = json.loads((folder / "config.json").read_text())
     layers = int((config.get("text_config") or config)["num_hidden_layers"])
-    return Model(size.parameters, layers, size.cache_values_per_token * width, width)
+    return ModelShape(size.parameters, layers, size.cache_values_per_token * width, width)
 
 
 def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
@@ -181,9 +181,9 @@ def _prompt_lengths(run: Path) -> list[int]:
     return [length for length in lengths if length]
 
 
-def _layout(job: RLHFJob, prompts: Sequence[int]) -> Layout:
+def _layout(job: RLHFJob, prompts: Sequence[int]) -> IterationSetup:
     spec, settings = job.spec, job.spec.fusion.inter_stage
-    return Layout(
+    return IterationSetup(
         generation_workers=spec.generation.replicas,
         inference_workers=spec.inference.replicas,
         prompts=tuple(prompts),

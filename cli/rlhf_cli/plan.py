@@ -28,7 +28,7 @@ from rlhf_cli.local.resolve import resolve
 from rlhf_cli.local.translate import Place, Process
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
-from rlhf_planner.inter_stage.terminal import threshold_chart
+from rlhf_planner.inter_stage.threshold_chart import threshold_chart
 
 NO_ESTIMATE: Final = Estimate({})
 
@@ -67,7 +67,7 @@ def _draw(fusion: FusionPlan, picture: Path) -> None:
     """Before and after, worker by worker."""
     if fusion.choice is None:
         raise RunError(f"--picture {picture}: nothing to draw, {fusion.missing}")
-    from rlhf_planner.inter_stage.draw import draw_forecasts
+    from rlhf_planner.inter_stage.forecast_figures import draw_forecasts
 
     layout = fusion.layout
     names = [f"generation-{index}" for index in range(layout.generation_workers)]

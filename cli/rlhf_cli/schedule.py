@@ -16,8 +16,8 @@ import typer
 from rlhf_api.names import ExitCode
 
 if TYPE_CHECKING:
-    from rlhf_planner.schedule.problem import Instance
-    from rlhf_planner.schedule.solve import Options, Solution
+    from rlhf_planner.schedule.instance import Instance
+    from rlhf_planner.schedule.solve import SearchOptions, Solution
 
 app = typer.Typer(
     name="schedule",
@@ -53,12 +53,12 @@ def solve(
     cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep answers here; never search twice.")] = None,
 ) -> None:
     """Find the shortest schedule, then the one that holds the least activation."""
-    from rlhf_planner.schedule.problem import InstanceError
-    from rlhf_planner.schedule.solve import Options
+    from rlhf_planner.schedule.instance import InstanceError
+    from rlhf_planner.schedule.solve import SearchOptions
 
     try:
         problem = _instance(instance, memory_cap)
-        options = Options(seconds, split_backward, seed, makespan_slack)
+        options = SearchOptions(seconds, split_backward, seed, makespan_slack)
         answer = _answer(problem, options, cache)
     except InstanceError as error:
         _fail(str(error), ExitCode.USAGE)
@@ -73,14 +73,14 @@ def solve(
 @app.command()
 def compare(instance: InstanceFile, seconds: Seconds = 10.0, seed: Seed = 0, as_json: Json = False) -> None:
     """All baselines, ours with and without split backward, and the bounds, in one table."""
-    from rlhf_planner.schedule.problem import InstanceError
-    from rlhf_planner.schedule.solve import Options
+    from rlhf_planner.schedule.instance import InstanceError
+    from rlhf_planner.schedule.solve import SearchOptions
     from rlhf_planner.schedule.solve import solve as search
 
     try:
         problem = _instance(instance, None)
-        whole = search(problem, Options(seconds, False, seed), time.monotonic)
-        split = search(problem, Options(seconds, True, seed), time.monotonic)
+        whole = search(problem, SearchOptions(seconds, False, seed), time.monotonic)
+        split = search(problem, SearchOptions(seconds, True, seed), time.monotonic)
     except InstanceError as error:
         _fail(str(error), ExitCode.USAGE)
     rows = _comparison(problem, whole, split)
@@ -99,9 +99,9 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Whether a schedule is valid for an instance, by a checker that shares no code with the search."""
-    from rlhf_planner.schedule.check import ScheduleError, check_schedule
-    from rlhf_planner.schedule.problem import InstanceError
+    from rlhf_planner.schedule.instance import InstanceError
     from rlhf_planner.schedule.report import devices_from_json
+    from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
 
     try:
         problem = _instance(instance, None)
@@ -136,13 +136,13 @@ def _read(path: Path, option: str) -> Any:
 
 
 def _instance(path: Path, cap: float | None) -> Instance:
-    from rlhf_planner.schedule.problem import from_json
+    from rlhf_planner.schedule.instance import from_json
 
     problem = from_json(_read(path, "--instance"))
     return problem if cap is None else problem.with_cap(cap)
 
 
-def _answer(problem: Instance, options: Options, cache: Path | None) -> dict[str, Any]:
+def _answer(problem: Instance, options: SearchOptions, cache: Path | None) -> dict[str, Any]:
     from rlhf_planner.schedule.cache_on_disk import solve_cached
     from rlhf_planner.schedule.report import solution_json
     from rlhf_planner.schedule.solve import solve as search
@@ -154,8 +154,8 @@ def _answer(problem: Instance, options: Options, cache: Path | None) -> dict[str
 
 
 def _draw(problem: Instance, answer: dict[str, Any], picture: Path) -> None:
-    from rlhf_planner.schedule.draw import draw
     from rlhf_planner.schedule.report import devices_from_json
+    from rlhf_planner.schedule.schedule_figures import draw
 
     form = picture.suffix.lower().lstrip(".")
     if form not in ("svg", "png"):
@@ -169,7 +169,7 @@ def _draw(problem: Instance, answer: dict[str, Any], picture: Path) -> None:
 
 def _print_answer(problem: Instance, answer: dict[str, Any]) -> None:
     from rlhf_planner.schedule.report import devices_from_json
-    from rlhf_planner.schedule.terminal import terminal_chart
+    from rlhf_planner.schedule.schedule_chart import terminal_chart
 
     typer.echo(terminal_chart(problem, devices_from_json(answer)))
     proven = "at the lower bound" if answer["atBound"] else f"lower bound {answer['lowerBound']:g}"

@@ -14,7 +14,7 @@ from tests.support.training_ranks import ThreadPeers, exhaust, make_batch, on_ra
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.measuring import measure
 

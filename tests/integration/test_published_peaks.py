@@ -6,9 +6,9 @@ instances take longer (1, 3 and 9 a minute) and are left to `benchmarks/fused_sc
 
 import pytest
 
-from rlhf_planner.schedule.check import check_schedule
 from rlhf_planner.schedule.published import PUBLISHED
-from rlhf_planner.schedule.solve import Options, solve
+from rlhf_planner.schedule.schedule_check import check_schedule
+from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
 BUDGETS = {0: 10, 2: 1, 5: 2, 6: 10, 8: 60}
@@ -23,7 +23,7 @@ AT_FLOOR = (2, 5, 8)
 def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
     row = PUBLISHED[number]
     instance = row.instance()
-    found = solve(instance, Options(BUDGETS[number]), lambda: 0.0)
+    found = solve(instance, SearchOptions(BUDGETS[number]), lambda: 0.0)
     checked = check_schedule(instance, steps_by_device(found.timeline))
     assert checked.makespan == row.bound
     assert max(checked.peaks) <= row.peak + 1e-9

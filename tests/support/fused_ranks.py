@@ -18,8 +18,8 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
-from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT, opposite
-from rlhf_planner.schedule.measured import StageCost, coarse, exact_instance, forecast, options, table_of
+from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, forecast, search_options, table_of
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
@@ -51,7 +51,7 @@ def fused_table(job: RLHFJob, pipeline: int, data: int, method: str) -> Schedule
     }
     transfers = {(rank, rank + 1): 0.002 for rank in range(pipeline - 1)}
     asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
-    solution = solve(asked, options(method, 0.2), iter(range(1000)).__next__)
+    solution = solve(asked, search_options(method, 0.2), iter(range(1000)).__next__)
     table = table_of(asked, pipes, solution_json(solution), method)
     serial_seconds, fused_seconds = (forecast(each, costs, transfers)[0] for each in (serial_table(pipes), table))
     assert fused_seconds < serial_seconds

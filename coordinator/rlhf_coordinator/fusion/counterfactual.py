@@ -16,8 +16,8 @@ from rlhf_api.names import Group
 from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import incremental
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
-from rlhf_planner.inter_stage.early import Gain, TokenCosts, Trace, gain
 from rlhf_planner.inter_stage.fitted import Work
+from rlhf_planner.inter_stage.incremental_gain import IncrementalGain, TokenCosts, Trace, incremental_gain
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def costs_of(run: Run) -> TokenCosts:
 
 async def _replay(run: Run, iteration: int, trace: Trace, costs: TokenCosts) -> None:
     fusion = run.state.incremental
-    told = await asyncio.to_thread(gain, trace, costs)
+    told = await asyncio.to_thread(incremental_gain, trace, costs)
     if told.worthwhile != fusion.chosen:
         text = _words(told)
         log.info(text)
@@ -80,7 +80,7 @@ async def _replay(run: Run, iteration: int, trace: Trace, costs: TokenCosts) -> 
         run.wake()
 
 
-def _words(told: Gain) -> str:
+def _words(told: IncrementalGain) -> str:
     change = f"take {told.with_prefixes:.3g} s instead of {told.without:.3g} s"
     if told.worthwhile:
         return f"unfinished samples are scored early: the last iteration would {change}"

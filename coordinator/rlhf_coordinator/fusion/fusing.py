@@ -25,7 +25,7 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 
 log = logging.getLogger(__name__)
 
@@ -149,12 +149,12 @@ def look_ahead(run: Run) -> None:
         _context(run, after, layout_of(run, *prompts))
 
 
-def _context(run: Run, iteration: int, layout: Layout) -> None:
+def _context(run: Run, iteration: int, layout: IterationSetup) -> None:
     run.state.fusion.planning = iteration, layout
     run.choosing = asyncio.get_running_loop().create_task(_choose(run, iteration, layout))
 
 
-async def _choose(run: Run, iteration: int, layout: Layout) -> None:
+async def _choose(run: Run, iteration: int, layout: IterationSetup) -> None:
     state, fusion = run.state, run.state.fusion
     try:
         choice = await asyncio.to_thread(

@@ -16,7 +16,7 @@ from rlhf_coordinator.scheduling.decisions import ScorePrefix
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import packed
-from rlhf_planner.inter_stage.early import Line
+from rlhf_planner.inter_stage.incremental_gain import PassSums
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def scored(run: Run, message: pb.ScoredSample) -> None:
 def observe(run: Run, observation: pb.Observation) -> None:
     """Take in a worker's pass: so many tokens of a task took so long."""
     if observation.WhichOneof("work") == "scoring" and observation.iteration == run.state.iteration:
-        line = run.state.incremental.passes.setdefault(observation.scoring.task, Line())
+        line = run.state.incremental.passes.setdefault(observation.scoring.task, PassSums())
         line.add(observation.scoring.tokens, (observation.end_ns - observation.start_ns) / 1e9)
 
 

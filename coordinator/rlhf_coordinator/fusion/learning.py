@@ -23,7 +23,7 @@ from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
 from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
 
@@ -59,10 +59,10 @@ def recall(run: Run, written: dict[str, Any]) -> None:
         log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
 
 
-def layout_of(run: Run, prompts: Sequence[int], lines: Sequence[int]) -> Layout:
+def layout_of(run: Run, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
     """An iteration with prompts of so many tokens, and of these lines, as the planner sees it."""
     sizes, settings = run.state.fleet.sizes, run.context.spec.fusion.inter_stage
-    return Layout(
+    return IterationSetup(
         generation_workers=sizes[Group.GENERATION],
         inference_workers=sizes.get(Group.INFERENCE, 0),
         prompts=prompts,

@@ -16,7 +16,7 @@ from rlhf_coordinator.scheduling.decisions import AdoptCosts, Decision, MeasureC
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
-from rlhf_planner.inter_stage.place import Move
+from rlhf_planner.inter_stage.tail_placement import Move
 
 MEASURED: Final = (Group.GENERATION, Group.INFERENCE)
 """Roles whose costs are measured, in this order."""

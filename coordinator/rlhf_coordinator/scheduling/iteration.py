@@ -24,7 +24,7 @@ from rlhf_coordinator.scheduling.decisions import (
     SaveCheckpoint,
 )
 from rlhf_coordinator.state.job_state import JobContext, JobState
-from rlhf_planner.inter_stage.place import Move
+from rlhf_planner.inter_stage.tail_placement import Move
 
 TOGETHER_SECONDS: Final = 10.0
 """A node that is drained asks all its pods to end within seconds of each other."""

@@ -16,7 +16,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 from rlhf_planner.inter_stage.balance import balance
-from rlhf_planner.inter_stage.place import Move, Placement, Unfinished, place
+from rlhf_planner.inter_stage.tail_placement import Move, TailPlacement, UnfinishedSample, place_tail
 
 SPREAD: Final = 1.5
 """The fullest worker has this many times the samples of the emptiest, or nothing is balanced."""
@@ -72,7 +72,7 @@ def decoders(context: JobContext, state: JobState) -> list[Worker]:
     ]
 
 
-def placement(context: JobContext, state: JobState) -> Placement:
+def placement(context: JobContext, state: JobState) -> TailPlacement:
     """Once the tail gathers: who keeps it, and what has to move there. What leaves a worker already is not its own."""
     ledger, choice, fusion = state.ledger, state.fusion.choice, state.fusion
     ready = [worker.name for worker in decoders(context, state)]
@@ -82,9 +82,9 @@ def placement(context: JobContext, state: JobState) -> Placement:
         settled = sum(len(kept[name]) + ledger.arriving_on(name) for name in holders)
         spare = sorted(set(ready) - set(holders), key=lambda name: (ledger.scoring_on(name), name))
         more = spare[: choice.pool - len(holders)] if settled < ledger.unfinished else []
-        return Placement(tuple(sorted([*holders, *more])), ())
+        return TailPlacement(tuple(sorted([*holders, *more])), ())
     held = {name: [unfinished(state, index) for index in (*kept[name], *ledger.bound_for(name))] for name in ready}
-    return place(held, choice.pool, fusion.costs, fusion.lengths, choice.transfer)
+    return place_tail(held, choice.pool, fusion.costs, fusion.lengths, choice.transfer)
 
 
 def balancing(context: JobContext, state: JobState, now: float) -> tuple[Move, ...]:
@@ -108,10 +108,10 @@ def balancing(context: JobContext, state: JobState, now: float) -> tuple[Move, .
     return balance(samples, fusion.costs, fusion.lengths, settings.transfer, resting)
 
 
-def unfinished(state: JobState, index: int) -> Unfinished:
+def unfinished(state: JobState, index: int) -> UnfinishedSample:
     """A sample as the planner sees it."""
     tokens = len(state.ledger.samples[index].response)
-    return Unfinished(index, state.prompt_tokens[index], tokens, state.prompt_lines[index])
+    return UnfinishedSample(index, state.prompt_tokens[index], tokens, state.prompt_lines[index])
 
 
 def _kept(state: JobState, name: str) -> list[int]:

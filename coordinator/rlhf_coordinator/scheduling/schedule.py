@@ -12,7 +12,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import Pipeline
 from rlhf_coordinator.failures import JobError
-from rlhf_planner.schedule.choice import CANDIDATES, opposite
+from rlhf_planner.schedule.methods import CANDIDATES, opposite
 from rlhf_planner.schedule.serial import serial_table
 
 

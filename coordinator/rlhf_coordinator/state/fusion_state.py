@@ -14,7 +14,7 @@ from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.corrections import Observed
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 LINK_BYTES_PER_SECOND: Final = 4e8
@@ -67,7 +67,7 @@ class FusionState:
     measurement_id: int = 0
     results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
     """(worker, role) -> what it measured."""
-    planning: tuple[int, Layout] | None = None
+    planning: tuple[int, IterationSetup] | None = None
     """Iteration and layout that were last begun to be planned; across iterations."""
     choice: FusionChoice = NO_FUSION
     moved: MigrationCounts = field(default_factory=MigrationCounts)

@@ -7,7 +7,7 @@ changes nothing else. `incremental` reads it and decides, `prefixing` changes it
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlhf_planner.inter_stage.early import Line
+from rlhf_planner.inter_stage.incremental_gain import PassSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class IncrementalState:
     """Sample -> when its response was complete."""
     joined: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was first given something to score."""
-    passes: dict[str, Line] = field(default_factory=dict)
+    passes: dict[str, PassSums] = field(default_factory=dict)
     """Task -> what its passes took, by its workers' spans."""
 
     def begin_iteration(self) -> None:

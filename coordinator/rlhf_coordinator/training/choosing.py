@@ -21,7 +21,7 @@ from rlhf_coordinator.job.run import Run
 from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.scheduling.schedule import candidates, question
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_planner.schedule.choice import METHODS, pick
+from rlhf_planner.schedule.methods import METHODS, pick
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 log = logging.getLogger(__name__)

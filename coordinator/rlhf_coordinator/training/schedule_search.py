@@ -15,21 +15,21 @@ from typing import Any
 
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.cache_on_disk import solve_cached
-from rlhf_planner.schedule.choice import FUSED_SPLIT
-from rlhf_planner.schedule.measured import (
+from rlhf_planner.schedule.candidate_tables import (
     Costs,
     StageCost,
     Transfers,
     coarse,
     exact_instance,
     forecast,
-    options,
+    search_options,
     search_seconds,
     table_of,
 )
-from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_planner.schedule.report import solution_json
-from rlhf_planner.schedule.solve import Options, solve
+from rlhf_planner.schedule.solve import SearchOptions, solve
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         split = method == FUSED_SPLIT
         exact = exact_instance(serial.pipelines, costs, transfers, split, question["room"] or None)
         asked = coarse(exact)
-        how = options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
+        how = search_options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
         begun = time.monotonic()
         solved, cached = solve_cached(Path(question["cache"]), asked, how, partial(_solved, asked, how))
         table = table_of(asked, serial.pipelines, solved, method)
@@ -53,7 +53,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _solved(asked: Instance, how: Options) -> dict[str, Any]:
+def _solved(asked: Instance, how: SearchOptions) -> dict[str, Any]:
     return solution_json(solve(asked, how, time.monotonic))
 
 

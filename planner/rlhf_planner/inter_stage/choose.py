@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
-from rlhf_planner.inter_stage.decode import Generation, generate
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.simulate import fuses, outcome
-from rlhf_planner.inter_stage.tail import Unfinished, unfinished
+from rlhf_planner.inter_stage.simulate import fuses, simulated_iteration
+from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, generate
+from rlhf_planner.inter_stage.simulated_tail import ThresholdState, threshold_state
 
 MIN_GAIN: Final = 0.03
 """Share of the time without fusion that a plan must win: what a simulation leaves out is as much."""
@@ -73,7 +73,7 @@ class FusionChoice:
         return self.threshold > 0
 
 
-def choose(model: LengthModel, layout: Layout, costs: StageCosts, seed: int = 0) -> FusionChoice:
+def choose(model: LengthModel, layout: IterationSetup, costs: StageCosts, seed: int = 0) -> FusionChoice:
     """The best plan of mode Auto; of the others the given one, with its forecast."""
     trial = _Trial(model, layout, costs, seed)
     off = trial.mean(0, layout.generation_workers)
@@ -112,7 +112,7 @@ def _fixed(trial: _Trial, off: float) -> FusionChoice:
     return trial.choice(threshold, pool, words)
 
 
-def _words(threshold: int, pool: int, layout: Layout) -> str:
+def _words(threshold: int, pool: int, layout: IterationSetup) -> str:
     return (
         f"the last {threshold} of {layout.batch} samples ({threshold / layout.batch:.0%}) on {pool} of "
         f"{layout.generation_workers} workers"
@@ -172,29 +172,29 @@ def _neighbours(best: tuple[int, int], thresholds: Sequence[int], trial: _Trial)
 class _Trial:
     """Simulated seconds of plans, on the same draws; each plan once a draw."""
 
-    def __init__(self, model: LengthModel, layout: Layout, costs: StageCosts, seed: int) -> None:
+    def __init__(self, model: LengthModel, layout: IterationSetup, costs: StageCosts, seed: int) -> None:
         self.model, self.layout, self.costs = model, layout, costs
         self.longest = int(max(layout.prompts)) + model.max_tokens
         count = max(1, min(MAX_DRAWS, SAMPLES_DRAWN // layout.batch))
         generator = np.random.default_rng(seed)
         draws = [model.draw(generator, layout.prompts, layout.lines) for _ in range(count)]
-        self._generations: list[Generation] = [generate(lengths, layout, costs) for lengths in draws]
+        self._generations: list[SimulatedGeneration] = [generate(lengths, layout, costs) for lengths in draws]
         self._seconds: dict[tuple[int, int, int], float] = {}
-        self._unfinished: dict[tuple[int, int], Unfinished] = {}
+        self._unfinished: dict[tuple[int, int], ThresholdState] = {}
 
     def seconds(self, threshold: int, pool: int, draw: int) -> float:
         key = (threshold, pool, draw)
         if key not in self._seconds:
             generation = self._generations[draw]
             left = self._left(threshold, draw) if fuses(threshold, pool, self.layout) else None
-            told = outcome(generation, self.layout, self.costs, left, pool, self.layout.transfer)
+            told = simulated_iteration(generation, self.layout, self.costs, left, pool, self.layout.transfer)
             self._seconds[key] = told.seconds
         return self._seconds[key]
 
-    def _left(self, threshold: int, draw: int) -> Unfinished:
+    def _left(self, threshold: int, draw: int) -> ThresholdState:
         key = (threshold, draw)
         if key not in self._unfinished:
-            self._unfinished[key] = unfinished(self._generations[draw], threshold, self.model, self.layout.lines)
+            self._unfinished[key] = threshold_state(self._generations[draw], threshold, self.model, self.layout.lines)
         return self._unfinished[key]
 
     def mean(self, threshold: int, pool: int) -> float:

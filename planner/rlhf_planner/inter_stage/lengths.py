@@ -20,7 +20,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_planner.inter_stage.curve import Curve, Floats, Ints, normal_share, prior_curve
+from rlhf_planner.inter_stage.length_distribution import (
+    Floats,
+    Ints,
+    LengthDistribution,
+    normal_share,
+    prior_distribution,
+)
 from rlhf_planner.inter_stage.prompt_effects import PromptEffects
 
 WINDOW: Final = 8
@@ -42,7 +48,7 @@ MIN_DRIFT: Final = 0.15
 
 
 @dataclass(frozen=True)
-class Batch:
+class LengthBatch:
     """What one iteration showed."""
 
     prompts: Ints
@@ -59,7 +65,7 @@ class LengthModel:
 
     max_tokens: int
     """Limit of a response."""
-    window: tuple[Batch, ...] = ()
+    window: tuple[LengthBatch, ...] = ()
     """Oldest first; empty: the prior holds."""
     drift: float = 0.0
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
@@ -91,7 +97,7 @@ class LengthModel:
         if len(lines) not in (0, len(data)):
             raise ValueError(f"lines names the prompts of {len(lines)} samples, there are {len(data)}")
         step = -(-len(data) // MAX_SAMPLES)
-        new = Batch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
+        new = LengthBatch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
         distance, beyond_chance = _drift(self.window, new)
         kept = () if beyond_chance else self.window[-(WINDOW - 1) :]
         after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=beyond_chance)
@@ -122,7 +128,7 @@ class LengthModel:
             answer[chosen] = self._tilted(*kind).remaining(so_far[chosen], self.max_tokens)
         return answer
 
-    def _tilted(self, band: float, mean: float, left: float) -> Curve:
+    def _tilted(self, band: float, mean: float, left: float) -> LengthDistribution:
         """Of a band, for prompts of this expected effect and variance left, both in steps of TILT."""
         if (band, mean, left) not in self._tilts:
             deviation = math.sqrt(left * TILT + 1 - self.effects.share)
@@ -206,25 +212,25 @@ class LengthModel:
         return np.searchsorted(self._edges, prompts, side="left").astype(np.int64)
 
     @cached_property
-    def _tilts(self) -> dict[tuple[float, float, float], Curve]:
+    def _tilts(self) -> dict[tuple[float, float, float], LengthDistribution]:
         return {}
 
     @cached_property
-    def _curves(self) -> tuple[Curve, ...]:
+    def _curves(self) -> tuple[LengthDistribution, ...]:
         if not self.window:
-            return (prior_curve(self.max_tokens),)
+            return (prior_distribution(self.max_tokens),)
         prompts, responses, cut = self._all
         bands = self._bands_of(prompts)
-        whole = Curve.estimated(responses, cut, self.max_tokens)
+        whole = LengthDistribution.estimated(responses, cut, self.max_tokens)
         return tuple(
-            Curve.estimated(responses[bands == band], cut[bands == band], self.max_tokens)
+            LengthDistribution.estimated(responses[bands == band], cut[bands == band], self.max_tokens)
             if (bands == band).any()
             else whole
             for band in range(len(self._edges) + 1)
         )
 
 
-def _drift(window: tuple[Batch, ...], new: Batch) -> tuple[float, bool]:
+def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bool]:
     """(Kolmogorov-Smirnov distance of `new` to the window, whether it is more than chance)."""
     if not window:
         return 0.0, False
@@ -236,7 +242,7 @@ def _drift(window: tuple[Batch, ...], new: Batch) -> tuple[float, bool]:
     return distance, distance > max(MIN_DRIFT, DRIFT_LEVEL * math.sqrt(1 / len(old) + 1 / len(own)))
 
 
-def _trimmed(window: tuple[Batch, ...]) -> tuple[Batch, ...]:
+def _trimmed(window: tuple[LengthBatch, ...]) -> tuple[LengthBatch, ...]:
     """The newest batches that fit into MAX_SAMPLES, the newest in any case."""
     total, kept = 0, 0
     for batch in reversed(window):

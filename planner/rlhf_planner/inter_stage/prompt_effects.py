@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_planner.inter_stage.curve import Floats, Ints
+from rlhf_planner.inter_stage.length_distribution import Floats, Ints
 
 MIN_SHARE: Final = 0.1
 """Share of the variance below which prompts are taken to tell nothing."""

@@ -16,18 +16,18 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
-from rlhf_planner.inter_stage.curve import Ints
-from rlhf_planner.inter_stage.decode import Generation, generate
-from rlhf_planner.inter_stage.layout import Forecast, Layout
+from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
+from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.scoring import score
-from rlhf_planner.inter_stage.spans import Outcome, spans_of
-from rlhf_planner.inter_stage.tail import Unfinished, gather, stretched, unfinished
+from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, generate
+from rlhf_planner.inter_stage.simulated_scoring import score
+from rlhf_planner.inter_stage.simulated_tail import ThresholdState, consolidate, stretched, threshold_state
+from rlhf_planner.inter_stage.worker_spans import SimulatedIteration, spans_of
 
 
 def simulate(
     lengths: Sequence[int] | Ints,
-    layout: Layout,
+    layout: IterationSetup,
     costs: StageCosts,
     threshold: int = 0,
     pool: int | None = None,
@@ -46,22 +46,27 @@ def simulate(
     if (known < 1).any():
         raise ValueError(f"a response of {int(known.min())} tokens: every response has at least 1")
     generation = generate(known, layout, costs)
-    left = unfinished(generation, threshold, model, layout.lines) if fuses(threshold, pool, layout) else None
-    told = outcome(generation, layout, costs, left, pool or layout.generation_workers, transfer)
+    left = threshold_state(generation, threshold, model, layout.lines) if fuses(threshold, pool, layout) else None
+    told = simulated_iteration(generation, layout, costs, left, pool or layout.generation_workers, transfer)
     answer = _forecast(generation, layout, told, threshold)
     return replace(answer, spans=spans_of(generation, told, costs)) if spans else answer
 
 
-def outcome(
-    generation: Generation, layout: Layout, costs: StageCosts, left: Unfinished | None, pool: int, transfer: Transfer
-) -> Outcome:
+def simulated_iteration(
+    generation: SimulatedGeneration,
+    layout: IterationSetup,
+    costs: StageCosts,
+    left: ThresholdState | None,
+    pool: int,
+    transfer: Transfer,
+) -> SimulatedIteration:
     """From a generation that is worked out already, and what was `left` at the threshold; None: no fusion.
 
     Thresholds and pools of one draw share both.
     """
     workers = layout.generation_workers
     tokens = generation.prompts + generation.lengths
-    tail = None if left is None else gather(generation, left, pool, transfer, costs)
+    tail = None if left is None else consolidate(generation, left, pool, transfer, costs)
     if tail is not None and costs.beside > 1:
         scorers = workers - len(tail.pool) + layout.inference_workers
         tail = stretched(tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.beside)
@@ -76,15 +81,17 @@ def outcome(
     available |= dict.fromkeys(range(workers, workers + layout.inference_workers), 0.0)
     arrivals = finish if layout.overlap else np.full(layout.batch, end)
     scored = score(arrivals, tokens, available, costs)
-    return Outcome(max(end, scored.end), finish, tail, released, scored)
+    return SimulatedIteration(max(end, scored.end), finish, tail, released, scored)
 
 
-def fuses(threshold: int, pool: int | None, layout: Layout) -> bool:
+def fuses(threshold: int, pool: int | None, layout: IterationSetup) -> bool:
     """Whether this threshold and pool gather anything at all."""
     return threshold > 0 and pool is not None and pool < layout.generation_workers
 
 
-def _forecast(generation: Generation, layout: Layout, told: Outcome, threshold: int) -> Forecast:
+def _forecast(
+    generation: SimulatedGeneration, layout: IterationSetup, told: SimulatedIteration, threshold: int
+) -> Forecast:
     tail, end = told.tail, float(told.finish.max())
     decoding = [line.busy for line in generation.timelines] if tail is None else tail.busy
     idle = []

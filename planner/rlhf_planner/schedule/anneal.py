@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_planner.schedule.compiled import compiled, inlined
-from rlhf_planner.schedule.simulate import KINDS, Floats, Ints, Layout, Timeline, simulate
+from rlhf_planner.schedule.simulate import KINDS, Floats, InstanceArrays, Ints, Timeline, simulate
 
 HOT, COLD = 450.0, 0.02  # temperatures, in squared micro-batches held above the target
 STEP_COST = 0.6  # micro-batches added to every excess, so that a small excess is not free
@@ -53,7 +53,7 @@ class MemoryUnits:
         return int(np.floor(activation * self.scale + 1e-6))
 
 
-def memory_units(lay: Layout) -> MemoryUnits:
+def memory_units(lay: InstanceArrays) -> MemoryUnits:
     """The coarsest decimal grid that holds every activation exactly; a millionth of the largest where none does."""
     for digits in range(5):
         scaled = lay.activation * 10**digits
@@ -97,7 +97,7 @@ class Walk:
         return simulate(self.layout, np.where(self.order >= 0, self.links[self.order, OPERATION], -1))
 
 
-def _graph(lay: Layout, units: MemoryUnits) -> tuple[Ints, Floats]:
+def _graph(lay: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
     """`links` and `times` of a layout; positions, heads and tails are left for `fill_state`."""
     links, times = np.full((lay.steps, 6), -1, dtype=np.int64), np.zeros((lay.steps, 5))
     counts = np.diff(lay.base)
@@ -130,7 +130,7 @@ def _graph(lay: Layout, units: MemoryUnits) -> tuple[Ints, Floats]:
     return links, times
 
 
-def _steps_in_order(lay: Layout, orders: Ints) -> Ints:
+def _steps_in_order(lay: InstanceArrays, orders: Ints) -> Ints:
     count = np.zeros(KINDS * lay.stages, dtype=np.int64)
     steps = np.full(orders.shape, -1, dtype=np.int64)
     for device, row in enumerate(orders):

@@ -13,18 +13,18 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_planner.schedule.greedy import greedy
-from rlhf_planner.schedule.problem import Instance, InstanceError, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstanceError, InstancePipeline
 from rlhf_planner.schedule.simulate import (
     BACKWARD,
     FORWARD,
     KINDS,
     WEIGHT,
     DeadlockError,
-    Layout,
+    InstanceArrays,
     Timeline,
     activation_peaks,
+    instance_arrays,
     kernel_arguments,
-    layout,
     pad_orders,
     run_orders,
     simulate,
@@ -36,8 +36,8 @@ GREEDY = "greedy"
 ONE_AT_A_TIME = "one-micro-batch-at-a-time"
 
 
-def run_baselines(lay: Layout) -> dict[str, Timeline]:
-    """Every baseline of the instance that keeps its memory cap; the last one always does. Layout must not be split."""
+def run_baselines(lay: InstanceArrays) -> dict[str, Timeline]:
+    """Every baseline of the instance that keeps its memory cap; the last one always does. The arrays are not split."""
     found: dict[str, Timeline] = {}
     for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
         try:
@@ -86,7 +86,7 @@ def phases(instance: Instance) -> list[list[int]]:
     return groups
 
 
-def one_f_one_b(lay: Layout, pipeline: int) -> list[list[int]]:
+def one_f_one_b(lay: InstanceArrays, pipeline: int) -> list[list[int]]:
     """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards at most."""
     pipe = lay.instance.pipelines[pipeline]
     cap = lay.instance.memory_cap
@@ -105,7 +105,7 @@ def one_f_one_b(lay: Layout, pipeline: int) -> list[list[int]]:
     return lists
 
 
-def serial(lay: Layout) -> Timeline:
+def serial(lay: InstanceArrays) -> Timeline:
     """One model after another, each as 1F1B, a barrier between: what a system without fusion runs."""
     start, offset = np.zeros(lay.steps), 0.0
     merged: list[list[int]] = [[] for _ in range(lay.instance.devices)]
@@ -127,7 +127,7 @@ def serial(lay: Layout) -> Timeline:
     return Timeline(lay, orders, start, offset, activation_peaks(orders, lay.activation, lay.weight))
 
 
-def back_to_back(lay: Layout) -> Timeline:
+def back_to_back(lay: InstanceArrays) -> Timeline:
     """1F1B of each model after the other without a barrier: opposite pipelines start where the others end early."""
     best: Timeline | None = None
     order = list(range(len(lay.instance.pipelines)))
@@ -142,7 +142,7 @@ def back_to_back(lay: Layout) -> Timeline:
     return best
 
 
-def one_at_a_time(lay: Layout) -> Timeline:
+def one_at_a_time(lay: InstanceArrays) -> Timeline:
     """A micro-batch starts on a device only when the one before has left it: least memory, always valid."""
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
     for pipeline, pipe in enumerate(lay.instance.pipelines):
@@ -167,7 +167,7 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
     cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
         return None
-    lay = layout(replace(instance, pipelines=cut, memory_cap=None))
+    lay = instance_arrays(replace(instance, pipelines=cut, memory_cap=None))
     start, offset, peaks = np.zeros(lay.steps), 0.0, np.zeros(instance.devices)
     merged: list[list[int]] = [[] for _ in range(instance.devices)]
     for group in phases(lay.instance):
@@ -197,7 +197,7 @@ def ideal_interleaved(instance: Instance, chunks: int) -> float:
     return total
 
 
-def _cut(pipe: Pipeline, chunks: int) -> Pipeline:
+def _cut(pipe: InstancePipeline, chunks: int) -> InstancePipeline:
     def part(values: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(value / chunks for value in values) * chunks
 
@@ -214,7 +214,7 @@ def _cut(pipe: Pipeline, chunks: int) -> Pipeline:
     )
 
 
-def _interleaved_rows(lay: Layout, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
+def _interleaved_rows(lay: InstanceArrays, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
     stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
     ranks = len(stages) // chunks
     total = lay.instance.pipelines[pipeline].microbatches * chunks
@@ -241,7 +241,7 @@ def chimera(instance: Instance) -> Timeline | None:
     """
     if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
         return None
-    both: list[Pipeline] = []
+    both: list[InstancePipeline] = []
     for pipe in instance.pipelines:
         half = replace(pipe, microbatches=pipe.microbatches // 2)
         flipped = {
@@ -250,7 +250,7 @@ def chimera(instance: Instance) -> Timeline | None:
         }
         both += [half, replace(half, name=f"{pipe.name}-up", **flipped)]
     whole = replace(instance, pipelines=tuple(both), memory_cap=None)
-    lay = layout(whole)
+    lay = instance_arrays(whole)
     lists: list[list[int]] = [[] for _ in range(instance.devices)]
     for model, pipe in enumerate(instance.pipelines):
         left = pipe.microbatches // 2
@@ -261,7 +261,7 @@ def chimera(instance: Instance) -> Timeline | None:
     return simulate(lay, pad_orders(lay, lists))
 
 
-def _chimera_unit(lay: Layout, model: int, unit: int, lists: list[list[int]]) -> None:
+def _chimera_unit(lay: InstanceArrays, model: int, unit: int, lists: list[list[int]]) -> None:
     """Append one unit of both directions, in the slots that Chimera gives them: with an even depth D none collide.
 
     Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in either direction.

@@ -11,10 +11,10 @@ import heapq
 
 import numpy as np
 
-from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, WEIGHT, Floats, Layout
+from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, WEIGHT, Floats, InstanceArrays
 
 
-def heads(lay: Layout) -> Floats:
+def heads(lay: InstanceArrays) -> Floats:
     """Earliest start of the first forward step of every stage, [stages]."""
     result = np.zeros(lay.stages)
     for k in range(lay.stages):  # stages of a pipeline are numbered in order, so `before` is always done
@@ -23,7 +23,7 @@ def heads(lay: Layout) -> Floats:
     return result
 
 
-def backward_tails(lay: Layout) -> Floats:
+def backward_tails(lay: InstanceArrays) -> Floats:
     """Least time from the end of a backward (input-gradient) step of every stage to the end of its micro-batch,
     [stages].
     """
@@ -38,7 +38,7 @@ def backward_tails(lay: Layout) -> Floats:
     return result
 
 
-def published_bound(lay: Layout) -> float:
+def published_bound(lay: InstanceArrays) -> float:
     """The published lower bound of the unsplit backward; for a split layout max over devices of first + work + tail.
 
     Terms: the critical path of a pipeline through its slowest stage, and per device the least time before it can be
@@ -56,14 +56,14 @@ def published_bound(lay: Layout) -> float:
     return bound
 
 
-def makespan_bound(lay: Layout) -> float:
+def makespan_bound(lay: InstanceArrays) -> float:
     """The published bound, raised by the preemptive one-machine relaxation of every device."""
     head, tail = step_windows(lay)
     machines = (_preemptive(lay, device, head, tail) for device in range(lay.instance.devices))
     return max(published_bound(lay), max(machines))
 
 
-def peak_bound(lay: Layout, makespan: float) -> float:
+def peak_bound(lay: InstanceArrays, makespan: float) -> float:
     """A lower bound on the peak activation of any schedule of the given makespan, from windows and from averages.
 
     Windows: at any moment a device holds at least the micro-batches whose forward step must have started and whose
@@ -93,7 +93,7 @@ def peak_bound(lay: Layout, makespan: float) -> float:
     return float(max(windows.max(), (energy / makespan).max()))
 
 
-def step_windows(lay: Layout) -> tuple[Floats, Floats]:
+def step_windows(lay: InstanceArrays) -> tuple[Floats, Floats]:
     """(earliest start, least time from start to the end of the schedule) of every step, each [steps].
 
     Along a stage steps of one operation are first in, first out, so micro-batch m also waits for m steps before it.
@@ -117,7 +117,7 @@ def step_windows(lay: Layout) -> tuple[Floats, Floats]:
     return head, tail
 
 
-def _tails(lay: Layout, stages: list[int], last_tail: Floats, tail: Floats) -> None:
+def _tails(lay: InstanceArrays, stages: list[int], last_tail: Floats, tail: Floats) -> None:
     count = int(lay.microbatches[stages[0]])
     rest = np.zeros(count)
     for k in stages:
@@ -135,11 +135,11 @@ def _tails(lay: Layout, stages: list[int], last_tail: Floats, tail: Floats) -> N
         tail[_steps(lay, KINDS * k)] = rest
 
 
-def _steps(lay: Layout, operation: int) -> slice:
+def _steps(lay: InstanceArrays, operation: int) -> slice:
     return slice(int(lay.base[operation]), int(lay.base[operation + 1]))
 
 
-def _by_pipeline(lay: Layout) -> list[tuple[int, list[int]]]:
+def _by_pipeline(lay: InstanceArrays) -> list[tuple[int, list[int]]]:
     return [(p, np.flatnonzero(lay.pipeline == p).tolist()) for p in range(len(lay.instance.pipelines))]
 
 
@@ -155,7 +155,7 @@ def _fifo_back(tail: Floats, duration: float) -> Floats:
     return np.asarray(np.maximum.accumulate((tail - offset)[::-1])[::-1] + offset)
 
 
-def _preemptive(lay: Layout, device: int, head: Floats, tail: Floats) -> float:
+def _preemptive(lay: InstanceArrays, device: int, head: Floats, tail: Floats) -> float:
     """Least makespan of one device whose steps may be interrupted, given heads and tails; 0 for an idle device."""
     on = np.flatnonzero(lay.device == device)
     if not len(on):

@@ -9,6 +9,7 @@ search, not this answer.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,22 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_planner.schedule.check import ScheduleError, check_schedule
-from rlhf_planner.schedule.problem import Instance, InstanceError
+from rlhf_planner.schedule.instance import Instance, InstanceError
 from rlhf_planner.schedule.report import devices_from_json
-from rlhf_planner.schedule.solve import Options
+from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
+from rlhf_planner.schedule.solve import SearchOptions
 
 SEARCH_VERSION = 1  # raise it when the search finds better schedules, so that old entries are not used
 
 
-def entry_path(directory: Path, instance: Instance, options: Options) -> Path:
-    """Where the answer for this question is kept."""
-    asked = f"{SEARCH_VERSION}:{instance.key()}:{options}"
+def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> Path:
+    """Return where the answer to this question is kept; its name stays the same, so that older entries are found."""
+    fields = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(options).items())
+    asked = f"{SEARCH_VERSION}:{instance.key()}:Options({fields})"
     return directory / f"schedule-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
 
 
 def solve_cached(
-    directory: Path, instance: Instance, options: Options, search: Callable[[], dict[str, Any]]
+    directory: Path, instance: Instance, options: SearchOptions, search: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], bool]:
     """(the answer in the form of `solution_json`, whether it came from the directory); `search` makes a missing one."""
     path = entry_path(directory, instance, options)

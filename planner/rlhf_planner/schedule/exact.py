@@ -17,14 +17,23 @@ from ortools.sat.python import cp_model
 
 from rlhf_planner.schedule.anneal import memory_units
 from rlhf_planner.schedule.bounds import step_windows
-from rlhf_planner.schedule.simulate import BACKWARD, KINDS, WEIGHT, Ints, Layout, Timeline, orders_by_start, simulate
+from rlhf_planner.schedule.simulate import (
+    BACKWARD,
+    KINDS,
+    WEIGHT,
+    InstanceArrays,
+    Ints,
+    Timeline,
+    orders_by_start,
+    simulate,
+)
 
 GRACE = 1.0  # seconds past the budget, so that in tiny budgets effort ends the solver and not the clock
 EXACT_STEPS = 6000  # above this, building the model alone takes seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SolverAnswer:
     """`timeline` if one was found. `bound`: proven lower bound on what was minimised. `infeasible`: proven."""
 
     timeline: Timeline | None
@@ -47,7 +56,7 @@ class Grid:
         return int(np.floor(time * self.scale + 1e-6))
 
 
-def time_grid(lay: Layout) -> Grid:
+def time_grid(lay: InstanceArrays) -> Grid:
     times = np.concatenate([lay.duration, lay.lag_before, lay.lag_after])
     for digits in range(5):
         scaled = times * 10**digits
@@ -56,16 +65,16 @@ def time_grid(lay: Layout) -> Grid:
     return Grid(500.0 / float(lay.duration[lay.duration > 0].min()), False)
 
 
-def next_time(lay: Layout, makespan: float) -> float:
+def next_time(lay: InstanceArrays, makespan: float) -> float:
     """The least makespan above one that is proven impossible: makespans are multiples of the grid."""
     grid = time_grid(lay)
     return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
 
-class Model:
+class CpSatModel:
     """A CP-SAT model of one layout with makespan at most `horizon`; `steps` are the start variables, [steps]."""
 
-    def __init__(self, lay: Layout, horizon: float) -> None:
+    def __init__(self, lay: InstanceArrays, horizon: float) -> None:
         self.lay, self.grid = lay, time_grid(lay)
         self.model = cp_model.CpModel()
         self.horizon = self.grid.down(horizon)
@@ -149,14 +158,14 @@ class Model:
         for variable, start in zip(self.steps, self.grid.up(timeline.start), strict=True):
             self.model.add_hint(variable, int(start))
 
-    def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> Answer:
+    def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> SolverAnswer:
         """Run CP-SAT; the bound is of the objective, in time units of the instance.
 
         `dynamic` adds precedences between steps of a device during the search: some caps are met only with it, some
         only without.
         """
         if not self.possible:
-            return Answer(None, float("inf"), infeasible=self.grid.exact)
+            return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
@@ -166,34 +175,40 @@ class Model:
         status = solver.solve(self.model)
         used = float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
-            return Answer(None, float("inf"), self.grid.exact, used)
+            return SolverAnswer(None, float("inf"), self.grid.exact, used)
         bound = solver.best_objective_bound / self.grid.scale if self.grid.exact and self.model.has_objective() else 0.0
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Answer(None, bound, effort=used)
+            return SolverAnswer(None, bound, effort=used)
         start = np.array([solver.value(variable) for variable in self.steps], dtype=np.float64)
         timeline = simulate(self.lay, orders_by_start(self.lay, start))
-        return Answer(timeline, bound, effort=used)
+        return SolverAnswer(timeline, bound, effort=used)
 
 
 def decide(
-    lay: Layout, horizon: float, cap: float | None, effort: float, seconds: float, seed: int, dynamic: bool = False
-) -> Answer:
+    lay: InstanceArrays,
+    horizon: float,
+    cap: float | None,
+    effort: float,
+    seconds: float,
+    seed: int,
+    dynamic: bool = False,
+) -> SolverAnswer:
     """A schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
-    model = Model(lay, horizon)
+    model = CpSatModel(lay, horizon)
     if cap is not None and model.possible:
         model.cap(cap)
     return model.solve(effort, seconds, seed, dynamic)
 
 
 def minimise_makespan(
-    lay: Layout, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
-) -> Answer:
+    lay: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
+) -> SolverAnswer:
     """The shortest schedule under the cap, from `incumbent` on; the answer's bound is at least `low`."""
     if incumbent.layout is not lay:
         raise ValueError("the incumbent must be a schedule of the same layout")
-    model = Model(lay, incumbent.makespan)
+    model = CpSatModel(lay, incumbent.makespan)
     if not model.possible:
-        return Answer(None, low)
+        return SolverAnswer(None, low)
     if cap is not None:
         model.cap(cap)
     model.makespan(low)
@@ -201,10 +216,10 @@ def minimise_makespan(
         model.hint(incumbent)
     answer = model.solve(effort, seconds, seed)
     bound = incumbent.makespan if answer.infeasible else max(low, answer.bound)
-    return Answer(answer.timeline, bound, answer.infeasible, answer.effort)
+    return SolverAnswer(answer.timeline, bound, answer.infeasible, answer.effort)
 
 
-def device_peak_bound(lay: Layout, device: int, horizon: float, effort: float, seconds: float) -> float:
+def device_peak_bound(lay: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
     """Least peak of one device at makespan `horizon`, every other device imagined without limits: a lower bound."""
     grid, units = time_grid(lay), memory_units(lay)
     stages = np.flatnonzero(lay.device == device)

@@ -13,8 +13,8 @@ from rlhf_planner.schedule.simulate import (
     KINDS,
     Bools,
     Floats,
+    InstanceArrays,
     Ints,
-    Layout,
     Timeline,
     feeder,
     kernel_arguments,
@@ -23,14 +23,14 @@ from rlhf_planner.schedule.simulate import (
 )
 
 
-def largest_pipeline(lay: Layout) -> int:
+def largest_pipeline(lay: InstanceArrays) -> int:
     """The pipeline with the most work; the first of equals."""
     operation = np.repeat(lay.pipeline, KINDS)
     work = np.bincount(operation, weights=np.diff(lay.base) * lay.duration)
     return int(np.argmax(work))
 
 
-def greedy(lay: Layout) -> Timeline:
+def greedy(lay: InstanceArrays) -> Timeline:
     """The greedy schedule of an unsplit layout."""
     ranked = np.lexsort((lay.pipeline, lay.device))  # candidates are met device by device, then pipeline by pipeline
     sequence = greedy_sequence(*kernel_arguments(lay), lay.pipeline == largest_pipeline(lay), ranked)

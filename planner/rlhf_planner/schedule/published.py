@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_planner.schedule.problem import Instance, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Published:
         return Instance(devices, tuple(pipelines), memory_cap)
 
 
-def _pipeline(name: str, on: tuple[int, ...], row: tuple[int, int, float, float], transfer: float) -> Pipeline:
+def _pipeline(name: str, on: tuple[int, ...], row: tuple[int, int, float, float], transfer: float) -> InstancePipeline:
     stages, microbatches, forward, activation = row
-    return Pipeline(
+    return InstancePipeline(
         name=name,
         stage_devices=on,
         microbatches=microbatches,

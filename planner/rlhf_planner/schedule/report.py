@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rlhf_planner.schedule.check import Step, StepKind
-from rlhf_planner.schedule.problem import InstanceError
+from rlhf_planner.schedule.instance import InstanceError
+from rlhf_planner.schedule.schedule_check import Step, StepKind
 from rlhf_planner.schedule.simulate import Timeline
 from rlhf_planner.schedule.solve import Solution
 from rlhf_planner.schedule.tables import steps_by_device

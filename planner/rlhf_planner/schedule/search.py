@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from rlhf_planner.schedule.anneal import Walk
 from rlhf_planner.schedule.baselines import keeps_cap
-from rlhf_planner.schedule.listing import EVALUATION, tuned
-from rlhf_planner.schedule.problem import InstanceError
-from rlhf_planner.schedule.simulate import Ints, Layout, Timeline
+from rlhf_planner.schedule.instance import InstanceError
+from rlhf_planner.schedule.list_scheduling import EVALUATION, tuned
+from rlhf_planner.schedule.simulate import InstanceArrays, Ints, Timeline
 
 TRIES_A_SECOND = 6_000_000  # nominal rate of the annealing; an idle core of 2020 does 7 to 20 million
 SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on models with a memory cap
@@ -24,7 +24,7 @@ OVERHEAD = 2e-3  # nominal seconds of one list schedule beside its steps
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SearchOptions:
     """`seconds`: time budget. `makespan_slack`: share of the makespan that may be given away for a lower peak."""
 
     seconds: float = 10.0
@@ -43,8 +43,8 @@ class Options:
 class Search:
     """One search under way: its budget, its best schedule and what is proven so far."""
 
-    lay: Layout
-    options: Options
+    lay: InstanceArrays
+    options: SearchOptions
     clock: Callable[[], float]
     best: Timeline
     method: str

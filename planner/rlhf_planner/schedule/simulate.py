@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_planner.schedule.compiled import compiled, inlined
-from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.instance import Instance
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ class DeadlockError(ValueError):
 
 
 @dataclass(frozen=True)
-class Layout:
+class InstanceArrays:
     """An instance as arrays over its stages (index k) and operations (index 3k + kind); what compiled loops read."""
 
     instance: Instance
@@ -73,7 +73,7 @@ class Layout:
         return (first, first + 1, first + 2) if self.weight[k] else (first, first + 1)
 
 
-def layout(instance: Instance, split: bool = False) -> Layout:
+def instance_arrays(instance: Instance, split: bool = False) -> InstanceArrays:
     """Arrays of an instance; `split` gives every stage with a weight-gradient time its own weight-gradient step."""
     rows = [(p, s) for p, pipeline in enumerate(instance.pipelines) for s in range(pipeline.stages)]
     count = len(rows)
@@ -93,7 +93,7 @@ def layout(instance: Instance, split: bool = False) -> Layout:
         counts = (pipe.microbatches, pipe.microbatches, pipe.microbatches if weight[k] else 0)
         base[KINDS * k + 1 : KINDS * k + 4] = base[KINDS * k] + np.cumsum(counts)
     pipes = instance.pipelines
-    return Layout(
+    return InstanceArrays(
         instance=instance,
         split=split,
         device=np.array([pipes[p].stage_devices[s] for p, s in rows], dtype=np.int64),
@@ -115,7 +115,7 @@ def layout(instance: Instance, split: bool = False) -> Layout:
 class Timeline:
     """A simulated schedule. `orders` [devices, longest]: operations, -1 after the last; `start` [steps]."""
 
-    layout: Layout
+    layout: InstanceArrays
     orders: Ints
     start: Floats
     makespan: float
@@ -138,7 +138,7 @@ class Timeline:
         return 1.0 - work / (self.makespan * int((lay.device_lengths > 0).sum()))
 
 
-def simulate(lay: Layout, orders: Ints) -> Timeline:
+def simulate(lay: InstanceArrays, orders: Ints) -> Timeline:
     """Run `orders`; DeadlockError when devices wait for one another, ValueError when steps are missing or too many."""
     start = np.zeros(lay.steps)
     makespan, done = run_orders(orders, *kernel_arguments(lay), start)
@@ -152,7 +152,7 @@ def simulate(lay: Layout, orders: Ints) -> Timeline:
     return Timeline(lay, orders, start, float(makespan), peaks)
 
 
-def pad_orders(lay: Layout, lists: list[list[int]]) -> Ints:
+def pad_orders(lay: InstanceArrays, lists: list[list[int]]) -> Ints:
     """Lists of operations as the [devices, longest] array, -1 after the last."""
     orders = np.full((lay.instance.devices, max(len(row) for row in lists)), -1, dtype=np.int64)
     for device, row in enumerate(lists):
@@ -160,7 +160,7 @@ def pad_orders(lay: Layout, lists: list[list[int]]) -> Ints:
     return orders
 
 
-def orders_by_start(lay: Layout, start: Floats) -> Ints:
+def orders_by_start(lay: InstanceArrays, start: Floats) -> Ints:
     """The orders that start times imply; equal starts keep the order forward, backward, weight gradient."""
     operation = np.repeat(np.arange(KINDS * lay.stages), np.diff(lay.base))
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
@@ -169,7 +169,7 @@ def orders_by_start(lay: Layout, start: Floats) -> Ints:
     return pad_orders(lay, lists)
 
 
-def kernel_arguments(lay: Layout) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
+def kernel_arguments(lay: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
     """The arrays that every compiled loop takes, in one order."""
     return (
         lay.duration, lay.device, lay.microbatches, lay.base, lay.before, lay.after,

@@ -22,13 +22,13 @@ from rlhf_planner.schedule.anneal import COLD, HOT, Walk
 from rlhf_planner.schedule.baselines import check_cap_possible, keeps_cap, one_at_a_time, run_baselines
 from rlhf_planner.schedule.bounds import makespan_bound
 from rlhf_planner.schedule.exact import EXACT_STEPS, decide, minimise_makespan, next_time
-from rlhf_planner.schedule.listing import listed
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.lower_peak import lower_peak
-from rlhf_planner.schedule.problem import Instance
-from rlhf_planner.schedule.search import TRIES_A_STEP, Options, Search, anneal_in_chunks, tune
-from rlhf_planner.schedule.simulate import Timeline, layout
+from rlhf_planner.schedule.search import TRIES_A_STEP, Search, SearchOptions, anneal_in_chunks, tune
+from rlhf_planner.schedule.simulate import Timeline, instance_arrays
 
-__all__ = ["Options", "Solution", "solve"]
+__all__ = ["SearchOptions", "Solution", "solve"]
 
 _DECISIONS = 12  # makespans that the exact solver is asked for, each with up to 8% of the budget
 SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans tried under a cap, above the least
@@ -60,17 +60,17 @@ class Solution:
         return self.timeline.peak <= self.peak_bound + 1e-9
 
 
-def solve(instance: Instance, options: Options, clock: Callable[[], float]) -> Solution:
+def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]) -> Solution:
     """The best schedule found within the budget; never worse than the best baseline.
 
     `clock` gives seconds, such as time.monotonic. InstanceError: no schedule can keep the cap.
     """
     began = clock()
     check_cap_possible(instance)
-    plain = layout(instance)
+    plain = instance_arrays(instance)
     baselines = run_baselines(plain)
     name = min(baselines, key=lambda key: baselines[key].rank)
-    lay = layout(instance, True) if options.split else plain
+    lay = instance_arrays(instance, True) if options.split else plain
     search = Search(lay, options, clock, baselines[name], name, makespan_bound(lay), began)
     for timeline in listed(lay, instance.memory_cap)[:1]:
         search.offer(timeline, "list scheduling")

@@ -13,9 +13,9 @@ import numpy as np
 
 from rlhf_api.schedule import Action, Kind, ScheduleTable
 from rlhf_api.schedule import Pipeline as TablePipeline
-from rlhf_planner.schedule.check import Step, StepKind
-from rlhf_planner.schedule.problem import Instance
-from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, Layout, Timeline
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.schedule_check import Step, StepKind
+from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, InstanceArrays, Timeline
 
 
 def steps_by_device(timeline: Timeline) -> list[list[Step]]:
@@ -39,7 +39,7 @@ def steps_by_device(timeline: Timeline) -> list[list[Step]]:
     return rows
 
 
-def _kind(lay: Layout, operation: int) -> StepKind:
+def _kind(lay: InstanceArrays, operation: int) -> StepKind:
     k, kind = divmod(operation, KINDS)
     if kind == FORWARD:
         return "F"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlhf_planner.schedule.problem import Instance, InstanceError, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstanceError, InstancePipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def _microbatches(at: str, model: ModelLayout, mini_batch: int) -> int:
 
 def _pipeline(
     model: ModelLayout, on: tuple[int, ...], copies: int, copy: int, microbatches: int, transfer: float
-) -> Pipeline:
-    return Pipeline(
+) -> InstancePipeline:
+    return InstancePipeline(
         name=model.name if copies == 1 else f"{model.name}-{copy}",
         stage_devices=on,
         microbatches=microbatches,

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import StepTime
-from rlhf_planner.inter_stage.layout import Layout
-from rlhf_planner.inter_stage.place import Unfinished
+from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.tail_placement import UnfinishedSample
 
 
 @st.composite
@@ -32,23 +32,23 @@ def costs(draw: st.DrawFn) -> StageCosts:
 
 
 @st.composite
-def iterations(draw: st.DrawFn) -> tuple[list[int], Layout]:
+def iterations(draw: st.DrawFn) -> tuple[list[int], IterationSetup]:
     """Lengths and a layout: up to 40 samples on up to 6 generation and 2 inference workers."""
     size = draw(st.integers(1, 40))
     short, long = st.integers(1, 20), st.integers(1, 200)
     lengths = draw(st.lists(st.one_of(short, short, long), min_size=size, max_size=size))
     prompts = draw(st.lists(st.integers(1, 50), min_size=size, max_size=size))
     workers, inference = draw(st.integers(1, 6)), draw(st.integers(0, 2))
-    return lengths, Layout(workers, inference, tuple(prompts), overlap=draw(st.booleans()))
+    return lengths, IterationSetup(workers, inference, tuple(prompts), overlap=draw(st.booleans()))
 
 
 @st.composite
-def held_samples(draw: st.DrawFn, most: int = 8) -> dict[str, list[Unfinished]]:
+def held_samples(draw: st.DrawFn, most: int = 8) -> dict[str, list[UnfinishedSample]]:
     """What 1 to 5 generation workers hold, up to `most` samples each."""
     names = [f"generation-{index}" for index in range(draw(st.integers(1, 5)))]
     sizes = [draw(st.integers(0, most)) for _ in names]
     sample = iter(draw(st.permutations(range(sum(sizes)))))
     return {
-        name: [Unfinished(next(sample), draw(st.integers(1, 50)), draw(st.integers(0, 100))) for _ in range(size)]
+        name: [UnfinishedSample(next(sample), draw(st.integers(1, 50)), draw(st.integers(0, 100))) for _ in range(size)]
         for name, size in zip(names, sizes, strict=True)
     }

@@ -8,7 +8,7 @@ import random_iterations as make
 from hypothesis import assume, given, settings
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.layout import PREFETCH_SHARE, Layout
+from rlhf_planner.inter_stage.forecast import PREFETCH_SHARE, IterationSetup
 from rlhf_planner.inter_stage.simulate import simulate
 
 NEARLY = 1e-9
@@ -43,7 +43,7 @@ class Worker:
         return done
 
 
-def step_by_step(lengths: list[int], layout: Layout, costs: StageCosts) -> list[float]:
+def step_by_step(lengths: list[int], layout: IterationSetup, costs: StageCosts) -> list[float]:
     workers = [Worker(costs) for _ in range(layout.generation_workers)]
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
     queue = deque(range(layout.batch))
@@ -65,7 +65,7 @@ def step_by_step(lengths: list[int], layout: Layout, costs: StageCosts) -> list[
     return finish
 
 
-def _next_end(worker: Worker, layout: Layout) -> float:
+def _next_end(worker: Worker, layout: IterationSetup) -> float:
     copy = Worker(worker.costs)
     copy.clock, copy.held = worker.clock, deque(worker.held)
     copy.rows = {sample: [*row] for sample, row in worker.rows.items()}
@@ -75,7 +75,7 @@ def _next_end(worker: Worker, layout: Layout) -> float:
 
 @settings(deadline=None, max_examples=40)
 @given(make.iterations(), make.costs())
-def test_times_are_those_of_single_steps(iteration: tuple[list[int], Layout], costs: StageCosts) -> None:
+def test_times_are_those_of_single_steps(iteration: tuple[list[int], IterationSetup], costs: StageCosts) -> None:
     lengths, layout = iteration
     told = simulate(lengths, layout, costs)
     one_by_one = step_by_step(lengths, layout, costs)

@@ -7,7 +7,7 @@ import pytest
 from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import DecodeLines, StepTime, Work
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.simulate import simulate
 
 
@@ -21,30 +21,30 @@ def costs(**others: object) -> StageCosts:
 def test_without_dedicated_inference_workers_scoring_follows_generation() -> None:
     # Worker 0 decodes samples 0 and 2: 2 steps of two rows, then 3 of one: 7 s. Worker 1: sample 1, 5 s.
     # Then 3 scores of 10 s on 2 workers: 20 s.
-    told = simulate([2, 5, 5], Layout(2, 0, (1, 1, 1)), costs())
+    told = simulate([2, 5, 5], IterationSetup(2, 0, (1, 1, 1)), costs())
     assert told.finished == pytest.approx((4, 5, 7))
     assert (told.generation_seconds, told.seconds) == pytest.approx((7, 27))
     assert told.released == pytest.approx((7, 7))
 
 
 def test_a_dedicated_inference_worker_scores_while_others_decode() -> None:
-    told = simulate([2, 5, 5], Layout(2, 1, (1, 1, 1)), costs())
+    told = simulate([2, 5, 5], IterationSetup(2, 1, (1, 1, 1)), costs())
     assert told.seconds == pytest.approx(34)  # from 4 s on, one after the other
     assert told.released == (None, None)
-    waiting = simulate([2, 5, 5], Layout(2, 1, (1, 1, 1), overlap=False), costs())
+    waiting = simulate([2, 5, 5], IterationSetup(2, 1, (1, 1, 1), overlap=False), costs())
     assert waiting.seconds == pytest.approx(37)
 
 
 def test_samples_beyond_the_batch_of_a_worker_wait_for_a_row() -> None:
-    told = simulate([1, 3, 2], Layout(1, 1, (1, 1, 1)), costs(), 0)
+    told = simulate([1, 3, 2], IterationSetup(1, 1, (1, 1, 1)), costs(), 0)
     assert told.finished == pytest.approx((3, 6, 5))
     decode = [StepTime(1, 1, 1.0)]
     one_row = StageCosts.measured(decode=decode, max_batch_size=1)
-    assert simulate([1, 3, 2], Layout(1, 1, (1, 1, 1)), one_row).finished == pytest.approx((1, 4, 6))
+    assert simulate([1, 3, 2], IterationSetup(1, 1, (1, 1, 1)), one_row).finished == pytest.approx((1, 4, 6))
 
 
 def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
-    plan = Layout(2, 0, (1, 1))
+    plan = IterationSetup(2, 0, (1, 1))
     told = simulate([3, 10], plan, costs(), 1, 1)
     # Each on its own worker: sample 0 ends at 3 s, worker 0 is free; worker 1 keeps sample 1 until 10 s.
     assert told.finished == pytest.approx((3, 10))
@@ -54,7 +54,7 @@ def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
 
 
 def test_a_tail_that_is_decoded_beside_scoring_takes_longer_for_as_long_as_that_goes_on() -> None:
-    plan = Layout(2, 0, (1, 1))
+    plan = IterationSetup(2, 0, (1, 1))
     alone = [Observed("decode", 10, rows, 1, 10.0 * rows) for rows in (1, 2, 3, 4)]
     half_as_fast = refined(costs(), [*alone, Observed("decode", 10, 1, 1, 20.0, beside=0.9)])
     assert half_as_fast.beside == pytest.approx(2)
@@ -71,7 +71,7 @@ def test_a_tail_that_is_decoded_beside_scoring_takes_longer_for_as_long_as_that_
 def test_tokens_that_move_are_prefilled_again_and_replays_are_decoded_again() -> None:
     # Two workers, two samples each: 0, 2 on worker 0 and 1, 3 on worker 1; at 4 s samples 0 and 1 are finished.
     # Worker 0 stays, sample 3 joins sample 2, both after 2 of 4 steps.
-    plan = Layout(2, 0, (1, 1, 1, 1))
+    plan = IterationSetup(2, 0, (1, 1, 1, 1))
     told = simulate([2, 2, 4, 4], plan, costs(), 2, 1)
     assert told.moved == 1
     assert told.finished == pytest.approx((4, 4, 8, 8))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlhf_planner.inter_stage.choose import MAX_DRAWS, TIE, choose
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.fitted import StepTime, Work
-from rlhf_planner.inter_stage.layout import Layout
+from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import simulate
 
@@ -23,7 +23,7 @@ TRANSFERS = st.sampled_from(("Auto", "KV", "Tokens"))
 @settings(deadline=None, max_examples=60)
 @given(make.iterations(), make.costs(), st.integers(0, 45), st.integers(1, 7), TRANSFERS)
 def test_all_samples_are_decoded_and_scored_once_within_the_limits(
-    iteration: tuple[list[int], Layout], costs: StageCosts, threshold: int, pool: int, transfer: Transfer
+    iteration: tuple[list[int], IterationSetup], costs: StageCosts, threshold: int, pool: int, transfer: Transfer
 ) -> None:
     lengths, layout = iteration
     told = simulate(lengths, layout, costs, threshold, pool, transfer, spans=True)
@@ -45,7 +45,7 @@ def test_all_samples_are_decoded_and_scored_once_within_the_limits(
 @settings(deadline=None, max_examples=30)
 @given(make.iterations(), make.costs())
 def test_threshold_0_and_a_pool_of_all_workers_are_both_off(
-    iteration: tuple[list[int], Layout], costs: StageCosts
+    iteration: tuple[list[int], IterationSetup], costs: StageCosts
 ) -> None:
     lengths, layout = iteration
     off = simulate(lengths, layout, costs)
@@ -57,7 +57,7 @@ def test_threshold_0_and_a_pool_of_all_workers_are_both_off(
 
 @settings(deadline=None, max_examples=40)
 @given(make.iterations(), make.costs())
-def test_a_worker_does_one_thing_at_a_time(iteration: tuple[list[int], Layout], costs: StageCosts) -> None:
+def test_a_worker_does_one_thing_at_a_time(iteration: tuple[list[int], IterationSetup], costs: StageCosts) -> None:
     lengths, layout = iteration
     told = simulate(lengths, layout, costs, max(1, layout.batch // 3), 1, "Tokens", spans=True)
     for worker in range(layout.generation_workers + layout.inference_workers):
@@ -69,7 +69,7 @@ def test_a_worker_does_one_thing_at_a_time(iteration: tuple[list[int], Layout], 
 @settings(deadline=None, max_examples=20)
 @given(make.iterations(), make.costs(), st.integers(0, 3))
 def test_auto_is_never_worse_than_off_and_repeats_itself(
-    iteration: tuple[list[int], Layout], costs: StageCosts, seed: int
+    iteration: tuple[list[int], IterationSetup], costs: StageCosts, seed: int
 ) -> None:
     lengths, layout = iteration
     model = LengthModel(200).with_batch(zip(layout.prompts, lengths, strict=True))
@@ -91,7 +91,7 @@ def test_auto_finds_what_trying_everything_finds() -> None:
         # One length a prompt length: what is drawn is what there was.
         generator = np.random.default_rng(seed)
         lengths = [int(value) for value in generator.choice([4, 6, 8, 40], 12, p=[0.4, 0.3, 0.2, 0.1])]
-        layout = Layout(3, 0, (1,) * 12)
+        layout = IterationSetup(3, 0, (1,) * 12)
         model = LengthModel(40).with_batch((1, length) for length in lengths)
         choice = choose(model, layout, costs, seed)
         drawn = np.random.default_rng(seed)
@@ -108,22 +108,22 @@ def test_auto_finds_what_trying_everything_finds() -> None:
 
 def test_modes_other_than_auto_do_as_they_say() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=8, tasks={"r": [StepTime(1, 1, 5.0)]})
-    model, layout = LengthModel.prior(64), Layout(4, 0, (5,) * 32)
+    model, layout = LengthModel.prior(64), IterationSetup(4, 0, (5,) * 32)
     assert choose(model, replace(layout, mode="Disabled"), costs).threshold == 0
     fixed = choose(model, replace(layout, mode="Fixed", threshold=5, pool=2), costs)
     assert (fixed.threshold, fixed.pool) == (5, 2)
     assert not choose(model, replace(layout, mode="Fixed", threshold=5, pool=4), costs).fused
-    assert not choose(model, Layout(1, 0, (5,) * 32), costs).fused
+    assert not choose(model, IterationSetup(1, 0, (5,) * 32), costs).fused
     waiting = choose(model, replace(layout, overlap=False), costs)
     assert not waiting.fused
     assert "before the whole batch is generated" in waiting.reason
     with pytest.raises(ValueError, match="threshold and pool must be given"):
-        Layout(4, 0, (5,), mode="Fixed")
+        IterationSetup(4, 0, (5,), mode="Fixed")
 
 
 def test_where_scoring_costs_nothing_fusion_is_off() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0), StepTime(8, 1, 2.0)], max_batch_size=8)
-    choice = choose(LengthModel.prior(64), Layout(4, 0, (5,) * 32), costs)
+    choice = choose(LengthModel.prior(64), IterationSetup(4, 0, (5,) * 32), costs)
     assert not choice.fused
     assert "no fusion" in choice.reason
 
@@ -133,7 +133,7 @@ def test_where_scoring_costs_as_much_as_the_tail_fusion_wins() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 0.02)], max_batch_size=8, score_batch=1)
     costs = replace(costs, score=Work(per_sample=1.0))
     model = LengthModel(512).with_batch([(5, 20)] * 30 + [(5, 400)] * 2)
-    choice = choose(model, Layout(4, 0, (5,) * 32), costs)
+    choice = choose(model, IterationSetup(4, 0, (5,) * 32), costs)
     assert choice.fused
     assert choice.off_seconds / choice.seconds > 1.3
     assert Counter(point.threshold for point in choice.curve).most_common(1)[0][1] == 1
@@ -143,7 +143,7 @@ def test_a_gain_of_two_percent_is_left_alone() -> None:
     # As above, but scoring all is 0.2 s: what the simulation leaves out may be as much.
     costs = StageCosts.measured(decode=[StepTime(1, 1, 0.02)], max_batch_size=8, score_batch=1)
     model = LengthModel(512).with_batch([(5, 20)] * 30 + [(5, 400)] * 2)
-    choice = choose(model, Layout(4, 0, (5,) * 32), replace(costs, score=Work(per_sample=0.025)))
+    choice = choose(model, IterationSetup(4, 0, (5,) * 32), replace(costs, score=Work(per_sample=0.025)))
     best = min(choice.curve, key=lambda point: point.seconds)
     assert 0.01 < 1 - best.seconds / choice.off_seconds < 0.03
     assert not choice.fused
@@ -161,7 +161,7 @@ def test_of_equal_thresholds_one_that_moves_little_is_taken_and_not_the_least(se
     model = LengthModel(1024)
     for batch in batches:
         model = model.with_batch((3, min(1024, int(length))) for length in batch)
-    choice = choose(model, Layout(2, 0, (3,) * 96), costs, seed)
+    choice = choose(model, IterationSetup(2, 0, (3,) * 96), costs, seed)
     least = min(point.seconds for point in choice.curve)
     equal = [point.threshold for point in choice.curve if point.seconds <= least * (1 + TIE)]
     assert len(equal) >= 3
@@ -172,6 +172,6 @@ def test_of_equal_thresholds_one_that_moves_little_is_taken_and_not_the_least(se
 def test_impossible_lengths_are_refused() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=8)
     with pytest.raises(ValueError, match="lengths has 1 samples, the layout 2"):
-        simulate([1], Layout(1, 1, (1, 1)), costs)
+        simulate([1], IterationSetup(1, 1, (1, 1)), costs)
     with pytest.raises(ValueError, match="at least 1"):
-        simulate([1, 0], Layout(1, 1, (1, 1)), costs)
+        simulate([1, 0], IterationSetup(1, 1, (1, 1)), costs)

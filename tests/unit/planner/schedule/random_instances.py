@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from rlhf_planner.schedule.problem import Instance, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 
 @st.composite
@@ -22,7 +22,7 @@ def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, wh
         backward = tuple(draw(st.lists(number, min_size=stages, max_size=stages)))
         splits = draw(st.booleans())
         pipelines.append(
-            Pipeline(
+            InstancePipeline(
                 name=f"model{index}",
                 stage_devices=on if draw(st.booleans()) else on[::-1],
                 microbatches=draw(st.integers(1, max(1, most_steps // (2 * stages * count)))),

@@ -4,13 +4,13 @@ import pytest
 
 from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved, run_baselines
 from rlhf_planner.schedule.bounds import makespan_bound, peak_bound, published_bound
-from rlhf_planner.schedule.check import check_schedule
 from rlhf_planner.schedule.greedy import greedy
-from rlhf_planner.schedule.listing import listed
-from rlhf_planner.schedule.problem import from_json
+from rlhf_planner.schedule.instance import from_json
+from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.published import PUBLISHED, Published
-from rlhf_planner.schedule.simulate import layout
-from rlhf_planner.schedule.solve import Options, solve
+from rlhf_planner.schedule.schedule_check import check_schedule
+from rlhf_planner.schedule.simulate import instance_arrays
+from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
 IDEAL_INTERLEAVED = (707, 371, 203, 709, 373, 205, 609, 321, 177, 610, 322, 178)
@@ -19,7 +19,7 @@ IDEAL_INTERLEAVED = (707, 371, 203, 709, 373, 205, 609, 321, 177, 610, 322, 178)
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"instance-{row.id}")
 def test_table(row: Published) -> None:
     instance = row.instance()
-    lay, split = layout(instance), layout(instance, split=True)
+    lay, split = instance_arrays(instance), instance_arrays(instance, split=True)
     first = greedy(lay)
     assert (first.makespan, round(first.peak, 6)) == row.greedy
     baselines = run_baselines(lay)
@@ -39,7 +39,7 @@ def test_table(row: Published) -> None:
 
 def test_short_search_meets_the_bound_of_a_small_instance() -> None:
     """Instance 5: proved optimal in makespan and peak within a fraction of a second of tries."""
-    found = solve(PUBLISHED[5].instance(), Options(seconds=1.5), lambda: 0.0)
+    found = solve(PUBLISHED[5].instance(), SearchOptions(seconds=1.5), lambda: 0.0)
     assert found.timeline.makespan == 225
     assert found.at_bound
     assert round(found.timeline.peak, 6) == 15.6
@@ -58,7 +58,7 @@ def test_chimera_makespan_of_four_stages() -> None:
 def test_transfers_cost_interleaving_more_than_a_fused_schedule() -> None:
     free, paid = PUBLISHED[1].instance(), PUBLISHED[1].instance(transfer=0.5)
     cut, cut_paid = interleaved(free, 4), interleaved(paid, 4)
-    fused, fused_paid = listed(layout(free), None)[0], listed(layout(paid), None)[0]
+    fused, fused_paid = listed(instance_arrays(free), None)[0], listed(instance_arrays(paid), None)[0]
     assert cut is not None
     assert cut_paid is not None
     assert cut_paid.makespan - cut.makespan > fused_paid.makespan - fused.makespan

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from random_instances import instances, shortest
 
 from rlhf_planner.schedule.baselines import run_baselines
-from rlhf_planner.schedule.check import check_schedule
-from rlhf_planner.schedule.problem import Instance, InstanceError
-from rlhf_planner.schedule.simulate import layout
-from rlhf_planner.schedule.solve import Options, Solution, solve
+from rlhf_planner.schedule.instance import Instance, InstanceError
+from rlhf_planner.schedule.schedule_check import check_schedule
+from rlhf_planner.schedule.simulate import instance_arrays
+from rlhf_planner.schedule.solve import SearchOptions, Solution, solve
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
@@ -26,7 +26,7 @@ def still() -> float:
 
 def search(instance: Instance, seconds: float, split: bool = False) -> Solution | None:
     try:
-        return solve(instance, Options(seconds, split, seed=3), still)
+        return solve(instance, SearchOptions(seconds, split, seed=3), still)
     except InstanceError as error:
         if error.field != "memoryCap":  # said to be infeasible, which the instance alone decides
             raise
@@ -74,6 +74,6 @@ def test_same_seed_same_schedule(instance: Instance) -> None:
 @given(instances(most_devices=8, most_steps=60))
 def test_baselines_are_valid(instance: Instance) -> None:
     without = dataclasses.replace(instance, memory_cap=None)
-    for timeline in run_baselines(layout(without)).values():
+    for timeline in run_baselines(instance_arrays(without)).values():
         check_schedule(without, steps_by_device(timeline))
         check_table(schedule_table(timeline, "baseline"))

@@ -6,19 +6,19 @@ import pytest
 
 from rlhf_api.schedule import Action, ScheduleTable
 from rlhf_planner.schedule.baselines import back_to_back, interleaved
-from rlhf_planner.schedule.check import ScheduleError, check_schedule
-from rlhf_planner.schedule.listing import listed
-from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.published import PUBLISHED
 from rlhf_planner.schedule.report import devices_from_json, devices_json
-from rlhf_planner.schedule.simulate import Timeline, layout
+from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
+from rlhf_planner.schedule.simulate import Timeline, instance_arrays
 from rlhf_planner.schedule.table_check import TableError, check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
 
 def fused(split: bool = False) -> tuple[Instance, Timeline]:
     instance = PUBLISHED[2].instance(transfer=0.5)
-    return instance, listed(layout(instance, split), None)[0]
+    return instance, listed(instance_arrays(instance, split), None)[0]
 
 
 @pytest.mark.parametrize("split", [False, True])

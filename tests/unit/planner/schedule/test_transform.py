@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rlhf_planner.schedule.problem import InstanceError
+from rlhf_planner.schedule.instance import InstanceError
 from rlhf_planner.schedule.transform import ModelLayout, fused_block
 
 

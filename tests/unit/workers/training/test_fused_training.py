@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.role import WorkError
 from rlhf_workers.training.executor import execute

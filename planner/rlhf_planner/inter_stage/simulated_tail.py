@@ -14,21 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Flags, StageCosts, Transfer
-from rlhf_planner.inter_stage.curve import Ints
-from rlhf_planner.inter_stage.decode import Generation, drain
 from rlhf_planner.inter_stage.fitted import Floats
-from rlhf_planner.inter_stage.layout import Transit
+from rlhf_planner.inter_stage.forecast import Transit
+from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.place import Held, assign
+from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, drain
+from rlhf_planner.inter_stage.tail_placement import UnfinishedColumns, assign
 
 
-class Unfinished(NamedTuple):
+class ThresholdState(NamedTuple):
     """What is being decoded, or waits for it, when the threshold is reached."""
 
     start: float
     samples: Ints
     """[k]"""
-    held: Held
+    held: UnfinishedColumns
     limit: int
     """Tokens of a response at most."""
 
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     rows: int
 
 
-class Tail(NamedTuple):
+class ConsolidatedTail(NamedTuple):
     """The outcome."""
 
     start: float
@@ -60,9 +60,9 @@ class Tail(NamedTuple):
     pieces: list[Piece]
 
 
-def unfinished(
-    generation: Generation, threshold: int, model: LengthModel | None, lines: Sequence[int] = ()
-) -> Unfinished:
+def threshold_state(
+    generation: SimulatedGeneration, threshold: int, model: LengthModel | None, lines: Sequence[int] = ()
+) -> ThresholdState:
     """The state at the threshold; without a `model` all samples look alike. `lines`: as in Layout."""
     start = generation.threshold_time(threshold)
     samples = np.flatnonzero(generation.finish > start)
@@ -73,10 +73,12 @@ def unfinished(
     known = np.asarray(lines, dtype=np.int64)[samples] if len(lines) else lines
     remaining = np.ones(len(samples)) if model is None else model.remaining_each(tokens, prompt, known)
     limit = int(generation.lengths.max()) if model is None else model.max_tokens
-    return Unfinished(start, samples, Held(worker, prompt, tokens, remaining), limit)
+    return ThresholdState(start, samples, UnfinishedColumns(worker, prompt, tokens, remaining), limit)
 
 
-def gather(generation: Generation, left: Unfinished, pool: int, transfer: Transfer, costs: StageCosts) -> Tail:
+def consolidate(
+    generation: SimulatedGeneration, left: ThresholdState, pool: int, transfer: Transfer, costs: StageCosts
+) -> ConsolidatedTail:
     """The tail gathers on `pool` workers, or more where they cannot hold it."""
     workers = len(generation.timelines)
     held, start = left.held, left.start
@@ -98,10 +100,10 @@ def gather(generation: Generation, left: Unfinished, pool: int, transfer: Transf
         busy[worker] = min(busy[worker], piece.join) + piece.end - piece.join
         pieces.append(piece)
     moved_bytes = costs.kv_bytes_per_token * float((held.prompt + held.tokens)[moving][kv].sum())
-    return Tail(start, stays, finish, free, busy, transits, moved_bytes, pieces)
+    return ConsolidatedTail(start, stays, finish, free, busy, transits, moved_bytes, pieces)
 
 
-def stretched(tail: Tail, scoring: float, times: float) -> Tail:
+def stretched(tail: ConsolidatedTail, scoring: float, times: float) -> ConsolidatedTail:
     """The tail when decoding takes `times` as long while released workers score, for the first `scoring` seconds."""
 
     def more(moments: float | Floats) -> Floats:
@@ -120,7 +122,7 @@ def stretched(tail: Tail, scoring: float, times: float) -> Tail:
     return tail._replace(finish=tail.finish + more(tail.finish), free=free, busy=busy, pieces=pieces)
 
 
-def _decoded(generation: Generation, samples: Ints, steps: Floats) -> Ints:
+def _decoded(generation: SimulatedGeneration, samples: Ints, steps: Floats) -> Ints:
     """[k] tokens of each sample when its worker has made so many steps; the last one is never counted."""
     done = np.floor(steps + 1e-9).astype(np.int64) - generation.begun[samples]
     answer: Ints = np.minimum(np.maximum(done, 0), generation.lengths[samples] - 1)
@@ -134,7 +136,7 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     return sorted(groups.items())
 
 
-def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
+def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
     told = left.start + costs.told_seconds
     keys = (left.held.prompt + left.held.tokens)[moving].tolist()
     sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
@@ -154,7 +156,7 @@ def _transits(left: Unfinished, moving: Ints, destination: Ints, kv: Flags, cost
 
 
 def _join(
-    generation: Generation, left: Unfinished, moving: Ints, arriving: Sequence[Transit], costs: StageCosts,
+    generation: SimulatedGeneration, left: ThresholdState, moving: Ints, arriving: Sequence[Transit], costs: StageCosts,
     finish: Floats,
 ) -> Piece:  # fmt: skip
     """Writes the finish times of all that one worker of the pool decodes once `arriving` are there."""

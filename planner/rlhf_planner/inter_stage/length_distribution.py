@@ -39,14 +39,14 @@ def normal_quantile(chance: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LengthDistribution:
     """A distribution of lengths: `lengths[i]` with `probability[i]`, rising."""
 
     lengths: Ints
     probability: Floats
 
     @classmethod
-    def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> Curve:
+    def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> LengthDistribution:
         """Kaplan-Meier: a cut response was at risk up to its length, and did not end there."""
         lengths, where = np.unique(np.minimum(responses, limit), return_inverse=True)
         ended = np.bincount(where, weights=(~cut).astype(np.float64), minlength=len(lengths))
@@ -57,7 +57,7 @@ class Curve:
         return cls._ending_at(lengths, probability, float(survival[-1]), limit)
 
     @classmethod
-    def _ending_at(cls, lengths: Ints, probability: Floats, beyond: float, limit: int) -> Curve:
+    def _ending_at(cls, lengths: Ints, probability: Floats, beyond: float, limit: int) -> LengthDistribution:
         """What lies beyond the last ends at the limit: that is how long it is decoded."""
         if lengths[-1] == limit:
             probability = probability.copy()
@@ -76,14 +76,14 @@ class Curve:
         at = np.minimum(np.searchsorted(self.lengths, lengths), len(self.lengths) - 1)
         return normal_quantile(self._total[at] - self.probability[at] / 2)
 
-    def tilted(self, mean: float, deviation: float) -> Curve:
+    def tilted(self, mean: float, deviation: float) -> LengthDistribution:
         """The distribution of those whose normal score has this mean and deviation; (0, 1) is this one."""
         edges = normal_quantile(np.concatenate([[0.0], self._total]))
         below = normal_share((edges - mean) / deviation)
         below[0], below[-1] = 0.0, 1.0
         probability = np.diff(below)
         kept = probability > 0
-        return Curve(self.lengths[kept], probability[kept])
+        return LengthDistribution(self.lengths[kept], probability[kept])
 
     def remaining(self, so_far: Ints, limit: int) -> Floats:
         """[n] expected length - so_far, of those longer than so_far; none seen: half of what the limit leaves."""
@@ -107,10 +107,10 @@ class Curve:
         return (self.probability * self.lengths)[::-1].cumsum()[::-1]
 
 
-def prior_curve(limit: int) -> Curve:
+def prior_distribution(limit: int) -> LengthDistribution:
     """Log-normal with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
     sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
     middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
     lengths = limit * PRIOR_MEDIAN * np.exp(sigma * normal_quantile(middles))
     whole = np.clip(np.rint(lengths), 1, limit).astype(np.int64)
-    return Curve.estimated(whole, np.zeros(PRIOR_SAMPLES, dtype=np.bool_), limit)
+    return LengthDistribution.estimated(whole, np.zeros(PRIOR_SAMPLES, dtype=np.bool_), limit)

@@ -15,22 +15,22 @@ from typing import Any
 from rlhf_api.schedule import Pipeline as TablePipeline
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.bounds import makespan_bound
-from rlhf_planner.schedule.check import Step
-from rlhf_planner.schedule.choice import FUSED_SPLIT
-from rlhf_planner.schedule.problem import Instance, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstancePipeline
+from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_planner.schedule.report import devices_from_json
+from rlhf_planner.schedule.schedule_check import Step
 from rlhf_planner.schedule.simulate import (
     BACKWARD,
     FORWARD,
     KINDS,
     WEIGHT,
-    Layout,
+    InstanceArrays,
     Timeline,
-    layout,
+    instance_arrays,
     pad_orders,
     simulate,
 )
-from rlhf_planner.schedule.solve import Options
+from rlhf_planner.schedule.solve import SearchOptions
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 
@@ -68,10 +68,10 @@ def exact_instance(
     )
 
 
-def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bool) -> Pipeline:
+def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bool) -> InstancePipeline:
     own = [costs[pipe.model, stage] for stage in range(len(pipe.stage_ranks))]
     edges = [(min(pair), max(pair)) for pair in zip(pipe.stage_ranks, pipe.stage_ranks[1:], strict=False)]
-    return Pipeline(
+    return InstancePipeline(
         name=pipe.name,
         stage_devices=pipe.stage_ranks,
         microbatches=pipe.microbatches,
@@ -97,7 +97,7 @@ def coarse(instance: Instance) -> Instance:
         weight = times(pipe.weight_gradient)
         whole = times(pipe.backward, 1)
         pipelines.append(
-            Pipeline(
+            InstancePipeline(
                 name=pipe.name,
                 stage_devices=pipe.stage_devices,
                 microbatches=pipe.microbatches,
@@ -114,13 +114,13 @@ def coarse(instance: Instance) -> Instance:
 
 def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps: int) -> float:
     """Time budget for one search (instance in seconds): a small share of what all `steps` mini-batches could win."""
-    bound = makespan_bound(layout(instance, split))
+    bound = makespan_bound(instance_arrays(instance, split))
     return min(LONGEST_SEARCH, max(SHORTEST_SEARCH, SEARCH_SHARE * steps * (serial_seconds - bound)))
 
 
-def options(method: str, seconds: float) -> Options:
+def search_options(method: str, seconds: float) -> SearchOptions:
     """What to ask `solve` for; budgets are rounded so that equal jobs ask equal questions."""
-    return Options(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
+    return SearchOptions(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
 
 
 def table_of(
@@ -129,7 +129,7 @@ def table_of(
     """The table of an answer in the form of `solution_json`, for `instance` as it was asked; checked."""
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
-    lay = layout(instance, split)
+    lay = instance_arrays(instance, split)
     timeline = simulate(lay, _orders(lay, [[(s.pipeline, s.stage, s.kind) for s in row] for row in devices]))
     table = schedule_table(timeline, method, tuple(pipe.model for pipe in pipelines))
     check_table(table)
@@ -139,13 +139,13 @@ def table_of(
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
     """(seconds of one mini-batch, steps with start and end by rank) under a table, by the exact event simulation."""
     split = any(action.kind == "W" for row in table.rows for action in row)
-    lay = layout(exact_instance(table.pipelines, costs, transfers, split), split)
+    lay = instance_arrays(exact_instance(table.pipelines, costs, transfers, split), split)
     rows = [[(a.pipeline, a.stage, a.kind) for a in row if a.peer is None] for row in table.rows]
     timeline: Timeline = simulate(lay, _orders(lay, rows))
     return timeline.makespan, steps_by_device(timeline)
 
 
-def _orders(lay: Layout, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
+def _orders(lay: InstanceArrays, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
     """Operations by device of (pipeline, stage, kind) rows."""
     first = [0]
     for pipe in lay.instance.pipelines:

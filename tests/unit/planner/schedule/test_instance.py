@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_planner.schedule.baselines import check_cap_possible
-from rlhf_planner.schedule.problem import InstanceError, from_json, to_json
+from rlhf_planner.schedule.instance import InstanceError, from_json, to_json
 
 
 def good() -> dict[str, Any]:

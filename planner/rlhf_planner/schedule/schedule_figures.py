@@ -11,8 +11,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_planner.schedule.check import Step
-from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.schedule_check import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,25 +11,25 @@ from rlhf_planner.inter_stage.balance import balance
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.fitted import StepTime
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.place import Move, Unfinished, place
+from rlhf_planner.inter_stage.tail_placement import Move, UnfinishedSample, place_tail
 
 TRANSFERS = st.sampled_from(("Auto", "KV", "Tokens"))
 LENGTHS = LengthModel.prior(200)
 
 
-def after(held: dict[str, list[Unfinished]], moves: tuple[Move, ...]) -> dict[str, list[Unfinished]]:
+def after(held: dict[str, list[UnfinishedSample]], moves: tuple[Move, ...]) -> dict[str, list[UnfinishedSample]]:
     where = {sample.sample: (name, sample) for name, samples in held.items() for sample in samples}
     for move in moves:
         name, sample = where[move.sample]
         assert name == move.source != move.destination
         where[move.sample] = (move.destination, sample)
-    answer: dict[str, list[Unfinished]] = {name: [] for name in held}
+    answer: dict[str, list[UnfinishedSample]] = {name: [] for name in held}
     for name, sample in where.values():
         answer[name].append(sample)
     return answer
 
 
-def limit_of(costs: StageCosts, samples: list[Unfinished]) -> int:
+def limit_of(costs: StageCosts, samples: list[UnfinishedSample]) -> int:
     longest = max((sample.prompt_tokens for sample in samples), default=1) + LENGTHS.max_tokens
     return min(costs.max_batch_size, costs.kv_rows(longest))
 
@@ -37,9 +37,9 @@ def limit_of(costs: StageCosts, samples: list[Unfinished]) -> int:
 @settings(deadline=None, max_examples=80)
 @given(make.held_samples(), st.integers(1, 6), make.costs(), TRANSFERS)
 def test_every_sample_ends_in_one_place_of_the_pool_within_its_limits(
-    held: dict[str, list[Unfinished]], pool: int, costs: StageCosts, transfer: Transfer
+    held: dict[str, list[UnfinishedSample]], pool: int, costs: StageCosts, transfer: Transfer
 ) -> None:
-    placement = place(held, pool, costs, LENGTHS, transfer)
+    placement = place_tail(held, pool, costs, LENGTHS, transfer)
     assert len({move.sample for move in placement.moves}) == len(placement.moves)
     assert min(pool, len(held)) <= len(placement.pool) <= len(held)
     now = after(held, placement.moves)
@@ -49,13 +49,13 @@ def test_every_sample_ends_in_one_place_of_the_pool_within_its_limits(
         assert len(now[name]) <= limit_of(costs, everything)
     if transfer == "Tokens" or costs.bandwidth is None:
         assert not any(move.kv for move in placement.moves)
-    assert place(dict(reversed(held.items())), pool, costs, LENGTHS, transfer) == placement
+    assert place_tail(dict(reversed(held.items())), pool, costs, LENGTHS, transfer) == placement
 
 
 @settings(deadline=None, max_examples=60)
 @given(make.held_samples(), make.costs(), TRANSFERS)
 def test_balance_moves_each_sample_once_within_the_limits_and_stops(
-    held: dict[str, list[Unfinished]], costs: StageCosts, transfer: Transfer
+    held: dict[str, list[UnfinishedSample]], costs: StageCosts, transfer: Transfer
 ) -> None:
     moves = balance(held, costs, LENGTHS, transfer)
     assert len({move.sample for move in moves}) == len(moves)
@@ -70,16 +70,16 @@ def flat(**others: object) -> StageCosts:
     return StageCosts.measured(decode=decode, max_batch_size=8, **others)  # type: ignore[arg-type]
 
 
-def unfinished(first: int, *tokens: int) -> list[Unfinished]:
-    return [Unfinished(first + index, 10, count) for index, count in enumerate(tokens)]
+def unfinished(first: int, *tokens: int) -> list[UnfinishedSample]:
+    return [UnfinishedSample(first + index, 10, count) for index, count in enumerate(tokens)]
 
 
 def test_the_workers_with_the_most_predicted_work_stay() -> None:
     # Of those that have gone on for 100 tokens, 100 more are expected on average; of new ones 20.
     lengths = LengthModel(200).with_batch([(10, 20)] * 90 + [(10, 200)] * 10)
     held = {"a": unfinished(0, 0, 0), "b": unfinished(2, 100), "c": unfinished(3)}
-    assert place(held, 1, flat(), lengths).pool == ("b",)
-    assert [move.sample for move in place(held, 1, flat(), lengths).moves] == [0, 1]
+    assert place_tail(held, 1, flat(), lengths).pool == ("b",)
+    assert [move.sample for move in place_tail(held, 1, flat(), lengths).moves] == [0, 1]
 
 
 def test_the_kv_cache_goes_along_where_that_is_faster() -> None:
@@ -87,30 +87,32 @@ def test_the_kv_cache_goes_along_where_that_is_faster() -> None:
     prefill = [StepTime(1, 10, 1.0), StepTime(1, 60, 6.0)]  # a move waits for five steps of 1 s
     fast = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=1e6)
     slow = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=10.0)
-    assert [move.kv for move in place(held, 1, fast, LENGTHS).moves] == [True]
-    assert [move.kv for move in place(held, 1, slow, LENGTHS).moves] == [False]
-    assert [move.kv for move in place(held, 1, slow, LENGTHS, "KV").moves] == [True]
+    assert [move.kv for move in place_tail(held, 1, fast, LENGTHS).moves] == [True]
+    assert [move.kv for move in place_tail(held, 1, slow, LENGTHS).moves] == [False]
+    assert [move.kv for move in place_tail(held, 1, slow, LENGTHS, "KV").moves] == [True]
     unheard = {"a": unfinished(0, 50, 50), "b": unfinished(2, 0)}
-    assert [move.kv for move in place(unheard, 1, fast, LENGTHS).moves] == [False]
-    assert [move.kv for move in place(unheard, 1, fast, LENGTHS, "KV").moves] == [True], "what is known lags behind"
+    assert [move.kv for move in place_tail(unheard, 1, fast, LENGTHS).moves] == [False]
+    assert [move.kv for move in place_tail(unheard, 1, fast, LENGTHS, "KV").moves] == [True], (
+        "what is known lags behind"
+    )
     replayed = flat(prefill=prefill, kv_bytes_per_token=1.0, bandwidth=10.0, replays=True)
-    assert [move.kv for move in place(held, 1, replayed, LENGTHS).moves] == [True]  # 50 steps of 1 s against 11 s
+    assert [move.kv for move in place_tail(held, 1, replayed, LENGTHS).moves] == [True]  # 50 steps of 1 s against 11 s
 
 
 def test_a_pool_that_cannot_hold_the_tail_is_enlarged() -> None:
     held = {"a": unfinished(0, *[5] * 8), "b": unfinished(8, *[5] * 8), "c": unfinished(16, 5)}
-    assert place(held, 1, flat(), LENGTHS).pool == ("a", "b", "c")
+    assert place_tail(held, 1, flat(), LENGTHS).pool == ("a", "b", "c")
     held["b"].pop()
-    assert place(held, 1, flat(), LENGTHS).pool == ("a", "b")
+    assert place_tail(held, 1, flat(), LENGTHS).pool == ("a", "b")
 
 
 def test_impossible_questions_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="held is empty"):
-        place({}, 1, flat(), LENGTHS)
+        place_tail({}, 1, flat(), LENGTHS)
     with pytest.raises(ValueError, match="pool is 0"):
-        place({"a": []}, 0, flat(), LENGTHS)
+        place_tail({"a": []}, 0, flat(), LENGTHS)
     with pytest.raises(ValueError, match="sample 3 is held twice"):
-        place({"a": unfinished(3, 1), "b": unfinished(3, 1)}, 1, flat(), LENGTHS)
+        place_tail({"a": unfinished(3, 1), "b": unfinished(3, 1)}, 1, flat(), LENGTHS)
 
 
 def test_a_worker_that_would_run_dry_takes_what_waits_on_a_full_one() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rlhf_planner.schedule.choice import FUSED, FUSED_SPLIT, opposite, pick
-from rlhf_planner.schedule.measured import (
+from rlhf_planner.schedule.candidate_tables import (
     LONGEST_SEARCH,
     SHORTEST_SEARCH,
     StageCost,
@@ -12,6 +11,7 @@ from rlhf_planner.schedule.measured import (
     forecast,
     search_seconds,
 )
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite, pick
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_api.incremental import BLOCK
-from rlhf_planner.inter_stage.early import Line, TokenCosts, Trace, gain, replay
 from rlhf_planner.inter_stage.fitted import Work
+from rlhf_planner.inter_stage.incremental_gain import PassSums, TokenCosts, Trace, incremental_gain, score_trace
 
 A_TOKEN = 0.01
 
@@ -24,7 +24,7 @@ COSTS = TokenCosts(Work(per_token=A_TOKEN))
 
 def test_one_long_sample_needs_only_its_last_block() -> None:
     one = trace([(0.0, 1000.0, 10, 500)])
-    told = gain(one, COSTS)
+    told = incremental_gain(one, COSTS)
     assert told.without == pytest.approx(1000 + 510 * A_TOKEN)
     whole = (510 - 1) // BLOCK * BLOCK
     assert told.with_prefixes == pytest.approx(1000 + (510 - whole) * A_TOKEN)
@@ -34,27 +34,27 @@ def test_one_long_sample_needs_only_its_last_block() -> None:
 
 def test_a_reward_model_sees_the_whole_sample_at_the_end() -> None:
     costs = TokenCosts(Work(per_token=A_TOKEN), late=Work(setup=1.0, per_token=A_TOKEN))
-    told = gain(trace([(0.0, 100.0, 10, 125)]), costs)
+    told = incremental_gain(trace([(0.0, 100.0, 10, 125)]), costs)
     assert told.with_prefixes == pytest.approx(100 + 7 * A_TOKEN + 1.0 + 135 * A_TOKEN)
 
 
 def test_a_worker_that_is_never_idle_gains_nothing() -> None:
     busy = trace([(0.0, 0.001, 1, 60), *[(0.0, 0.5, 0, 500)] * 20])
-    told = gain(busy, COSTS)
+    told = incremental_gain(busy, COSTS)
     assert (told.with_prefixes, told.early_share) == (told.without, 0.0)
 
 
 def test_a_setup_and_a_token_are_told_apart() -> None:
-    line = Line()
+    line = PassSums()
     for tokens in (100, 300, 700):
         line.add(tokens, 0.5 + 0.001 * tokens)
     assert line.fitted().setup == pytest.approx(0.5)
     assert line.fitted().per_token == pytest.approx(0.001)
-    level = Line()
+    level = PassSums()
     level.add(100, 1.0)
     level.add(100, 1.0)
     assert level.fitted() == Work(per_token=0.01), "one size tells nothing of a setup"
-    assert Line().fitted() == Work()
+    assert PassSums().fitted() == Work()
 
 
 def step_by_step(given: Trace, costs: TokenCosts, tick: float) -> float:
@@ -100,10 +100,10 @@ samples = st.lists(
 def test_replays_are_those_of_single_steps(given_samples: list[tuple[float, float, int, int]], setup: float) -> None:
     costs, tick = TokenCosts(Work(setup=setup, per_token=0.002)), 0.004
     one = trace(given_samples)
-    passes = replay(one, costs, prefixes=True).passes
+    passes = score_trace(one, costs, prefixes=True).passes
     # Every pass begins up to a tick late, and a sample that ends meanwhile may take another's turn.
     assert step_by_step(one, costs, tick) == pytest.approx(
-        replay(one, costs, prefixes=True).end, abs=tick * (len(passes) + 1) + setup + BLOCK * 0.002 * 2
+        score_trace(one, costs, prefixes=True).end, abs=tick * (len(passes) + 1) + setup + BLOCK * 0.002 * 2
     )
 
 
@@ -115,14 +115,14 @@ def test_every_sample_is_scored_once_after_it_ended(
     costs, one = TokenCosts(Work(setup=setup, per_token=0.002)), trace(given_samples, workers)
     longest = costs.prefix_seconds(500)
     for prefixes in (False, True):
-        told = replay(one, costs, prefixes=prefixes)
+        told = score_trace(one, costs, prefixes=prefixes)
         assert sum(count for *_, count in told.passes) == len(given_samples)
         assert told.end >= one.finished.max()
         assert not told.early_tokens or prefixes
         for worker in range(workers):
             spans = sorted((start, end) for who, start, end, _ in told.passes if who == worker)
             assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(spans))
-    late = replay(one, costs, prefixes=True).end - replay(one, costs, prefixes=False).end
+    late = score_trace(one, costs, prefixes=True).end - score_trace(one, costs, prefixes=False).end
     assert late <= longest * len(given_samples), "at most one prefix is in the way of each"
 
 
@@ -130,7 +130,7 @@ def test_of_very_many_samples_and_workers_a_part_is_replayed_with_the_last_to_fi
     rng = np.random.default_rng(3)
     lengths = np.minimum(900, rng.lognormal(4.5, 1.0, 5000)).astype(int) + 1
     many = trace([(0.0, 0.01 * n, 20, n) for n in lengths.tolist()], workers=40)
-    told = gain(many, TokenCosts(Work(per_token=1e-4), most=16))
+    told = incremental_gain(many, TokenCosts(Work(per_token=1e-4), most=16))
     last = many.finished.max()
     assert last + 0.0001 <= told.with_prefixes <= last + 64 * 1e-4 * 2
     assert told.without >= last + lengths.max() * 1e-4

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import Flags, StageCosts, Transfer
-from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats
+from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 MIN_BETA: Final = 1e-9
@@ -24,7 +24,7 @@ MIN_BETA: Final = 1e-9
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedSample:
     """A sample that is being decoded, or waits to be."""
 
     sample: int
@@ -44,14 +44,14 @@ class Move(NamedTuple):
     kv: bool
 
 
-class Placement(NamedTuple):
+class TailPlacement(NamedTuple):
     """Who keeps the tail, in the order of their names, and what moves there, longest first."""
 
     pool: tuple[str, ...]
     moves: tuple[Move, ...]
 
 
-class Held(NamedTuple):
+class UnfinishedColumns(NamedTuple):
     """Unfinished samples as columns, all [k]; `worker` is an index."""
 
     worker: Ints
@@ -61,13 +61,13 @@ class Held(NamedTuple):
     """Predicted tokens to come."""
 
 
-def place(
-    held: Mapping[str, Sequence[Unfinished]],
+def place_tail(
+    held: Mapping[str, Sequence[UnfinishedSample]],
     pool: int,
     costs: StageCosts,
     lengths: LengthModel,
     transfer: Transfer = "Auto",
-) -> Placement:
+) -> TailPlacement:
     """Where everything goes when the threshold is reached. `held` names every live generation worker, idle ones too.
 
     The pool is larger than asked for when that many cannot hold the samples. With `transfer` KV every cache goes along,
@@ -88,13 +88,13 @@ def place(
         Move(rows[row][1].sample, names[rows[row][0]], names[to], by_kv or always)
         for row, to, by_kv in zip(moving.tolist(), destination.tolist(), kv.tolist(), strict=True)
     )
-    return Placement(tuple(names[index] for index in stays), moves)
+    return TailPlacement(tuple(names[index] for index in stays), moves)
 
 
-def _columns(rows: Sequence[tuple[int, Unfinished]], lengths: LengthModel) -> Held:
+def _columns(rows: Sequence[tuple[int, UnfinishedSample]], lengths: LengthModel) -> UnfinishedColumns:
     table = np.array([(index, s.prompt_tokens, s.tokens) for index, s in rows], dtype=np.int64).reshape(-1, 3)
     worker, prompt, tokens = table[:, 0], table[:, 1], table[:, 2]
-    return Held(worker, prompt, tokens, lengths.remaining_each(tokens, prompt, [s.line for _, s in rows]))
+    return UnfinishedColumns(worker, prompt, tokens, lengths.remaining_each(tokens, prompt, [s.line for _, s in rows]))
 
 
 def _require_once(samples: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ def _require_once(samples: Sequence[int]) -> None:
 
 
 def assign(
-    held: Held, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
+    held: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
 ) -> tuple[list[int], Ints, Ints, Flags]:
     """`place` on columns: (workers that stay, rows of `held` that move, where each goes, with its KV cache or not)."""
     work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
@@ -133,7 +133,7 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
     return int(np.argmax(fits)) + 1  # all workers together always fit: nothing is left to move
 
 
-def _destinations(held: Held, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
+def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
     """For each moving row, longest first, the worker that is predicted to finish first with it.
 
     A worker with `b` rows steps in about alpha + beta * b seconds, so it finishes after
@@ -161,7 +161,7 @@ def _destinations(held: Held, moving: Ints, stays: Sequence[int], rows: int, cos
     return answer
 
 
-def _affine_step(held: Held, pool: int, costs: StageCosts) -> tuple[float, float]:
+def _affine_step(held: UnfinishedColumns, pool: int, costs: StageCosts) -> tuple[float, float]:
     """(alpha, beta): a step of b rows takes about alpha + beta * b, around the batch that the pool will have."""
     batch = min(costs.max_batch_size, max(2, -(-len(held.worker) // pool)))
     context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0

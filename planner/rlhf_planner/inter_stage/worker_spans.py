@@ -11,27 +11,27 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.decode import Generation, WorkerTimeline
 from rlhf_planner.inter_stage.fitted import Floats
-from rlhf_planner.inter_stage.layout import Span
-from rlhf_planner.inter_stage.scoring import Scored
-from rlhf_planner.inter_stage.tail import Tail
+from rlhf_planner.inter_stage.forecast import WorkerSpan
+from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, WorkerTimeline
+from rlhf_planner.inter_stage.simulated_scoring import SimulatedScoring
+from rlhf_planner.inter_stage.simulated_tail import ConsolidatedTail
 
 
-class Outcome(NamedTuple):
+class SimulatedIteration(NamedTuple):
     """An iteration worked out."""
 
     seconds: float
     finish: Floats
     """[n] when each sample is generated."""
-    tail: Tail | None
+    tail: ConsolidatedTail | None
     released: list[float | None]
-    scored: Scored
+    scored: SimulatedScoring
 
 
-def spans_of(generation: Generation, told: Outcome, costs: StageCosts) -> tuple[Span, ...]:
+def spans_of(generation: SimulatedGeneration, told: SimulatedIteration, costs: StageCosts) -> tuple[WorkerSpan, ...]:
     """Prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
-    answer: list[Span] = []
+    answer: list[WorkerSpan] = []
     stays: list[list[tuple[float, float]]] = [[] for _ in generation.timelines]
     for worker, start, end in _stays(generation, told):
         stays[worker].append((start, end))
@@ -41,16 +41,16 @@ def spans_of(generation: Generation, told: Outcome, costs: StageCosts) -> tuple[
         if worker in joins:
             piece = joins[worker]
             stalls = [*(stall for stall in stalls if stall[1] <= piece.join), (piece.join, piece.start)]
-        answer += [Span(worker, "prefill", start, end, 0) for start, end in stalls if end > start]
-        answer += [Span(worker, "decode", a, b, n) for a, b, n in _between(_stretches(stays[worker]), stalls)]
+        answer += [WorkerSpan(worker, "prefill", start, end, 0) for start, end in stalls if end > start]
+        answer += [WorkerSpan(worker, "decode", a, b, n) for a, b, n in _between(_stretches(stays[worker]), stalls)]
         free = told.released[worker]
         if free is not None and costs.wake_seconds > 0 and told.scored.busy.get(worker):
-            answer.append(Span(worker, "wake", free - costs.wake_seconds, free, 0))
-    answer += [Span(worker, "score", start, end, samples) for worker, start, end, samples in told.scored.passes]
+            answer.append(WorkerSpan(worker, "wake", free - costs.wake_seconds, free, 0))
+    answer += [WorkerSpan(worker, "score", start, end, samples) for worker, start, end, samples in told.scored.passes]
     return tuple(answer)
 
 
-def _stays(generation: Generation, told: Outcome) -> Iterator[tuple[int, float, float]]:
+def _stays(generation: SimulatedGeneration, told: SimulatedIteration) -> Iterator[tuple[int, float, float]]:
     """(worker, from, to) for every time that a sample is decoded at one place."""
     moves = {} if told.tail is None else {move.sample: move for move in told.tail.transits}
     pieces = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}

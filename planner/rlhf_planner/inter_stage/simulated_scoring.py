@@ -17,7 +17,7 @@ from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted import Floats
 
 
-class Scored(NamedTuple):
+class SimulatedScoring(NamedTuple):
     """How the queue was worked off."""
 
     end: float
@@ -27,7 +27,7 @@ class Scored(NamedTuple):
     """(worker, start, end, samples)."""
 
 
-def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> Scored:
+def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> SimulatedScoring:
     """arrivals: [n] when each sample may be scored; tokens: [n] of it, prompt included; worker -> when it joins.
 
     Raises ValueError when there is nobody to score.
@@ -57,4 +57,4 @@ def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], cost
         passes.append((worker, start, start + seconds, taken))
         first += taken
         end = max(end, start + seconds)
-    return Scored(end, busy, passes)
+    return SimulatedScoring(end, busy, passes)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_planner.schedule.problem import Instance, Pipeline
+from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 StepKind = Literal["F", "B", "I", "W"]
 TOLERANCE = 1e-6  # in time or activation units: start times may have passed through JSON
@@ -35,14 +35,14 @@ class ScheduleError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSchedule:
     """What the checker measured."""
 
     makespan: float
     peaks: tuple[float, ...]
 
 
-def check_schedule(instance: Instance, devices: Sequence[Sequence[Step]]) -> Checked:
+def check_schedule(instance: Instance, devices: Sequence[Sequence[Step]]) -> CheckedSchedule:
     """Makespan and peak of each device, or ScheduleError for the first rule that a schedule breaks."""
     if len(devices) != instance.devices:
         raise ScheduleError(f"devices: {len(devices)} rows given, the instance has {instance.devices} devices")
@@ -68,7 +68,7 @@ def check_schedule(instance: Instance, devices: Sequence[Sequence[Step]]) -> Che
     if cap is not None and max(peaks) > cap + TOLERANCE:
         worst = peaks.index(max(peaks))
         raise ScheduleError(f"devices[{worst}]: holds {peaks[worst]:g} at its peak, above memoryCap {cap:g}")
-    return Checked(max((row[-1].end for row in devices if row), default=0.0), peaks)
+    return CheckedSchedule(max((row[-1].end for row in devices if row), default=0.0), peaks)
 
 
 def _name(step: Step) -> str:
@@ -98,7 +98,7 @@ def _check_step(instance: Instance, device: int, step: Step, at: str) -> None:
         raise ScheduleError(f"{at}: {_name(step)} runs {step.start:g} to {step.end:g}; it lasts {lasts[step.kind]:g}")
 
 
-def _check_pipeline(index: int, pipe: Pipeline, steps: dict[tuple[int, int, int, str], Step]) -> None:
+def _check_pipeline(index: int, pipe: InstancePipeline, steps: dict[tuple[int, int, int, str], Step]) -> None:
     """Every step is there once, after what it needs, and micro-batches keep their order on every stage."""
     last = len(pipe.stage_devices) - 1
 
@@ -134,7 +134,7 @@ def _after(later: Step, earlier: Step, lag: float) -> None:
         )
 
 
-def _lag(pipe: Pipeline, edge: int) -> float:
+def _lag(pipe: InstancePipeline, edge: int) -> float:
     return 0.0 if pipe.stage_devices[edge] == pipe.stage_devices[edge + 1] else pipe.transfer[edge]
 
 

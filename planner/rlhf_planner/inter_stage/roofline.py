@@ -47,7 +47,7 @@ CPU_CORE: Final = Device("CPU core", 8e9, 20e9, None, 4e9, 1e9, 100e-6)
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelShape:
     """Size of a model."""
 
     parameters: float
@@ -62,7 +62,13 @@ class Model:
 
 
 def assumed_costs(
-    actor: Model, scorers: Sequence[Model], device: Device, devices: int, max_batch_size: int, *, replays: bool = False
+    actor: ModelShape,
+    scorers: Sequence[ModelShape],
+    device: Device,
+    devices: int,
+    max_batch_size: int,
+    *,
+    replays: bool = False,
 ) -> StageCosts:
     """Costs of a worker of so many devices that decodes with `actor` and scores with all of `scorers`."""
     read, compute = device.memory_bandwidth * devices, device.flops * devices

@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf_planner.inter_stage.layout import Forecast
+from rlhf_planner.inter_stage.forecast import Forecast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _LINES = ("#08519c", "#f16913", "#41ab5d", "#6a51a3", "#636363", "#ec9014", "#31
 _MOVES_DRAWN = 60  # arrows beyond this hide what they point at
 
 
-class Curve(NamedTuple):
+class ThresholdCurve(NamedTuple):
     """Time against the threshold, to be drawn: (share of the batch, time), rising; and the share that is chosen."""
 
     name: str
@@ -50,7 +50,7 @@ def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[
         return _bytes(figure, form)
 
 
-def draw_curves(curves: Sequence[Curve], title: str, label: str, form: str = "svg") -> bytes:
+def draw_curves(curves: Sequence[ThresholdCurve], title: str, label: str, form: str = "svg") -> bytes:
     """Time against the threshold as lines, chosen points marked."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

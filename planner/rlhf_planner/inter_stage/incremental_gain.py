@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_api.incremental import BLOCK
-from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats, Work
+from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
 """Share of generation and inference that must be won: less is noise."""
@@ -31,7 +31,7 @@ MAX_SAMPLES, MAX_WORKERS = 1024, 8
 
 
 @dataclass
-class Line:
+class PassSums:
     """Seconds of passes by tokens, fitted to those that were seen: a setup and so much a token."""
 
     passes: int = 0
@@ -104,7 +104,7 @@ class TokenCosts:
         return self.early.setup + tokens * self.early.per_token
 
 
-class Replay(NamedTuple):
+class CounterfactualScoring(NamedTuple):
     """How scoring went."""
 
     end: float
@@ -115,7 +115,7 @@ class Replay(NamedTuple):
     """(worker, start, end, finished samples in it; 0: a prefix)."""
 
 
-class Gain(NamedTuple):
+class IncrementalGain(NamedTuple):
     """The two replays of a trace."""
 
     without: float
@@ -130,12 +130,12 @@ class Gain(NamedTuple):
         return self.without - self.with_prefixes > MIN_GAIN * self.without
 
 
-def gain(trace: Trace, costs: TokenCosts) -> Gain:
+def incremental_gain(trace: Trace, costs: TokenCosts) -> IncrementalGain:
     """What scoring prefixes would have gained."""
     few = _thinned(trace)
     begin, tokens = float(few.begun.min()), int((few.prompts + few.responses).sum())
-    without, early = replay(few, costs, prefixes=False), replay(few, costs, prefixes=True)
-    return Gain(float(without.end) - begin, float(early.end) - begin, early.early_tokens / tokens)
+    without, early = score_trace(few, costs, prefixes=False), score_trace(few, costs, prefixes=True)
+    return IncrementalGain(float(without.end) - begin, float(early.end) - begin, early.early_tokens / tokens)
 
 
 def _thinned(trace: Trace) -> Trace:
@@ -152,7 +152,7 @@ def _thinned(trace: Trace) -> Trace:
     )
 
 
-def replay(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> Replay:
+def score_trace(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> CounterfactualScoring:
     """Scores a trace's samples."""
     queue = _Queue(trace, costs)
     free = [(moment, worker) for worker, moment in trace.joined.items()]
@@ -166,7 +166,7 @@ def replay(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> Replay:
         else:
             until = queue.next_finished
         heapq.heappush(free, (until, worker))
-    return Replay(queue.end, float(queue.early), queue.passes)
+    return CounterfactualScoring(queue.end, float(queue.early), queue.passes)
 
 
 class _Queue:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_planner.schedule.check import Step
-from rlhf_planner.schedule.problem import Instance
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.schedule_check import Step
 
 _WEIGHT = "'"
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.curve import Ints
 from rlhf_planner.inter_stage.fitted import Floats
-from rlhf_planner.inter_stage.layout import PREFETCH_SHARE, Layout
+from rlhf_planner.inter_stage.forecast import PREFETCH_SHARE, IterationSetup
+from rlhf_planner.inter_stage.length_distribution import Ints
 
 
 class Drained(NamedTuple):
@@ -94,7 +94,7 @@ def _between(value: float, known: Sequence[float], values: Sequence[float], at: 
 
 
 @dataclass
-class Generation:
+class SimulatedGeneration:
     """An iteration's generation without any move."""
 
     lengths: Ints
@@ -123,10 +123,10 @@ class Generation:
         return max(self.queue_empty, float(when))
 
 
-def generate(lengths: Ints, layout: Layout, costs: StageCosts) -> Generation:
+def generate(lengths: Ints, layout: IterationSetup, costs: StageCosts) -> SimulatedGeneration:
     """All of it, without fusion. lengths: [batch] tokens of each response, >= 1."""
     size, workers = layout.batch, layout.generation_workers
-    run = _Run(lengths, layout, costs)
+    run = _ContinuousBatching(lengths, layout, costs)
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
     handed = min(size, workers * capacity)
     for index, timeline in enumerate(run.timelines):
@@ -137,13 +137,15 @@ def generate(lengths: Ints, layout: Layout, costs: StageCosts) -> Generation:
     for timeline in run.timelines:
         run.drain(timeline)
     worker, begun = np.array(run.worker), np.array(run.begun)
-    return Generation(lengths, run.prompts, worker, begun, np.array(run.finish), run.queue_empty, tuple(run.timelines))
+    return SimulatedGeneration(
+        lengths, run.prompts, worker, begun, np.array(run.finish), run.queue_empty, tuple(run.timelines)
+    )
 
 
-class _Run:
+class _ContinuousBatching:
     """The state while `generate` runs."""
 
-    def __init__(self, lengths: Ints, layout: Layout, costs: StageCosts) -> None:
+    def __init__(self, lengths: Ints, layout: IterationSetup, costs: StageCosts) -> None:
         prompts: Floats = np.asarray(layout.prompts, dtype=np.float64)
         self.lengths, self.prompts, self.costs = lengths, prompts, costs
         self.worker, self.begun, self.finish = [0] * len(lengths), [0] * len(lengths), [0.0] * len(lengths)

@@ -28,7 +28,7 @@ class InstanceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class InstancePipeline:
     """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple holds one value a stage.
 
     `weight_gradient` is the part of `backward` that may be split off and run later (0: that stage cannot be split).
@@ -63,7 +63,7 @@ class Instance:
     """Pipelines that share devices. Pipeline 0 is by convention the largest model. `memory_cap` None: no cap."""
 
     devices: int
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[InstancePipeline, ...]
     memory_cap: float | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ def check_instance(instance: Instance) -> None:
                 raise InstanceError("memoryCap", cap, f"it is below one micro-batch ({where}), so nothing can run")
 
 
-def _check_pipeline(at: str, pipeline: Pipeline, devices: int) -> None:
+def _check_pipeline(at: str, pipeline: InstancePipeline, devices: int) -> None:
     if not pipeline.stage_devices:
         raise InstanceError(f"{at}.stageDevices", [], "a pipeline has at least one stage")
     for stage, device in enumerate(pipeline.stage_devices):
@@ -149,7 +149,7 @@ def from_json(data: object) -> Instance:
     return Instance(devices, pipelines, None if cap is None else _number("memoryCap", cap))
 
 
-def _pipeline(at: str, data: object, index: int, transfer: object) -> Pipeline:
+def _pipeline(at: str, data: object, index: int, transfer: object) -> InstancePipeline:
     required = {"stageDevices", "microbatches", "forward", "backward"}
     entry = _fields(at, data, _PIPELINE_FIELDS, required)
     listed = entry["stageDevices"]
@@ -162,7 +162,7 @@ def _pipeline(at: str, data: object, index: int, transfer: object) -> Pipeline:
         return _numbers(f"{at}.{field}", entry.get(field, default), stages, "stage")
 
     where = f"{at}.transfer" if "transfer" in entry else "transfer"
-    return Pipeline(
+    return InstancePipeline(
         name=str(entry.get("name", f"pipeline{index}")),
         stage_devices=devices,
         microbatches=_whole(f"{at}.microbatches", entry["microbatches"]),

@@ -22,8 +22,8 @@ from rlhf_planner.schedule.simulate import (
     WEIGHT,
     Bools,
     Floats,
+    InstanceArrays,
     Ints,
-    Layout,
     Timeline,
     kernel_arguments,
     orders_by_start,
@@ -34,7 +34,7 @@ EVALUATION = 1.0e-6  # nominal seconds of one list schedule, a step
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PriorityRule:
     """Priority of a step: `tail` x least time from its start to the end, plus a bonus by kind, in shares of the bound.
 
     `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority. Per pipeline,
@@ -52,23 +52,25 @@ class Rule:
     room: tuple[float, ...] = ()
 
 
-def rules() -> Iterator[Rule]:
+def rules() -> Iterator[PriorityRule]:
     """The rules tried, from those that tend to reach the bound to those that tend to hold little."""
     for patience in (0.0, 1.0):
         for tail in (1.0, 0.0, -1.0):
             for backward in (-10.0, -0.2, -0.05, 0.0, 0.03, 0.1, 0.3, 10.0):
-                yield Rule(tail, backward, -20.0, patience)
+                yield PriorityRule(tail, backward, -20.0, patience)
     for backward in (-0.05, 0.0, 0.03, 0.3):
-        yield Rule(1.0, backward, 0.0, 0.0)
+        yield PriorityRule(1.0, backward, 0.0, 0.0)
 
 
-def fits_together(lay: Layout, cap: float | None) -> bool:
+def fits_together(lay: InstanceArrays, cap: float | None) -> bool:
     """Whether one micro-batch of all stages of every device fits under the cap."""
     held = np.bincount(lay.device, weights=lay.activation)
     return cap is None or float(held.max()) <= cap + 1e-9
 
 
-def list_schedule(lay: Layout, rule: Rule, cap: float | None, windows: tuple[Floats, Floats]) -> Timeline:
+def list_schedule(
+    lay: InstanceArrays, rule: PriorityRule, cap: float | None, windows: tuple[Floats, Floats]
+) -> Timeline:
     """The schedule that one rule gives. `windows` is `step_windows(lay)`."""
     head, tail = windows
     span = float((head + tail).max())
@@ -93,7 +95,7 @@ def list_schedule(lay: Layout, rule: Rule, cap: float | None, windows: tuple[Flo
     return simulate(lay, orders_by_start(lay, start))
 
 
-def listed(lay: Layout, cap: float | None) -> list[Timeline]:
+def listed(lay: InstanceArrays, cap: float | None) -> list[Timeline]:
     """What all rules give, best first; empty when a cap is too tight for list scheduling."""
     if not fits_together(lay, cap):
         return []
@@ -101,7 +103,7 @@ def listed(lay: Layout, cap: float | None) -> list[Timeline]:
     return sorted((list_schedule(lay, rule, cap, windows) for rule in rules()), key=lambda found: found.rank)
 
 
-def tuned(lay: Layout, cap: float, enough: float, evaluations: int, seed: int) -> tuple[Timeline | None, int]:
+def tuned(lay: InstanceArrays, cap: float, enough: float, evaluations: int, seed: int) -> tuple[Timeline | None, int]:
     """(best list schedule under the cap over random rules, schedules made): draws, then steps from the best so far.
 
     Stops at a makespan of `enough`. What it finds that fixed rules do not is how many micro-batches of each pipeline to
@@ -125,7 +127,7 @@ def tuned(lay: Layout, cap: float, enough: float, evaluations: int, seed: int) -
         else:
             draw = at + random.normal(0.0, 1.0, len(width)) * width * random.integers(0, 2, len(width))
         parts = [tuple(float(x) for x in part) for part in np.split(draw[1:], 4)]
-        found = list_schedule(lay, Rule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
+        found = list_schedule(lay, PriorityRule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
         if best is None or found.rank <= best.rank:
             best, at = found, draw
         if best.makespan <= enough * (1 + 1e-9):
@@ -133,7 +135,7 @@ def tuned(lay: Layout, cap: float, enough: float, evaluations: int, seed: int) -
     return best, evaluations
 
 
-def operations_by_device(lay: Layout) -> Ints:
+def operations_by_device(lay: InstanceArrays) -> Ints:
     """[devices, most operations of a device], -1 after the last."""
     lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
     for k in range(lay.stages):

@@ -16,7 +16,7 @@ PREFETCH_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class IterationSetup:
     """One iteration of generation and inference."""
 
     generation_workers: int
@@ -51,7 +51,7 @@ class Layout:
         return len(self.prompts)
 
 
-class Span(NamedTuple):
+class WorkerSpan(NamedTuple):
     """What a worker does for a while, for drawing."""
 
     worker: int
@@ -101,7 +101,7 @@ class Forecast:
     """Seconds that workers scored, all together."""
     finished: tuple[float, ...]
     """By sample: when it was generated."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[WorkerSpan, ...] = ()
     """Only when asked for."""
     transits: tuple[Transit, ...] = ()
 
