@@ -12,7 +12,7 @@ import typer
 
 from rlhf_api.names import ExitCode
 from rlhf_cli import schedule
-from rlhf_cli.cluster import commands
+from rlhf_cli.cluster import verbs
 
 app = typer.Typer(
     name="rlhf",
@@ -107,7 +107,7 @@ def version() -> None:
     typer.echo(version_of("rlhf-operator"))
 
 
-commands.register(app)
+verbs.register(app)
 
 
 def main() -> None:

@@ -1,22 +1,23 @@
-"""`rlhf describe`: everything that can be said of one job, the most important first. Pure.
+"""`rlhf describe`: everything that is known about one job, the most important first.
 
-Rule: sections without content are left out; long lists are cut and say by how much, those in trouble first.
+Rule: sections without content are left out. A long list is cut and says by how much; pods that need attention come
+first. All but `describe` is pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from rich.text import Text
 
-from rlhf_cli.cluster.columns import Cell, columns, paragraph
-from rlhf_cli.cluster.listing import phase
-from rlhf_cli.cluster.sentence import sentence
-from rlhf_cli.cluster.stored import Stored, age, first_line, moment, number, shortened
-from rlhf_cli.cluster.timeline import Iteration
-from rlhf_cli.cluster.workers import Worker, event_time, reasons, telling
-from rlhf_cli.console import duration
+from rlhf_cli.cluster.cluster_job import ClusterJob, age, first_line, moment, number, shortened
+from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, notable_events
+from rlhf_cli.cluster.cluster_session import ClusterSession
+from rlhf_cli.cluster.cluster_session import now as current_time
+from rlhf_cli.cluster.get import phase_text
+from rlhf_cli.cluster.job_details import JobDetails, PastIteration, read_details
+from rlhf_cli.cluster.job_summary import summarize
+from rlhf_cli.console import Cell, columns, duration, paragraph
 
 Json = Mapping[str, Any]
 
@@ -27,46 +28,39 @@ _STATUS_STYLES: Final = {"True": "", "False": "dim", "Unknown": "yellow"}
 _GOOD: Final = frozenset({"Ready", "Completed"})
 
 
-@dataclass(frozen=True)
-class Facts:
-    """All that was read."""
-
-    job: Stored
-    pods: Sequence[Worker]
-    events: Sequence[Json]
-    """Of the job and of its pods."""
-    past: Sequence[Iteration]
-    operator_age: timedelta | None
-    """Since the operator last renewed its Lease; None when that could not be read."""
-    missing: Sequence[str] = ()
-    """What could not be read, and why."""
+async def describe(session: ClusterSession, name: str) -> int:
+    """Print all that is known about a job. Return the exit code."""
+    details = await read_details(session, name, current_time())
+    session.write(description(details, current_time(), session.width))
+    return 0
 
 
-def describe(facts: Facts, now: datetime, width: int | None) -> list[Text]:
-    """The whole text."""
-    job = facts.job
-    lines = paragraph(Text(sentence(job, facts.pods, facts.operator_age, now), style="bold"), width)
+def description(details: JobDetails, now: datetime, width: int | None) -> list[Text]:
+    """Return the lines that `rlhf describe` prints, at most `width` characters wide; None means no limit."""
+    job = details.job
+    lines = paragraph(Text(summarize(job, details.pods, details.operator_age, now), style="bold"), width)
     sections = (
-        ("", columns([["", ""], *_summary(job, now)], width, wrap=True)[1:]),
+        ("", columns([["", ""], *_overview(job, now)], width, wrap=True)[1:]),
         ("Conditions", _conditions(job, now, width)),
-        ("", [Text(each) for each in job.last_log]),
+        ("", [Text(line) for line in job.last_log]),
         ("Groups", _groups(job, width)),
-        ("Pods", _pods(facts.pods, now, width)),
-        ("Last iterations", _iterations(facts.past, width)),
-        ("Events", _events(facts.events, job, now, width)),
+        ("Pods", _pods(details.pods, now, width)),
+        ("Last iterations", _iterations(details.iterations, width)),
+        ("Events", _events(details.events, job, now, width)),
     )
-    for title, found in sections:
-        if found:
-            lines += [Text(), *([Text(title, style="bold")] if title else []), *found]
-    lines += [Text(), *(Text(f"not shown: {each}", style="yellow") for each in facts.missing)] if facts.missing else []
+    for title, content in sections:
+        if content:
+            lines += [Text(), *([Text(title, style="bold")] if title else []), *content]
+    if details.missing:
+        lines += [Text(), *(Text(f"not shown: {missing}", style="yellow") for missing in details.missing)]
     return lines
 
 
-def _summary(job: Stored, now: datetime) -> list[list[Cell]]:
+def _overview(job: ClusterJob, now: datetime) -> list[list[Cell]]:
     status, progress = job.status, job.progress
     rows: list[list[Cell]] = [["Job", f"{job.namespace}/{job.name}"]]
     rows.append(["Algorithm", str(status.get("algorithm") or next(iter(job.spec.get("algorithm") or {}), ""))])
-    rows.append(["Phase", phase(job)])
+    rows.append(["Phase", phase_text(job)])
     if progress:
         rows.append(["Progress", _progress(job, now)])
     rows.append(["Created", _when(job.created, now)])
@@ -82,12 +76,12 @@ def _summary(job: Stored, now: datetime) -> list[list[Cell]]:
         if text := (status.get("plan") or {}).get(field):
             rows.append([name, str(text)])
     if (pool := status.get("migrationPool") or {}).get("replicas"):
-        held = f"{pool['replicas']} of {pool.get('generationReplicas')} generation workers keep the long tail"
-        rows.append(["Pool", f"{held} (below {pool['threshold']} samples)" if pool.get("threshold") else held])
+        holders = f"{pool['replicas']} of {pool.get('generationReplicas')} generation workers keep the long tail"
+        rows.append(["Pool", f"{holders} (below {pool['threshold']} samples)" if pool.get("threshold") else holders])
     return rows
 
 
-def _progress(job: Stored, now: datetime) -> str:
+def _progress(job: ClusterJob, now: datetime) -> str:
     progress = job.progress
     parts = [f"{progress.get('summary')} iterations"]
     for name, field, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl/token", "klPerToken", 4)):
@@ -103,81 +97,81 @@ def _progress(job: Stored, now: datetime) -> str:
     return ", ".join(parts) + (f" (as of {read} ago)" if read and not job.finished else "")
 
 
-def _restarts(job: Stored, now: datetime) -> str:
+def _restarts(job: ClusterJob, now: datetime) -> str:
     restarts = job.status.get("restarts") or {}
     failures, disruptions = int(restarts.get("failures") or 0), int(restarts.get("disruptions") or 0)
     if not failures and not disruptions:
         return ""
     limit = (job.spec.get("runPolicy") or {}).get("backoffLimit")
     forgiven = f" of {limit} that are forgiven" if limit is not None else ""
-    told = f"{failures} failures{forgiven}, {disruptions} disruptions"
+    text = f"{failures} failures{forgiven}, {disruptions} disruptions"
     if reason := restarts.get("lastReason"):
-        told += f"; the last, {age(moment(restarts.get('lastTime')), now)} ago: {reason}"
-    return told
+        text += f"; the last, {age(moment(restarts.get('lastTime')), now)} ago: {reason}"
+    return text
 
 
-def _conditions(job: Stored, now: datetime, width: int | None) -> list[Text]:
+def _conditions(job: ClusterJob, now: datetime, width: int | None) -> list[Text]:
     rows: list[list[Cell]] = []
-    for each in job.status.get("conditions") or []:
-        status = str(each.get("status"))
+    for condition in job.status.get("conditions") or []:
+        status = str(condition.get("status"))
         style = _STATUS_STYLES.get(status, "")
-        since = age(moment(each.get("lastTransitionTime")), now)
-        cells = [str(each.get("type")), status, str(each.get("reason")), since, first_line(each)]
+        since = age(moment(condition.get("lastTransitionTime")), now)
+        cells = [str(condition.get("type")), status, str(condition.get("reason")), since, first_line(condition)]
         rows.append([Text(cell, style=style) for cell in cells])
     return _table(["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], rows, width)
 
 
-def _groups(job: Stored, width: int | None) -> list[Text]:
+def _groups(job: ClusterJob, width: int | None) -> list[Text]:
     rows: list[list[Cell]] = []
-    for each in job.status.get("groups") or []:
-        ready, desired = int(each.get("ready") or 0), int(each.get("desired") or 0)
+    for group in job.status.get("groups") or []:
+        ready, desired = int(group.get("ready") or 0), int(group.get("desired") or 0)
         style = "green" if ready >= desired else "yellow"
         count = Text(f"{ready}/{desired}", style=style)
-        gpus = (job.spec.get(str(each.get("name"))) or {}).get("gpusPerReplica")
-        counts = [_some(each.get(field)) for field in ("failed", "restarts", "epoch")]
-        rows.append([str(each.get("name")), count, _some(gpus), *counts])
+        gpus = (job.spec.get(str(group.get("name"))) or {}).get("gpusPerReplica")
+        counts = [_count_text(group.get(field)) for field in ("failed", "restarts", "epoch")]
+        rows.append([str(group.get("name")), count, _count_text(gpus), *counts])
     return _table(["GROUP", "READY", "GPUS", "FAILED", "RESTARTS", "EPOCH"], rows, width)
 
 
-def _pods(pods: Sequence[Worker], now: datetime, width: int | None) -> list[Text]:
-    order = sorted(pods, key=lambda each: each.well) if len(pods) > PODS_SHOWN else list(pods)
+def _pods(pods: Sequence[ClusterPod], now: datetime, width: int | None) -> list[Text]:
+    order = sorted(pods, key=lambda pod: pod.well) if len(pods) > PODS_SHOWN else list(pods)
     rows: list[list[Cell]] = []
-    why = reasons(order)
-    for each in order[:PODS_SHOWN]:
-        state = Text(each.state, style="green" if each.state in _GOOD else "red" if each.told else "yellow")
-        name = f"{each.name} (pool)" if each.in_pool else each.name
-        rows.append(
-            [name, state, each.node, _some(each.restarts), age(each.pod.created, now), shortened(why[each.name])]
-        )
+    explained = explanations(order)
+    for pod in order[:PODS_SHOWN]:
+        style = "green" if pod.state in _GOOD else "red" if pod.explanation else "yellow"
+        name = f"{pod.name} (pool)" if pod.in_pool else pod.name
+        why = shortened(explained[pod.name])
+        pod_age = age(pod.pod.created, now)
+        rows.append([name, Text(pod.state, style=style), pod.node, _count_text(pod.restarts), pod_age, why])
     lines = _table(["POD", "STATE", "NODE", "RESTARTS", "AGE", "WHY"], rows, width)
     if (more := order[PODS_SHOWN:]) and lines:
-        well = sum(each.well for each in more)
+        well = sum(pod.well for pod in more)
         lines.append(Text(f"  and {len(more)} more, {well} of them well", style="dim"))
     return lines
 
 
-def _iterations(past: Sequence[Iteration], width: int | None) -> list[Text]:
-    shown = list(past)[-ITERATIONS_SHOWN:]
-    stages = list(dict.fromkeys(stage for each in shown for stage in each.stages))
+def _iterations(iterations: Sequence[PastIteration], width: int | None) -> list[Text]:
+    shown = list(iterations)[-ITERATIONS_SHOWN:]
+    stages = list(dict.fromkeys(stage for iteration in shown for stage in iteration.stages))
     rows: list[list[Cell]] = []
-    for each in shown:
-        taken = f"{each.seconds:.1f}s" if each.seconds is not None else "under way"
-        spent = [f"{each.stages[stage]:.1f}s" if stage in each.stages else "" for stage in stages]
-        row = [str(each.number), number(each.reward, 3), number(each.samples_per_second, 1), taken, *spent]
-        rows.append(list(row))
+    for iteration in shown:
+        took = f"{iteration.seconds:.1f}s" if iteration.seconds is not None else "under way"
+        spent = [f"{iteration.stages[stage]:.1f}s" if stage in iteration.stages else "" for stage in stages]
+        reward, speed = number(iteration.reward, 3), number(iteration.samples_per_second, 1)
+        rows.append([str(iteration.number), reward, speed, took, *spent])
     heading = ["ITERATION", "REWARD", "SAMPLES/S", "TOOK", *(stage.upper() for stage in stages)]
     return columns([heading, *rows], width, indent=2) if rows else []
 
 
-def _events(events: Iterable[Json], job: Stored, now: datetime, width: int | None) -> list[Text]:
+def _events(events: Iterable[Json], job: ClusterJob, now: datetime, width: int | None) -> list[Text]:
     rows: list[list[Cell]] = []
-    for each in telling(events)[-EVENTS_SHOWN:]:
-        about = str((each.get("regarding") or {}).get("name") or "").removeprefix(f"{job.name}-")
-        style = "yellow" if each.get("type") == "Warning" else ""
-        note = shortened(" ".join(str(each.get("note") or "").split()))
-        times = int((each.get("series") or {}).get("count") or each.get("deprecatedCount") or 1)
-        row = [age(event_time(each), now), str(each.get("reason")), "" if about == job.name else about]
-        rows.append([*(Text(cell, style=style) for cell in row), note + (f" (x{times})" if times > 1 else "")])
+    for event in notable_events(events)[-EVENTS_SHOWN:]:
+        pod = str((event.get("regarding") or {}).get("name") or "").removeprefix(f"{job.name}-")
+        style = "yellow" if event.get("type") == "Warning" else ""
+        note = shortened(" ".join(str(event.get("note") or "").split()))
+        times = int((event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1)
+        cells = [age(event_time(event), now), str(event.get("reason")), "" if pod == job.name else pod]
+        rows.append([*(Text(cell, style=style) for cell in cells), note + (f" (x{times})" if times > 1 else "")])
     return _table(["AGO", "REASON", "POD", "MESSAGE"], rows, width)
 
 
@@ -189,5 +183,5 @@ def _when(then: datetime | None, now: datetime) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S} UTC, {age(then, now)} ago" if then else ""
 
 
-def _some(count: Any) -> str:
+def _count_text(count: Any) -> str:
     return str(count) if count else ""

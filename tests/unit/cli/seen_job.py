@@ -6,11 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlhf_cli.cluster import facts
-from rlhf_cli.cluster.describe import Facts
-from rlhf_cli.cluster.stored import Stored
-from rlhf_cli.cluster.timeline import iterations
-from rlhf_cli.cluster.workers import workers
+from rlhf_cli.cluster.cluster_job import ClusterJob
+from rlhf_cli.cluster.cluster_pod import cluster_pods
+from rlhf_cli.cluster.job_details import JobDetails, operator_age, parse_iterations
 
 FOLDER = Path(__file__).parent / "seen"
 STATES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -27,9 +25,9 @@ def load(state: str) -> dict[str, Any]:
     return found
 
 
-def facts_of(seen: dict[str, Any]) -> tuple[Facts, datetime]:
+def details_of(seen: dict[str, Any]) -> tuple[JobDetails, datetime]:
     """What describe shows, and when it was read."""
     now = datetime.fromisoformat(seen["now"])
-    pods = workers(seen["pods"], seen["events"], now)
-    age = facts.operator_age(seen["leases"], now)
-    return Facts(Stored(seen["job"]), pods, seen["events"], iterations(seen["log"]), age), now
+    pods = cluster_pods(seen["pods"], seen["events"], now)
+    age = operator_age(seen["leases"], now)
+    return JobDetails(ClusterJob(seen["job"]), pods, seen["events"], parse_iterations(seen["log"]), age), now

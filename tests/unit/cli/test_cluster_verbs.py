@@ -10,33 +10,33 @@ from tests.unit.cli.seen_job import load
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError
-from rlhf_cli.cluster import answers, changes
+from rlhf_cli.cluster import answers, spec_change
+from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.connection import Connection, connect
 from rlhf_cli.cluster.errors import ForbiddenError, UnreachableError, VerbError
-from rlhf_cli.cluster.stored import Stored
-from rlhf_cli.cluster.waiting import judge, parse_duration, parse_goal, unattainable
+from rlhf_cli.cluster.wait import parse_duration, parse_goal, unattainable, wait_result
 
 HERE = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
 
 
-def job(state: str = "running") -> Stored:
-    return Stored(load(state)["job"])
+def job(state: str = "running") -> ClusterJob:
+    return ClusterJob(load(state)["job"])
 
 
 def test_scale_sends_only_what_changes_and_says_from_what_to_what() -> None:
-    change = changes.scale(job(), {Group.GENERATION: 4, Group.INFERENCE: 1})
+    change = spec_change.scale(job(), {Group.GENERATION: 4, Group.INFERENCE: 1})
     assert change.patch == {"spec": {"generation": {"replicas": 4}}}
-    assert change.told == "is scaled: generation 2 -> 4"
-    assert changes.scale(job(), {Group.GENERATION: 2}).patch == {}
-    assert "when it is resumed" in changes.scale(job("suspended"), {Group.INFERENCE: 3}).told
+    assert change.announcement == "is scaled: generation 2 -> 4"
+    assert spec_change.scale(job(), {Group.GENERATION: 2}).patch == {}
+    assert "when it is resumed" in spec_change.scale(job("suspended"), {Group.INFERENCE: 3}).announcement
 
 
 def test_a_size_against_the_rules_is_refused_in_their_words_and_old_problems_are_not() -> None:
     with pytest.raises(ManifestError, match=r"spec\.generation\.replicas"):
-        changes.scale(job(), {Group.GENERATION: 9999})
+        spec_change.scale(job(), {Group.GENERATION: 9999})
     strange = load("running")
     strange["job"]["spec"]["fieldOfALaterVersion"] = 1
-    assert changes.scale(Stored(strange["job"]), {Group.GENERATION: 4}).patch
+    assert spec_change.scale(ClusterJob(strange["job"]), {Group.GENERATION: 4}).patch
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_a_size_against_the_rules_is_refused_in_their_words_and_old_problems_are
 )
 def test_what_is_no_size_is_refused_by_name(texts: list[str], message: str) -> None:
     with pytest.raises(VerbError, match=message) as refused:
-        changes.parse_sizes(texts)
+        spec_change.parse_sizes(texts)
     assert refused.value.exit_code == 2
 
 
 def test_suspend_and_resume_change_one_field_and_nothing_twice() -> None:
-    assert changes.suspend(job()).patch == {"spec": {"suspend": True}}
-    assert "saves a checkpoint" in changes.suspend(job()).told
-    assert changes.suspend(job("suspended")).patch == {}
-    assert changes.resume(job("suspended")).told == "will be resumed from iteration 164"
-    assert changes.resume(job()).patch == {}
+    assert spec_change.suspend(job()).patch == {"spec": {"suspend": True}}
+    assert "saves a checkpoint" in spec_change.suspend(job()).announcement
+    assert spec_change.suspend(job("suspended")).patch == {}
+    assert spec_change.resume(job("suspended")).announcement == "will be resumed from iteration 164"
+    assert spec_change.resume(job()).patch == {}
     with pytest.raises(VerbError, match="bad is Failed and cannot be resumed"):
-        changes.resume(job("failed"))
+        spec_change.resume(job("failed"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_suspend_and_resume_change_one_field_and_nothing_twice() -> None:
     ],
 )
 def test_a_wait_ends_as_soon_as_its_end_is_decided(goal: str, state: str, code: int | None) -> None:
-    verdict = judge(parse_goal(goal), job(state))
+    verdict = wait_result(parse_goal(goal), job(state))
     assert (verdict.code if verdict else None) == code
     if code == 22:
         assert verdict is not None
@@ -91,15 +91,15 @@ def test_a_wait_ends_as_soon_as_its_end_is_decided(goal: str, state: str, code: 
 
 
 def test_a_job_that_goes_away_or_completes_otherwise_ends_a_wait() -> None:
-    gone = judge(parse_goal("iteration=3"), None)
+    gone = wait_result(parse_goal("iteration=3"), None)
     assert gone is not None
     assert (gone.code, gone.message) == (1, "was deleted while iteration=3 was waited for")
-    deleted = judge(parse_goal("delete"), None)
+    deleted = wait_result(parse_goal("delete"), None)
     assert deleted is not None
     assert deleted.code == 0
     complete = load("running")["job"]
     complete["status"]["conditions"][5]["status"] = "True"
-    verdict = judge(parse_goal("phase=Suspended"), Stored(complete))
+    verdict = wait_result(parse_goal("phase=Suspended"), ClusterJob(complete))
     assert verdict is not None
     assert verdict.message == "is Complete, so phase=Suspended will never hold"
     assert "has 100000 iterations" in unattainable(parse_goal("iteration=100001"), job())
@@ -108,8 +108,8 @@ def test_a_job_that_goes_away_or_completes_otherwise_ends_a_wait() -> None:
 def test_a_job_without_status_is_waited_for() -> None:
     body = load("running")["job"]
     del body["status"]
-    assert judge(parse_goal("phase=Pending"), Stored(body)) is None
-    assert judge(parse_goal("condition=Complete=False"), Stored(body)) is None
+    assert wait_result(parse_goal("phase=Pending"), ClusterJob(body)) is None
+    assert wait_result(parse_goal("condition=Complete=False"), ClusterJob(body)) is None
 
 
 @pytest.mark.parametrize("text", ["condition=Done", "phase=Up", "iteration=x", "Complete", "condition=Complete=Maybe"])
@@ -195,7 +195,7 @@ async def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
         ("", None, "is no kubeconfig"),
     ],
 )
-async def test_an_unusable_kubeconfig_is_one_sentence(
+async def test_an_unusable_kubeconfig_is_one_summarize(
     tmp_path: Path, content: str, context: str | None, words: str
 ) -> None:
     path = tmp_path / "config"

@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from tests.unit.cli.seen_job import STATES, facts_of, load
+from tests.unit.cli.seen_job import STATES, details_of, load
 
-from rlhf_cli.cluster import describe, listing, live, show
-from rlhf_cli.cluster.columns import columns
-from rlhf_cli.cluster.lines import show as shown_line
-from rlhf_cli.cluster.lines import split
-from rlhf_cli.cluster.logs import in_order
-from rlhf_cli.cluster.sentence import sentence
-from rlhf_cli.cluster.stored import Stored, near, shortened
-from rlhf_cli.cluster.timeline import as_metrics
+from rlhf_cli.cluster import describe
+from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names
+from rlhf_cli.cluster.get import job_table, object_text, phase_text
+from rlhf_cli.cluster.job_details import as_metrics
+from rlhf_cli.cluster.job_summary import summarize
+from rlhf_cli.cluster.log_lines import in_order, line_text, parse_line
+from rlhf_cli.cluster.top import status_from_job, status_from_metrics
+from rlhf_cli.console import columns
 from rlhf_cli.view import render
 
 
 def text_of(seen: dict[str, Any], width: int | None = None) -> str:
-    found, now = facts_of(seen)
-    return "\n".join(line.plain for line in describe.describe(found, now, width))
+    details, now = details_of(seen)
+    return "\n".join(line.plain for line in describe.description(details, now, width))
 
 
-def first_sentence(seen: dict[str, Any]) -> str:
+def first_summarize(seen: dict[str, Any]) -> str:
     return text_of(seen).partition("\n")[0]
 
 
@@ -45,39 +45,39 @@ def first_sentence(seen: dict[str, Any]) -> str:
     ],
 )
 def test_the_first_sentence_says_what_it_waits_for_and_what_to_do(state: str, words: list[str]) -> None:
-    said = first_sentence(load(state))
+    said = first_summarize(load(state))
     assert all(word in said for word in words), said
 
 
 def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None:
     seen = load("running")
     del seen["job"]["status"]
-    assert "No operator has looked at it since it was created" in first_sentence(seen)
+    assert "No operator has looked at it since it was created" in first_summarize(seen)
     seen["job"]["spec"]["operatorClass"] = "blue"
-    assert "No operator of class blue, which spec.operatorClass names, has looked at it" in first_sentence(seen)
-    assert "--operator-class=blue" in first_sentence(seen)
+    assert "No operator of class blue, which spec.operatorClass names, has looked at it" in first_summarize(seen)
+    assert "--operator-class=blue" in first_summarize(seen)
     seen["now"] = seen["job"]["metadata"]["creationTimestamp"]
-    assert "Just created" in first_sentence(seen)
+    assert "Just created" in first_summarize(seen)
 
 
 def test_an_operator_that_died_a_changed_manifest_and_a_deletion_are_told() -> None:
     seen = load("running")
-    found, now = facts_of(seen)
-    assert "Its Lease" not in sentence(found.job, found.pods, None, now)
-    assert "The operator does not run (its Lease is 10m 00s old)" in sentence(
-        found.job, found.pods, timedelta(minutes=10), now
+    details, now = details_of(seen)
+    assert "Its Lease" not in summarize(details.job, details.pods, None, now)
+    assert "The operator does not run (its Lease is 10m 00s old)" in summarize(
+        details.job, details.pods, timedelta(minutes=10), now
     )
     seen["job"]["metadata"]["generation"] += 1
-    assert "the operator has not looked at the change yet" in first_sentence(seen)
+    assert "the operator has not looked at the change yet" in first_summarize(seen)
     seen["job"]["metadata"]["deletionTimestamp"] = seen["now"]
-    assert first_sentence(seen) == "Being deleted; 6 of its pods are left."
+    assert first_summarize(seen) == "Being deleted; 6 of its pods are left."
 
 
 def test_a_manifest_that_cannot_be_run_says_why() -> None:
     seen = load("running")
     planned = seen["job"]["status"]["conditions"][0]
     planned |= {"status": "False", "reason": "InvalidManifest", "message": "spec.x = 1: must be 2"}
-    assert first_sentence(seen).startswith(
+    assert first_summarize(seen).startswith(
         "The manifest cannot be run: spec.x = 1: must be 2. What runs goes on. Correct it"
     )
 
@@ -87,7 +87,7 @@ def test_a_job_in_a_queue_says_what_the_queue_says() -> None:
     conditions = seen["job"]["status"]["conditions"]
     conditions[1] |= {"status": "False", "reason": "WaitingForQuota", "message": "queue team has 2 of 8 GPUs free"}
     conditions[2] |= {"status": "False", "reason": "Queued", "message": "waits for admission"}
-    assert first_sentence(seen) == "Queued: waits for admission. Queue team has 2 of 8 GPUs free."
+    assert first_summarize(seen) == "Queued: waits for admission. Queue team has 2 of 8 GPUs free."
 
 
 def test_a_complete_job_names_its_model() -> None:
@@ -95,7 +95,7 @@ def test_a_complete_job_names_its_model() -> None:
     status = seen["job"]["status"]
     status["conditions"][5]["status"] = "True"
     status["completionTime"] = "2026-11-21T14:50:59Z"
-    said = first_sentence(seen)
+    said = first_summarize(seen)
     assert said.startswith("Complete: 100000 iterations in 9m 00s, last reward")
     assert "The model is /data/checkpoints/iteration-000" in said
     assert said.endswith("/actor.")
@@ -163,23 +163,23 @@ def test_pods_in_trouble_come_first_when_there_are_many() -> None:
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_terminal_is_not_overrun(state: str, width: int) -> None:
     seen = load(state)
-    found, now = facts_of(seen)
-    lines = describe.describe(found, now, width)
+    details, now = details_of(seen)
+    lines = describe.description(details, now, width)
     assert [line.plain for line in lines if cell_len(line.plain) > width] == []
-    table = listing.table([found.job], now, width, namespaces=True, wide=True)
+    table = job_table([details.job], now, width, namespaces=True, wide=True)
     assert all(cell_len(line.plain) <= width for line in table)
 
 
 def test_get_shows_progress_and_leaves_out_what_nobody_has() -> None:
-    jobs = [Stored(load(state)["job"]) for state in ("running", "failed", "suspended")]
-    _, now = facts_of(load("running"))
-    heading, running, failed, suspended = (line.plain for line in listing.table(jobs, now, None))
+    jobs = [ClusterJob(load(state)["job"]) for state in ("running", "failed", "suspended")]
+    _, now = details_of(load("running"))
+    heading, running, failed, suspended = (line.plain for line in job_table(jobs, now, None))
     assert heading.split() == ["NAME", "ALGORITHM", "PHASE", "ITERATION", "REWARD", "SAMPLES/S", "LEFT", "AGE"]
     assert running.split()[:6] == ["tiny", "ppo", "Running", "156/100000", "1.000", "9.6"]
     assert "Failed" in failed
     assert "Suspended" in suspended
-    assert listing.table([], now, None) == []
-    wide = listing.table(jobs[:1], now, None, wide=True)
+    assert job_table([], now, None) == []
+    wide = job_table(jobs[:1], now, None, wide=True)
     assert "5/5" in wide[1].plain
     assert "iteration" in wide[1].plain
 
@@ -189,13 +189,13 @@ def test_an_invalid_manifest_shows_in_the_table() -> None:
     status = seen["job"]["status"]
     status["conditions"][0] |= {"status": "False", "reason": "InvalidManifest"}
     status["conditions"][2]["reason"] = "Pending"
-    assert listing.phase(Stored(seen["job"])).plain == "InvalidManifest"
+    assert phase_text(ClusterJob(seen["job"])).plain == "InvalidManifest"
 
 
 def test_objects_are_printed_without_managed_fields() -> None:
     body = load("running")["job"]
     body["metadata"]["managedFields"] = [{"manager": "x"}]
-    text = show.document({"kind": "List", "items": [body]}, "yaml")
+    text = object_text({"kind": "List", "items": [body]}, "yaml")
     assert "managedFields" not in text
     assert yaml.safe_load(text)["items"][0]["metadata"]["name"] == "tiny"
 
@@ -209,8 +209,8 @@ def drawn(renderable: Any) -> str:
 
 def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
     seen = load("running")
-    found, _ = facts_of(seen)
-    status = live.from_metrics("\n".join(seen["metrics"]) + "\n", found.job, found.pods)
+    details, _ = details_of(seen)
+    status = status_from_metrics("\n".join(seen["metrics"]) + "\n", details.job, details.pods)
     assert {each.worker for each in status.workers} == {
         "generation-0",
         "generation-1",
@@ -219,7 +219,7 @@ def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
         "training-1",
     }
     assert sum(status.ledger.values()) == 16
-    text = drawn(render(status, as_metrics(found.past), []))
+    text = drawn(render(status, as_metrics(details.iterations), []))
     assert "iteration 1" in text
     assert "/16 samples" in text
     assert "reward" in text
@@ -228,46 +228,46 @@ def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
 
 def test_top_shows_where_the_long_tail_is() -> None:
     seen = load("running")
-    found, _ = facts_of(seen)
+    details, _ = details_of(seen)
     page = [
         *seen["metrics"],
         'rlhf_fusion_threshold{job="tiny"} 6',
         'rlhf_fusion_pool{job="tiny",worker="generation-1"} 1',
     ]
     page.append('rlhf_fusion_released{job="tiny",worker="generation-0"} 1')
-    text = drawn(render(live.from_metrics("\n".join(page) + "\n", found.job, found.pods), [], []))
+    text = drawn(render(status_from_metrics("\n".join(page) + "\n", details.job, details.pods), [], []))
     assert "pool 1/2, 1 workers score" in text
     assert "generation-1 (pool)" in text
 
 
 def test_top_without_metrics_shows_the_status_and_the_pods() -> None:
-    found, _ = facts_of(load("image"))
-    text = drawn(render(live.from_status(found.job, found.pods), [], []))
+    details, _ = details_of(load("image"))
+    text = drawn(render(status_from_job(details.job, details.pods), [], []))
     assert "ImagePullBackOff" in text
     assert "as generation-0" in text
     assert "0/0 samples" not in text
-    failed, _ = facts_of(load("failed"))
-    assert "BadPrompts" in drawn(render(live.from_status(failed.job, failed.pods), [], []))
+    failed, _ = details_of(load("failed"))
+    assert "BadPrompts" in drawn(render(status_from_job(failed.job, failed.pods), [], []))
 
 
 def test_lines_of_several_pods_are_in_order_of_time_and_those_of_one_pod_stay() -> None:
     first = [
-        split("a", b"2026-01-01T00:00:01.123456789Z one"),
-        split("a", b"2026-01-01T00:00:03Z three"),
-        split("a", b"x"),
+        parse_line("a", b"2026-01-01T00:00:01.123456789Z one"),
+        parse_line("a", b"2026-01-01T00:00:03Z three"),
+        parse_line("a", b"x"),
     ]
-    second = [split("b", b"2026-01-01T00:00:02.5Z two")]
+    second = [parse_line("b", b"2026-01-01T00:00:02.5Z two")]
     assert [line.text for line in in_order([first, second])] == ["one", "two", "three", "x"]
 
 
 def test_a_line_of_ours_is_shown_as_time_level_message_and_others_as_they_are() -> None:
     fields = {"time": "2026-01-01T10:20:30.5+00:00", "level": "ERROR", "message": "no [room]", "traceback": "T"}
     entry = json.dumps(fields).encode()
-    assert shown_line(split("a-0", b"2026-01-01T00:00:01Z " + entry), "cyan", 6).plain == (
+    assert line_text(parse_line("a-0", b"2026-01-01T00:00:01Z " + entry), "cyan", 6).plain == (
         "a-0     10:20:30 ERROR no [room]\nT"
     )
     for raw in (b"plain [bold] text", b"[1, 2]", b'{"level": 3}', b"\xff"):
-        assert shown_line(split("a", raw), "cyan", 0).plain == raw.decode(errors="replace")
+        assert line_text(parse_line("a", raw), "cyan", 0).plain == raw.decode(errors="replace")
 
 
 @given(st.lists(st.tuples(*[st.text(max_size=12)] * 3), min_size=1, max_size=6), st.integers(30, 90))
@@ -282,10 +282,10 @@ def test_a_long_last_column_goes_on_below_itself() -> None:
     assert lines == ["A   B", "x   one two three four five", "    six seven"]
 
 
-def test_near_names() -> None:
-    assert near("arithmetc", ["arithmetic", "other"]) == ["arithmetic"]
-    assert near("tiny", ["tiny-2", "zzz"]) == ["tiny-2"]
-    assert near("q", ["arithmetic"]) == []
+def test_similar_names_names() -> None:
+    assert similar_names("arithmetc", ["arithmetic", "other"]) == ["arithmetic"]
+    assert similar_names("tiny", ["tiny-2", "zzz"]) == ["tiny-2"]
+    assert similar_names("q", ["arithmetic"]) == []
 
 
 @given(st.text(max_size=500))

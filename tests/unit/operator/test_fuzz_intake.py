@@ -19,7 +19,7 @@ from tests.unit.operator.test_unreadable import KEY, SimulatedOperator
 from rlhf_api import control_pb2 as pb
 from rlhf_api import names
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_cli.cluster.stored import Stored
+from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_operator.cluster import yaml_of
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.gang.kueue_workload import WorkloadReport, flavor_of, priority_value, with_report
@@ -179,7 +179,7 @@ def _shown(body: Json) -> None:
     """As `rlhf list` reads it; an object without a name is none."""
     if not isinstance(body.get("metadata"), dict):
         return
-    job = Stored(body)
+    job = ClusterJob(body)
     json.dumps([job.phase, job.iterations, job.iteration, job.seconds_left, job.finished, job.last_log, job.state])
 
 

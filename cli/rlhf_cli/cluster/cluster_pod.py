@@ -1,7 +1,7 @@
-"""What each pod of a job does, or waits for, in a sentence: its status, and the events on it. Pure.
+"""What each pod of a job does or waits for, from its status and the events about it. Pure.
 
-Rule: words on how a container ended are the operator's own (`reconcile.words`). An event is believed only while the pod
-is not up: warnings of a start that succeeded are history.
+Rule: how a container ended is described by the operator's own function (`how_it_ended`). An event counts only while the
+pod is not up: a warning about a start that succeeded is history.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_cli.cluster.stored import moment
+from rlhf_cli.cluster.cluster_job import moment
 from rlhf_operator.reconcile.diagnostics import CONFIG_REASONS, IMAGE_REASONS
 from rlhf_operator.reconcile.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
@@ -23,9 +23,9 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "FailedCreatePodSandBox": "look at the node's network and container runtime",
     "NetworkNotReady": "look at the node's network",
 }
-"""Reason of a Warning on a pod -> what would help."""
+"""Reason of a Warning about a pod -> remedy."""
 SCHEDULER_PATIENCE: Final = timedelta(seconds=30)
-"""A scheduler that runs has found a node, or said why not, long before."""
+"""A scheduler that runs has found a node, or said why there is none, well before this."""
 _SYMPTOMS: Final = frozenset({"Unhealthy", "BackOff", "Failed"})
 """Warnings that say no more than the pod's own status."""
 _ROUTINE: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
@@ -33,59 +33,61 @@ _ORDER: Final = {group.value: number for number, group in enumerate(names.Group)
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One pod."""
+class ClusterPod:
+    """One pod of a job, as it is shown."""
 
     pod: ObservedPod
     name: str
-    """generation-0, coordinator."""
+    """Name of its worker, such as generation-0; coordinator."""
     node: str
     restarts: int
-    """Of its container."""
+    """Restarts of its container."""
     in_pool: bool
+    """Whether it is in the migration pool."""
     state: str
-    """One word."""
-    told: str
+    """State in one word, such as Ready or Unschedulable."""
+    explanation: str
     """What it waits for, or why it ended; empty when it simply runs."""
     started: datetime | None
+    """status.startTime; None when absent."""
 
     @property
     def well(self) -> bool:
-        """Up, or ended as it should."""
+        """Whether it is up, or ended as it should."""
         return self.state in ("Ready", "Completed")
 
 
-def workers(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> list[Worker]:
-    """Pods of a job, the coordinator first. `events` may be those of the whole namespace."""
-    said = _warnings(events)
-    read = [(body, pod_of(body)) for body in bodies]
-    found = [_worker(body, pod, said.get(pod.uid), now) for body, pod in read if isinstance(pod, ObservedPod)]
-    return sorted(found, key=lambda each: (_ORDER.get(each.pod.group, 9), each.pod.index))
+def cluster_pods(bodies: Iterable[Json], events: Iterable[Json], now: datetime) -> list[ClusterPod]:
+    """Return the pods of a job, the coordinator first. `events` may be those of the whole namespace."""
+    warnings = _warnings(events)
+    parsed = [(body, pod_of(body)) for body in bodies]
+    pods = [_cluster_pod(body, pod, warnings.get(pod.uid), now) for body, pod in parsed if isinstance(pod, ObservedPod)]
+    return sorted(pods, key=lambda shown: (_ORDER.get(shown.pod.group, 9), shown.pod.index))
 
 
-def _worker(body: Json, pod: ObservedPod, warning: Json | None, now: datetime) -> Worker:
+def _cluster_pod(body: Json, pod: ObservedPod, warning: Json | None, now: datetime) -> ClusterPod:
     statuses = (body.get("status") or {}).get("containerStatuses") or []
-    over = any("terminated" in (each.get("state") or {}) for each in statuses)
+    over = any("terminated" in (status.get("state") or {}) for status in statuses)
     node = str((body.get("spec") or {}).get("nodeName") or "")
-    state, told = _state(pod, warning, now, over=over, placed=bool(node))
+    state, explanation = _state(pod, warning, now, over=over, placed=bool(node))
     labels = body["metadata"].get("labels") or {}
-    return Worker(
+    return ClusterPod(
         pod=pod,
         name=pod.group if pod.group == names.Group.COORDINATOR else names.worker_name(pod.group, pod.index),
         node=node,
-        restarts=sum(count for each in statuses if type(count := each.get("restartCount")) is int),
+        restarts=sum(count for status in statuses if type(count := status.get("restartCount")) is int),
         in_pool=labels.get(names.LABEL_POOL) == "true",
         state=state,
-        told=told,
+        explanation=explanation,
         started=moment((body.get("status") or {}).get("startTime")),
     )
 
 
 def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool, placed: bool) -> tuple[str, str]:
-    """(one word, sentence); `over`: its container ended and may be started again, `placed`: it has a node."""
+    """Return (state, explanation). `over`: its container ended and may be started again; `placed`: it has a node."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
-        return "Leaving", _grace(pod, now)
+        return "Leaving", _time_to_leave(pod, now)
     if pod.phase == "Succeeded":
         return "Completed", ""
     if pod.phase == "Failed":
@@ -94,8 +96,8 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
     if pod.unschedulable:
         return "Unschedulable", f"no node can take it: {pod.unschedulable}"
     if pod.waiting in IMAGE_REASONS:
-        words = pod.waiting_message or pod.waiting
-        return pod.waiting, f"{words}: correct the image, or give imagePullSecrets in the group's template"
+        message = pod.waiting_message or pod.waiting
+        return pod.waiting, f"{message}: correct the image, or give imagePullSecrets in the group's template"
     if pod.waiting in CONFIG_REASONS:
         return pod.waiting, pod.waiting_message or "its container cannot be made"
     if pod.waiting == "CrashLoopBackOff":
@@ -105,66 +107,67 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
     if pod.ready:
         return "Ready", ""
     if warning is not None:
-        return pod.waiting or _waits(pod), _warned(warning)
+        return pod.waiting or _starting_state(pod), _warning_text(warning)
     if pod.phase == "Pending" and not pod.waiting and not placed and now - (pod.created or now) > SCHEDULER_PATIENCE:
         return "Pending", "no scheduler has looked at it; see that the cluster's scheduler runs"
-    return pod.waiting or _waits(pod), f"before: {ended}" if ended else ""
+    return pod.waiting or _starting_state(pod), f"before: {ended}" if ended else ""
 
 
-def _waits(pod: ObservedPod) -> str:
+def _starting_state(pod: ObservedPod) -> str:
     return "Starting" if pod.phase == "Running" else "Pending"
 
 
-def _grace(pod: ObservedPod, now: datetime) -> str:
+def _time_to_leave(pod: ObservedPod, now: datetime) -> str:
     assert pod.deletion is not None
     left = (pod.deletion - now).total_seconds()
     return f"it may take another {left:.0f}s" if left > 0 else "its time is over, and its node has not ended it"
 
 
-def _warned(event: Json) -> str:
+def _warning_text(event: Json) -> str:
     reason = str(event.get("reason"))
     remedy = _REMEDIES.get(reason)
     return f"{reason}: {' '.join(str(event.get('note') or '').split())}" + (f"; {remedy}" if remedy else "")
 
 
 def _warnings(events: Iterable[Json]) -> dict[str, Json]:
-    """Pod UID -> its newest Warning."""
-    found: dict[str, Json] = {}
-    for event in sorted(events, key=lambda each: str(event_time(each) or "")):
+    """Return pod UID -> its newest Warning."""
+    newest: dict[str, Json] = {}
+    for event in sorted(events, key=lambda event: str(event_time(event) or "")):
         about = event.get("regarding") or {}
         if event.get("type") == "Warning" and about.get("kind") == "Pod" and event.get("reason") not in _SYMPTOMS:
-            found[str(about.get("uid"))] = event
-    return found
+            newest[str(about.get("uid"))] = event
+    return newest
 
 
-def reasons(pods: Iterable[Worker]) -> dict[str, str]:
-    """Worker -> what it waits for; a cause that stops many is told once, and then by the name of the first."""
+def explanations(pods: Iterable[ClusterPod]) -> dict[str, str]:
+    """Return worker -> explanation. A cause that stops several pods is explained once; the others name the first."""
     first: dict[str, str] = {}
-    found = {}
-    for each in pods:
-        cause = "image" if each.pod.waiting in IMAGE_REASONS else each.told.replace(each.pod.name, "")
-        found[each.name] = f"as {first[cause]}" if cause in first else each.told
-        if each.told:
-            first.setdefault(cause, each.name)
-    return found
+    by_worker = {}
+    for shown in pods:
+        unnamed = shown.explanation.replace(shown.pod.name, "")
+        cause = "image" if shown.pod.waiting in IMAGE_REASONS else unnamed
+        by_worker[shown.name] = f"as {first[cause]}" if cause in first else shown.explanation
+        if shown.explanation:
+            first.setdefault(cause, shown.name)
+    return by_worker
 
 
-def telling(events: Iterable[Json]) -> list[Json]:
-    """All but the steps of a pod's start that went well and mere echoes, the oldest first."""
-    kept = [each for each in events if not _silent(each)]
-    return sorted(kept, key=lambda each: str(event_time(each) or ""))
+def notable_events(events: Iterable[Json]) -> list[Json]:
+    """Return the events worth showing, the oldest first, without routine steps of a pod's start and repetitions."""
+    notable = [event for event in events if not _is_routine(event)]
+    return sorted(notable, key=lambda event: str(event_time(event) or ""))
 
 
-def _silent(event: Json) -> bool:
+def _is_routine(event: Json) -> bool:
     if (event.get("regarding") or {}).get("kind") != "Pod":
         return False
-    # Every failed pull says its reason once more, alone.
-    echo = event.get("reason") == "Failed" and str(event.get("note")).startswith("Error: ")
-    return echo or (event.get("type") != "Warning" and event.get("reason") in _ROUTINE)
+    # Every failed pull repeats its reason in an event of its own.
+    repetition = event.get("reason") == "Failed" and str(event.get("note")).startswith("Error: ")
+    return repetition or (event.get("type") != "Warning" and event.get("reason") in _ROUTINE)
 
 
 def event_time(event: Json) -> datetime | None:
-    """When it was seen last; events come in two generations of the API."""
+    """Return when an event was last seen; events of two generations of the API say it in different fields."""
     series = (event.get("series") or {}).get("lastObservedTime")
     return moment(
         series

@@ -1,7 +1,7 @@
-"""The one sentence on top of a description: what a job does now, or what it waits for and what its user can do. Pure.
+"""The summary on top of `rlhf describe`: what a job does now, or what it waits for and what its user can do. Pure.
 
-Rule: the operator's own words first; the pods' when they know better, because they are read now and the status is
-written at most every ten seconds. A wait always ends in a remedy, or says that none is needed.
+Rule: the operator's message comes first. What the pods say is added where it is newer, because pods are read now and
+the status is written at most every ten seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
-from rlhf_cli.cluster.stored import Stored, age, moment, number, shortened
-from rlhf_cli.cluster.workers import Worker
+from rlhf_cli.cluster.cluster_job import ClusterJob, age, moment, number, shortened
+from rlhf_cli.cluster.cluster_pod import ClusterPod
 from rlhf_cli.console import duration
 
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
-"""An operator that runs has looked at a new or changed job long before."""
-SENTENCE_MAX: Final = 400
-"""Characters of the operator's message; whole it stands with the conditions."""
-_PASSING: Final = frozenset({"Leaving", "Ended", "Starting"})
-"""States that pass by themselves."""
-_AGAIN: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
+"""An operator that runs has reconciled a new or changed job well before this."""
+MAX_MESSAGE: Final = 400
+"""Characters of the operator's message that are shown; the conditions have it whole."""
+_TRANSIENT_STATES: Final = frozenset({"Leaving", "Ended", "Starting"})
+"""States that end by themselves."""
+_NEW_JOB: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
 _REMEDIES: Final[Mapping[str, str]] = {
     FinishedReason.USER_CODE: "correct the reward",
     FinishedReason.BAD_MODEL: "correct spec.models or the folder",
@@ -30,17 +30,20 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-def sentence(job: Stored, pods: Sequence[Worker], operator_age: timedelta | None, now: datetime) -> str:
-    """`operator_age`: since the operator last said that it lives; None when that could not be read."""
+def summarize(job: ClusterJob, pods: Sequence[ClusterPod], operator_age: timedelta | None, now: datetime) -> str:
+    """Return what a job does or waits for, with the remedy where there is one.
+
+    `operator_age` is the time since the operator renewed its Lease; None when that could not be read.
+    """
     if job.body["metadata"].get("deletionTimestamp"):
         return f"Being deleted; {len(pods)} of its pods are left."
-    if not job.finished and (absent := _unseen(job, operator_age, now)):
-        return absent
-    return _finished(job, now) or _stopped(job) or _refused(job) or _under_way(job, pods)
+    if not job.finished and (absence := _operator_absent(job, operator_age, now)):
+        return absence
+    return _finished(job, now) or _suspended(job) or _invalid(job) or _under_way(job, pods)
 
 
-def _unseen(job: Stored, operator_age: timedelta | None, now: datetime) -> str:
-    """The operator has not looked, or does not live."""
+def _operator_absent(job: ClusterJob, operator_age: timedelta | None, now: datetime) -> str:
+    """Return that the operator has not reconciled the job, or does not run; empty when it has and does."""
     remedy = "see that it runs: kubectl get pods -A -l app.kubernetes.io/name=rlhf-operator"
     if not job.status.get("conditions"):
         since = now - (job.created or now)
@@ -64,11 +67,11 @@ def _unseen(job: Stored, operator_age: timedelta | None, now: datetime) -> str:
     return ""
 
 
-def _finished(job: Stored, now: datetime) -> str:
+def _finished(job: ClusterJob, now: datetime) -> str:
     if job.holds(ConditionType.FAILED):
         reason = str(job.condition(ConditionType.FAILED).get("reason"))
-        remedy = f"{_capital(_REMEDIES.get(reason, 'correct the cause'))}, then {_AGAIN}."
-        return f"Failed ({reason}): {_ended(job.told(ConditionType.FAILED))} {remedy}"
+        remedy = f"{_capitalized(_REMEDIES.get(reason, 'correct the cause'))}, then {_NEW_JOB}."
+        return f"Failed ({reason}): {_full_stop(job.message(ConditionType.FAILED))} {remedy}"
     if not job.holds(ConditionType.COMPLETE):
         return ""
     started, ended = moment(job.status.get("startTime")), moment(job.status.get("completionTime"))
@@ -82,49 +85,49 @@ def _finished(job: Stored, now: datetime) -> str:
     return f"Complete: {job.iterations} iterations{took}{last}, {age(ended, now)} ago.{model}"
 
 
-def _stopped(job: Stored) -> str:
+def _suspended(job: ClusterJob) -> str:
     suspended = job.condition(ConditionType.SUSPENDED)
     if suspended.get("reason") == SuspendedReason.STOPPING:
-        return f"Stopping, because spec.suspend is true: {_ended(str(suspended.get('message')))}"
+        return f"Stopping, because spec.suspend is true: {_full_stop(str(suspended.get('message')))}"
     if suspended.get("status") == "True":
         at = job.progress.get("summary")
-        told = f"Suspended{f' at {at} iterations' if at else ''}: {_ended(str(suspended.get('message')))}"
-        return f"{told} `rlhf resume {job.name}` does that."
+        text = f"Suspended{f' at {at} iterations' if at else ''}: {_full_stop(str(suspended.get('message')))}"
+        return f"{text} `rlhf resume {job.name}` does that."
     return ""
 
 
-def _refused(job: Stored) -> str:
+def _invalid(job: ClusterJob) -> str:
     planned = job.condition(ConditionType.PLANNED)
     if planned.get("status") != "False":
         return ""
     runs = "" if job.phase == RunningReason.PENDING else " What runs goes on."
     remedy = "Correct it by kubectl edit or apply; a field that is fixed for life needs a new job."
-    return f"The manifest cannot be run: {_ended(str(planned.get('message')))}{runs} {remedy}"
+    return f"The manifest cannot be run: {_full_stop(str(planned.get('message')))}{runs} {remedy}"
 
 
-def _under_way(job: Stored, pods: Sequence[Worker]) -> str:
+def _under_way(job: ClusterJob, pods: Sequence[ClusterPod]) -> str:
     running = job.condition(ConditionType.RUNNING)
     message = str(running.get("message") or "not started yet")
     if job.holds(ConditionType.RUNNING):
         about = f" About {duration(job.seconds_left)} left." if job.seconds_left else ""
-        return f"Running {_ended(message)}{about}"
-    told = f"{job.phase}: {_ended(shortened(message, SENTENCE_MAX))}"
+        return f"Running {_full_stop(message)}{about}"
+    text = f"{job.phase}: {_full_stop(shortened(message, MAX_MESSAGE))}"
     queue = job.condition(ConditionType.ADMITTED)
     if queue.get("status") == "False" and str(queue.get("message")) not in message:
-        return f"{told} {_capital(_ended(shortened(str(queue.get('message')), SENTENCE_MAX)))}"
-    stuck = [each for each in pods if not each.well and each.told and each.state not in _PASSING]
-    if stuck and not any(each.pod.name in message for each in stuck):
+        return f"{text} {_capitalized(_full_stop(shortened(str(queue.get('message')), MAX_MESSAGE)))}"
+    stuck = [pod for pod in pods if not pod.well and pod.explanation and pod.state not in _TRANSIENT_STATES]
+    if stuck and not any(pod.pod.name in message for pod in stuck):
         first = stuck[0]
-        return f"{told} {_capital(first.name)} is {first.state}: {_ended(shortened(first.told))}"
+        return f"{text} {_capitalized(first.name)} is {first.state}: {_full_stop(shortened(first.explanation))}"
     if not stuck and job.phase in (RunningReason.STARTING, RunningReason.RECOVERING):
-        return f"{told} No pod reports trouble; `rlhf logs {job.name} -f` shows what its pods do."
-    return told
+        return f"{text} No pod reports trouble; `rlhf logs {job.name} -f` shows what its pods do."
+    return text
 
 
-def _ended(text: str) -> str:
+def _full_stop(text: str) -> str:
     stripped = text.rstrip()
     return stripped if stripped.endswith((".", "!", "?")) else f"{stripped}."
 
 
-def _capital(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]

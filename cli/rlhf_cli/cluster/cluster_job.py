@@ -1,8 +1,8 @@
-"""A stored RLHFJob as the verbs read it: conditions, phase, progress, ages. Pure.
+"""An RLHFJob as the API server returned it: its conditions, phase, progress and ages for the verbs. Pure.
 
-Rule: reads what may be missing, as an operator of another version may have written it, and never the clock. What has
-another form than the status' own model is left out, as the operator does: whoever lists the jobs of all namespaces
-reads what others wrote.
+Rule: every field may be missing, because an operator of another version may have written the object, and a field of
+another form than the status model is left out, because a list of all namespaces holds what others wrote. The clock is
+never read here.
 """
 
 import difflib
@@ -21,11 +21,12 @@ from rlhf_operator.stored_job import status_of
 
 Json = Mapping[str, Any]
 
-NEAR_NAMES: Final = 3
+MAX_SUGGESTIONS: Final = 3
+"""Names that "did you mean" offers."""
 _SCALARS: Final = frozenset(
     {"iterations", "seed", "deterministic", "placement", "suspend", "managedBy", "operatorClass"}
 )
-"""Fields of a spec that are no objects."""
+"""Fields of a spec that hold a single value."""
 _FAILURE_CODES: Final = {
     FinishedReason.USER_CODE: ExitCode.USER_CODE,
     FinishedReason.BAD_MODEL: ExitCode.BAD_MODEL,
@@ -36,8 +37,8 @@ _FAILURE_CODES: Final = {
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One job."""
+class ClusterJob:
+    """One job; properties return what its object says, empty where it says nothing."""
 
     body: Json
 
@@ -53,57 +54,59 @@ class Stored:
 
     @cached_property
     def spec(self) -> Json:
-        """spec, or nothing; of its groups and policies those that are objects."""
+        """spec; empty when absent. Of its groups and policies, those that are objects."""
         given = self.body.get("spec")
-        found = given.items() if isinstance(given, dict) else ()
-        return {name: each for name, each in found if isinstance(each, dict) or name in _SCALARS}
+        fields = given.items() if isinstance(given, dict) else ()
+        return {name: value for name, value in fields if isinstance(value, dict) or name in _SCALARS}
 
     @cached_property
     def status(self) -> Json:
-        """status, or nothing."""
+        """status; empty when absent or of another form."""
         return status_of(self.body.get("status"))[0] or {}
 
     @property
     def progress(self) -> Json:
-        """status.progress, or nothing."""
+        """status.progress; empty when absent."""
         return dict(self.status.get("progress") or {})
 
     @property
     def created(self) -> datetime | None:
-        """metadata.creationTimestamp."""
+        """metadata.creationTimestamp; None when absent."""
         return moment(self.body["metadata"].get("creationTimestamp"))
 
     @property
     def operator_class(self) -> str:
-        """spec.operatorClass, or nothing."""
+        """spec.operatorClass; empty when absent."""
         return str(self.spec.get("operatorClass") or "")
 
     @property
     def iterations(self) -> int:
-        """spec.iterations."""
+        """spec.iterations; 0 when absent or out of range."""
         wanted = self.spec.get("iterations")
         return wanted if isinstance(wanted, int) and 0 <= wanted <= ITERATION_MAX else 0
 
     @property
     def iteration(self) -> int:
-        """Iterations trained, as of the last look."""
+        """Iterations trained, as of the last update of the status."""
         return int(self.progress.get("iteration") or 0)
 
     def condition(self, kind: ConditionType) -> Json:
-        """A condition, or nothing."""
-        return next((each for each in self.status.get("conditions") or [] if each.get("type") == kind), {})
+        """Return a condition; empty when absent."""
+        return next(
+            (condition for condition in self.status.get("conditions") or [] if condition.get("type") == kind), {}
+        )
 
-    def told(self, kind: ConditionType) -> str:
-        """The sentence of a condition, without the lines of a log that may be below it."""
+    def message(self, kind: ConditionType) -> str:
+        """Return the message of a condition, without the lines of a log that may follow it."""
         return first_line(self.condition(kind))
 
     @property
     def last_log(self) -> list[str]:
-        """What the operator kept of a log when the job failed: a heading and lines, or nothing."""
+        """Lines of a log that the operator kept when the job failed, the first of which is a heading; often none."""
         return str(self.condition(ConditionType.FAILED).get("message") or "").splitlines()[1:]
 
     def holds(self, kind: ConditionType) -> bool:
-        """A condition is True."""
+        """Return whether a condition is True."""
         return self.condition(kind).get("status") == "True"
 
     @property
@@ -113,40 +116,40 @@ class Stored:
 
     @property
     def state(self) -> str:
-        """The phase and, where the operator said one, why."""
+        """The phase and, where the operator gave one, the message of Running."""
         message = self.condition(ConditionType.RUNNING).get("message")
         return f"{self.phase}: {message}" if message else self.phase
 
     @property
     def seconds_left(self) -> float:
-        """Estimate while it runs; 0 when there is none."""
+        """Estimate of the seconds left while the job runs; 0 when there is none."""
         return float(self.progress.get("remainingSeconds") or 0) if self.holds(ConditionType.RUNNING) else 0.0
 
     @property
     def finished(self) -> bool:
-        """Complete or Failed, for good."""
+        """Whether the job is Complete or Failed, which never changes again."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
 
     @property
     def selector(self) -> str:
-        """Labels of its pods."""
+        """Label selector of the job's pods."""
         return f"{names.LABEL_JOB_NAME}={self.name}"
 
     @property
     def failure_code(self) -> int:
-        """The exit code that stands for its failure: the coordinator's own where it gave the verdict."""
+        """Exit code that stands for the failure: the coordinator's own code where the coordinator failed the job."""
         reason = self.condition(ConditionType.FAILED).get("reason")
-        known: Mapping[str, ExitCode] = {each.value: code for each, code in _FAILURE_CODES.items()}
+        known: Mapping[str, ExitCode] = {finished.value: code for finished, code in _FAILURE_CODES.items()}
         return int(known.get(str(reason), ExitCode.FAILED))
 
 
 def first_line(condition: Json) -> str:
-    """What a condition says, without the lines of a log that may be below it."""
+    """Return the message of a condition, without the lines of a log that may follow it."""
     return str(condition.get("message") or "").partition("\n")[0]
 
 
 def moment(text: Any) -> datetime | None:
-    """A time of the API server; None for none, and for what is no time."""
+    """Return a time of the API server; None when it is absent or no time."""
     try:
         return datetime.fromisoformat(str(text)) if text else None
     except ValueError:
@@ -154,25 +157,26 @@ def moment(text: Any) -> datetime | None:
 
 
 def age(then: datetime | None, now: datetime) -> str:
-    """`42s`, `3m 07s`; empty when unknown."""
+    """Return the time since `then` as `42s` or `3m 07s`; empty when `then` is unknown."""
     return "" if then is None else duration(max(0.0, (now - then).total_seconds()))
 
 
-def near(name: str, known: Iterable[str]) -> list[str]:
-    """Names that may have been meant."""
-    every = sorted(set(known))
-    beginning = [each for each in every if each.startswith(name) or name.startswith(each)]
-    return list(dict.fromkeys([*difflib.get_close_matches(name, every, NEAR_NAMES, 0.5), *beginning]))[:NEAR_NAMES]
+def similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that `name` may have been meant to be, the most similar first."""
+    candidates = sorted(set(known))
+    beginning = [candidate for candidate in candidates if candidate.startswith(name) or name.startswith(candidate)]
+    close = difflib.get_close_matches(name, candidates, MAX_SUGGESTIONS, 0.5)
+    return list(dict.fromkeys([*close, *beginning]))[:MAX_SUGGESTIONS]
 
 
-def shortened(text: str, most: int = 200) -> str:
-    """The beginning and the end of a long text: what it is about, and the cause and the remedy."""
-    if len(text) <= most:
+def shortened(text: str, max_length: int = 200) -> str:
+    """Return the beginning and the end of a long text: its subject, and its cause and remedy."""
+    if len(text) <= max_length:
         return text
-    half = (most - 3) // 2
+    half = (max_length - 3) // 2
     return f"{text[:half].rpartition(' ')[0] or text[:half]} … {text[-half:].partition(' ')[2] or text[-half:]}"
 
 
 def number(value: Any, digits: int) -> str:
-    """A number of the status with `digits` decimals; empty for none."""
+    """Return a number of the status with `digits` decimals; empty when it is absent."""
     return f"{float(value):.{digits}f}" if isinstance(value, int | float) else ""

@@ -1,0 +1,163 @@
+"""Everything that `rlhf describe` and `rlhf top` show of one job, read from the API server.
+
+The job, its pods and events, the operator's Lease, and the last iterations from the coordinator's log. Rule: only the
+job itself has to be readable; what else the user may not read is left out and listed in `missing`. Log lines that are
+not understood are skipped, because a log is written for people; its times come from the coordinator's clock, so only
+their differences are shown.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rlhf_api import names
+from rlhf_cli.cluster.api import Api
+from rlhf_cli.cluster.cluster_job import ClusterJob, moment
+from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
+from rlhf_cli.cluster.cluster_session import ClusterSession
+from rlhf_cli.cluster.errors import AbsentError, RefusedError, VerbError
+from rlhf_operator.manifests.pods import CONTAINER
+
+Json = dict[str, Any]
+
+LOG_LINES: Final = 400
+"""Lines of the coordinator's log that are read: five per iteration, and some to spare."""
+_CLOSED: Final = re.compile(r"iteration (\d+)/(\d+): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
+_ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
+
+
+@dataclass
+class PastIteration:
+    """One iteration that the coordinator's log tells of: finished, or under way."""
+
+    number: int
+    """From 1."""
+    reward: float | None = None
+    samples_per_second: float | None = None
+    seconds: float | None = None
+    """None while it is under way."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds, in the order in which the stages were entered."""
+
+
+@dataclass(frozen=True)
+class JobDetails:
+    """All that was read about one job."""
+
+    job: ClusterJob
+    pods: Sequence[ClusterPod]
+    events: Sequence[Json]
+    """Events about the job and its pods."""
+    iterations: Sequence[PastIteration]
+    operator_age: timedelta | None
+    """Time since the operator last renewed its Lease; None when the Lease could not be read."""
+    missing: Sequence[str] = ()
+    """What could not be read, and why."""
+
+
+async def read_details(session: ClusterSession, name: str, now: datetime) -> JobDetails:
+    """Read a job and what belongs to it. Raises VerbError when the job itself cannot be read."""
+    job = await session.job(name)
+    missing: list[str] = []
+    api, namespace = session.api, job.namespace
+    lease = f"metadata.name={names.lease_name(job.operator_class)}"
+
+    async def listed(resource: str, where: str | None, **selectors: str) -> list[Json]:
+        return (await api.listing(resource, where, **selectors))[0]
+
+    pods, events, iterations, leases = await asyncio.gather(
+        _or_nothing(listed("pods", namespace, labelSelector=job.selector), "its pods", missing),
+        _or_nothing(listed("events", namespace), "events", missing),
+        _or_nothing(_read_iterations(api, job), "the last iterations", missing),
+        _or_nothing(listed("leases", None, fieldSelector=lease), "", []),
+    )
+    uids = {job.body["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
+    own_events = [event for event in events if (event.get("regarding") or {}).get("uid") in uids]
+    age = operator_age(leases, now)
+    return JobDetails(job, cluster_pods(pods, own_events, now), own_events, iterations, age, missing)
+
+
+def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
+    """Return the time since the youngest Lease was renewed; None when there is no Lease."""
+    renewals = [moment((lease.get("spec") or {}).get("renewTime")) for lease in leases]
+    known = [renewal for renewal in renewals if renewal is not None]
+    return now - max(known) if known else None
+
+
+def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
+    """Return the iterations that log lines tell of, in order. One whose beginning is not among them has no stages."""
+    iterations: dict[int, PastIteration] = {}
+    stage: tuple[str, int, datetime] | None = None
+    for line in lines:
+        at, message = _time_and_message(line)
+        if match := _CLOSED.fullmatch(message):
+            _leave_stage(iterations, stage, at)
+            stage = None
+            _close(iterations, match)
+        elif (match := _ENTERED.fullmatch(message)) and at is not None:
+            _leave_stage(iterations, stage, at)
+            stage = (match.group(1), int(match.group(2)) + 1, at)
+            iterations.setdefault(stage[1], PastIteration(stage[1]))
+    return [iterations[number] for number in sorted(iterations)]
+
+
+def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
+    """Return the finished iterations in the form of metrics.jsonl, which the live view takes."""
+    return [
+        {
+            "iteration": iteration.number - 1,
+            "reward": iteration.reward,
+            "samples_per_second": iteration.samples_per_second,
+        }
+        for iteration in iterations
+        if iteration.seconds is not None
+    ]
+
+
+async def _read_iterations(api: Api, job: ClusterJob) -> list[PastIteration]:
+    pod = f"{job.name}-{names.Group.COORDINATOR}"
+    query = {"tailLines": str(LOG_LINES), "container": CONTAINER}
+    try:
+        return parse_iterations([line.decode(errors="replace") async for line in api.log(job.namespace, pod, query)])
+    except (AbsentError, RefusedError):
+        return []  # the pod is gone, or its container has not started
+
+
+async def _or_nothing(reading: Awaitable[list[Any]], name: str, missing: list[str]) -> list[Any]:
+    try:
+        return await reading
+    except VerbError as error:
+        missing.append(f"{name}: {error}")
+        return []
+
+
+def _leave_stage(
+    iterations: Mapping[int, PastIteration], stage: tuple[str, int, datetime] | None, at: datetime | None
+) -> None:
+    if stage is not None and at is not None:
+        name, number, since = stage
+        stages = iterations[number].stages
+        stages[name] = stages.get(name, 0.0) + max(0.0, (at - since).total_seconds())
+
+
+def _close(iterations: dict[int, PastIteration], match: re.Match[str]) -> None:
+    number = int(match.group(1))
+    closed = iterations.setdefault(number, PastIteration(number))
+    reward = match.group(3)
+    closed.reward = None if reward in ("none", "nan") else float(reward)
+    closed.samples_per_second, closed.seconds = float(match.group(4)), float(match.group(5))
+
+
+def _time_and_message(line: str) -> tuple[datetime | None, str]:
+    """Return time and message of a log line, which is one JSON object in a pod; (None, "") for any other line."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None, ""
+    if not isinstance(entry, dict):
+        return None, ""
+    return moment(entry.get("time")), str(entry.get("message") or "")

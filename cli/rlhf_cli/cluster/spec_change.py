@@ -1,0 +1,135 @@
+"""`rlhf suspend`, `rlhf resume`, `rlhf scale`: the change of the spec that a verb means, checked, then sent.
+
+Rule: a change that the rules of the manifest forbid is refused here in the words of `rlhf validate`, without a request;
+the API server checks it again. A change that changes nothing sends nothing. All but `send` is pure.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_api import manifest, names
+from rlhf_api.conditions import ConditionType
+from rlhf_api.names import ExitCode, Group
+from rlhf_api.problems import ManifestError, Problem
+from rlhf_cli.cluster.cluster_job import ClusterJob
+from rlhf_cli.cluster.cluster_session import ClusterSession
+from rlhf_cli.cluster.errors import VerbError
+
+SCALABLE: Final = (Group.GENERATION, Group.INFERENCE)
+_SIZE: Final = re.compile(r"\d{1,9}")
+
+
+@dataclass(frozen=True)
+class SpecChange:
+    """A change of a job's spec, and how it is announced."""
+
+    patch: Mapping[str, Any]
+    """JSON merge patch of the object; empty when there is nothing to change."""
+    announcement: str
+    """Text that is printed after the job's name."""
+
+
+async def send(
+    session: ClusterSession, name: str, change_of: Callable[[ClusterJob], SpecChange], *, dry_run: bool
+) -> int:
+    """Send the change of a job as one patch, or none when there is nothing to change. Return the exit code."""
+    job = await session.job(name)
+    change = change_of(job)
+    if change.patch:
+        await session.api.patch(names.PLURAL, job.namespace, name, dict(change.patch), dry_run=dry_run)
+    suffix = " (dry run: nothing was changed)" if dry_run and change.patch else ""
+    session.write([f"{name} {change.announcement}{suffix}"])
+    return 0
+
+
+def suspend(job: ClusterJob) -> SpecChange:
+    """Return the change that sets spec.suspend to true. Raises VerbError for a finished job."""
+    _check_not_finished(job, "suspended")
+    if job.spec.get("suspend"):
+        return SpecChange({}, f"is suspended already ({job.phase})")
+    kept = (
+        "it saves a checkpoint and goes on from there"
+        if job.spec.get("checkpoints")
+        else "spec.checkpoints is not set, so it will begin anew"
+    )
+    return SpecChange({"spec": {"suspend": True}}, f"will be suspended; {kept} when it is resumed")
+
+
+def resume(job: ClusterJob) -> SpecChange:
+    """Return the change that sets spec.suspend to false. Raises VerbError for a finished job."""
+    _check_not_finished(job, "resumed")
+    if not job.spec.get("suspend"):
+        return SpecChange({}, f"is not suspended ({job.phase})")
+    checkpoint = job.status.get("lastCheckpoint") or {}
+    start = f"from iteration {checkpoint['iteration']}" if checkpoint.get("iteration") is not None else ""
+    return SpecChange({"spec": {"suspend": False}}, f"will be resumed {start}".rstrip())
+
+
+def scale(job: ClusterJob, sizes: Mapping[Group, int]) -> SpecChange:
+    """Return the change of spec.<group>.replicas to `sizes` (group -> workers). Raises VerbError, ManifestError."""
+    _check_not_finished(job, "scaled")
+    before = {group: int((job.spec.get(group.value) or {}).get("replicas", 1)) for group in sizes}
+    changed = {group: size for group, size in sizes.items() if before[group] != size}
+    if not changed:
+        return SpecChange({}, f"has {_listed(before)} already")
+    patch = {"spec": {group.value: {"replicas": size} for group, size in changed.items()}}
+    _check_rules(job, patch)
+    steps = ", ".join(f"{group} {before[group]} -> {size}" for group, size in changed.items())
+    return SpecChange(patch, f"is scaled: {steps}" + (" (when it is resumed)" if job.spec.get("suspend") else ""))
+
+
+def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
+    """Return arguments such as `generation=4` as group -> workers. Raises VerbError naming a wrong argument."""
+    sizes: dict[Group, int] = {}
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if not separator or not _SIZE.fullmatch(value):
+            raise VerbError(f"{argument!r}: give a group and a number, such as generation=4", ExitCode.USAGE)
+        if name == Group.TRAINING:
+            message = (
+                "training=... : training ranks are pipeline x data of spec.training.parallelism, fixed for a job's life"
+            )
+            raise VerbError(message, ExitCode.USAGE)
+        if name not in SCALABLE:
+            raise VerbError(f"{argument!r}: no group {name!r}; generation and inference can be scaled", ExitCode.USAGE)
+        if Group(name) in sizes:
+            raise VerbError(f"{argument!r}: {name} is given twice", ExitCode.USAGE)
+        sizes[Group(name)] = int(value)
+    return sizes
+
+
+def _check_rules(job: ClusterJob, patch: Mapping[str, Any]) -> None:
+    """Raise ManifestError for the rules that the change breaks; rules that were broken before are left out."""
+    known = {(problem.field, problem.message) for problem in _problems(job.body, {})}
+    new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in known]
+    if new:
+        raise ManifestError(new, f"{job.namespace}/{job.name} as it would be")
+
+
+def _problems(body: Mapping[str, Any], patch: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a job once it is patched, without lines: nobody wrote this text."""
+    spec = {**body["spec"]}
+    for group, fields in (patch.get("spec") or {}).items():
+        spec[group] = {**(spec.get(group) or {}), **fields}
+    metadata = {key: body["metadata"].get(key) for key in ("name", "namespace")}
+    document = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": spec}
+    try:
+        manifest.parse(json.dumps(document), "")
+    except ManifestError as error:
+        return [Problem(problem.field, problem.value, problem.message) for problem in error.problems]
+    return []
+
+
+def _check_not_finished(job: ClusterJob, action: str) -> None:
+    for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
+        if job.holds(kind):
+            raise VerbError(
+                f"{job.name} is {kind} and cannot be {action}: a finished job never runs again; create a new one"
+            )
+
+
+def _listed(sizes: Mapping[Group, int]) -> str:
+    return ", ".join(f"{group} {size}" for group, size in sizes.items())
