@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.long_tail_job import SCENARIOS, write_job
 from benchmarks.pinned_job import run_job
 
-from rlhf_coordinator.fusion import fusing, learning
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.fusion import fusion_planning, learning
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop import actions
 from rlhf_coordinator.reports.metrics import read_metrics
 from rlhf_coordinator.reports.picture import draw_timeline
@@ -115,10 +115,10 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
 
     Lengths are learned when a round is over: no setting knows the responses that it is going to decode.
     """
-    planned, learned, random_key = fusing.begin, learning.learn, prompts.random_key
+    planned, learned, random_key = fusion_planning.begin_iteration, learning.learn, prompts.random_key
     deadline = time.monotonic() + seconds
 
-    def begin(run: Run) -> None:
+    def begin(run: JobRun) -> None:
         number, setting = turns.turn(run.state.iteration)
         if time.monotonic() > deadline and turns.turn(run.state.iteration - 1)[0] != number:
             order_stop(run, checkpoint=False, reason="its time is over")
@@ -130,18 +130,18 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
         if setting.threshold:
             run.state.fusion.choice = FusionChoice(setting.threshold, setting.pool, "Auto", 0.0, 0.0, (), setting.name)
 
-    def learn(run: Run) -> None:
+    def learn(run: JobRun) -> None:
         before = run.state.fusion.lengths
         learned(run)
         if not turns.ends(run.state.iteration):
             run.state.fusion.lengths = before
 
-    fusing.begin, learning.learn = begin, learn
+    fusion_planning.begin_iteration, learning.learn = begin, learn
     actions.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        fusing.begin, learning.learn = planned, learned
+        fusion_planning.begin_iteration, learning.learn = planned, learned
         actions.random_key = random_key  # type: ignore[attr-defined]
 
 

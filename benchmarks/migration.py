@@ -237,7 +237,7 @@ async def both(
     source, destination = workers
     number = 2 * ((repeat + 1) * len(setting.tokens) + setting.tokens.index(tokens))
     by_kv, seconds = await by_cache(source, destination, await began(source, number, tokens, longest))
-    seen += learning.transferred([by_kv], bytes_per_token, seconds)
+    seen += learning.transfer_work([by_kv], bytes_per_token, seconds)
     bare, lost, told = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
     seen.append(Observed("command", 1, 1, 1, told))
     known = len(unpack(by_kv.progress.tokens))

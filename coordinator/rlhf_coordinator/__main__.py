@@ -25,13 +25,13 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun, begin_run
 from rlhf_coordinator.job.recorder import GuardedRecorder
-from rlhf_coordinator.job.run import Outcome, Run, begin_run
 from rlhf_coordinator.reports.recorder import RunRecorder
 from rlhf_coordinator.scheduling.schedule import schedule_json
-from rlhf_coordinator.service.last_report import say
+from rlhf_coordinator.service.last_report import write_last_report
 from rlhf_coordinator.service.logs import configure_logs
-from rlhf_coordinator.service.metrics import open_endpoint
+from rlhf_coordinator.service.prometheus import open_endpoint
 from rlhf_coordinator.service.server import order_stop
 from rlhf_coordinator.service.serving import Addresses, serve
 from rlhf_coordinator.state.job_state import JobContext, job_context
@@ -82,7 +82,7 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
     )
 
 
-def prepare() -> tuple[Run, Restored]:
+def prepare() -> tuple[JobRun, Restored]:
     """Everything that can fail before the first worker is let in. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
@@ -104,7 +104,7 @@ def prepare() -> tuple[Run, Restored]:
     return begin_run(context, restored, journal, prompts, recorder), restored
 
 
-async def run_job(run: Run, restored: Restored, endpoint: Endpoint | None) -> Outcome:
+async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:
     """Serves the job with signals as the way to stop it."""
     certificates = os.environ.get(Env.CERTIFICATES)
     addresses = Addresses(
@@ -144,7 +144,7 @@ def main() -> int:
         outcome = asyncio.run(run_job(run, restored, endpoint))
     except JobError as error:
         return failed(error.failure)
-    say(run)
+    write_last_report(run)
     if outcome.failure is not None:
         return failed(outcome.failure)
     return EXIT_CODES[outcome.phase]

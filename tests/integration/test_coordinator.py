@@ -17,7 +17,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
-from rlhf_coordinator.service.metrics import metrics_of, open_endpoint
+from rlhf_coordinator.service.prometheus import open_endpoint, prometheus_application
 from rlhf_coordinator.state import fleet
 from rlhf_operator.certificates import new_authority
 
@@ -240,7 +240,7 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
 async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr("rlhf_coordinator.training.saving.DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("rlhf_coordinator.training.checkpoint_saver.DELAY_SECONDS", 0.1)
     given: list[pb.Failure] = []
 
     def full() -> pb.Failure | None:
@@ -288,7 +288,7 @@ async def test_metrics_are_served(jobs: list[Coordinated], tmp_path: Path) -> No
     assert coordinated.run is not None
     address = free_address()
     endpoint = open_endpoint(address)
-    endpoint.metrics = metrics_of(coordinated.run)
+    endpoint.metrics = prometheus_application(coordinated.run)
     text = (await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics")).read().decode()
     endpoint.close()
     pace.tokens_per_tick = 8

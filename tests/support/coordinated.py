@@ -18,7 +18,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_coordinator.job.run import Outcome, Run, begin_run
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun, begin_run
 from rlhf_coordinator.reports.recorder import RunRecorder
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.service.serving import Addresses, serve
@@ -151,10 +151,10 @@ class Coordinated:
         self.folder = folder
         self.address = free_address()
         self.certificates = certificates
-        self.run: Run | None = None
-        self._task: asyncio.Task[Outcome] | None = None
+        self.run: JobRun | None = None
+        self._task: asyncio.Task[JobOutcome] | None = None
 
-    def start(self, *, resume: bool = False) -> Run:
+    def start(self, *, resume: bool = False) -> JobRun:
         """A new coordinator goes on from what is on disk."""
         plan = job_context(self.job, schedule_json(self.job.spec))
         journal = Journal(self.folder / "journal")
@@ -167,7 +167,7 @@ class Coordinated:
         self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
         return self.run
 
-    async def outcome(self, seconds: float = 240.0) -> Outcome:
+    async def outcome(self, seconds: float = 240.0) -> JobOutcome:
         """How the job ended."""
         assert self._task is not None
         return await asyncio.wait_for(self._task, seconds)

@@ -8,7 +8,7 @@ from tests.support.coordinated import make_prompts
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_coordinator.job.run import Run, begin_run
+from rlhf_coordinator.job.job_run import JobRun, begin_run
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.journal import Journal
@@ -31,7 +31,7 @@ class SilentRecorder:
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
-def begin_in_process(folder: Path, job: RLHFJob, recorder: SilentRecorder | None = None) -> tuple[Run, Restored]:
+def begin_in_process(folder: Path, job: RLHFJob, recorder: SilentRecorder | None = None) -> tuple[JobRun, Restored]:
     """Return the running job that goes on from the journal in this folder, and what was restored."""
     context = job_context(job, schedule_json(job.spec))
     journal = Journal(folder / "run" / "journal")

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlhf_api.incremental import prefix_tasks
 from rlhf_api.names import Group
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
 from rlhf_planner.inter_stage.fitted import Work
@@ -24,16 +24,18 @@ log = logging.getLogger(__name__)
 MODE: Final = "Auto"
 
 
-def look_back(run: Run) -> None:
+def estimate_gain(run: JobRun) -> None:
     """All of an iteration is scored: what does scoring early gain in it?"""
     if run.context.spec.inference.incremental != MODE or not incremental.possible(run.context):
         return
     trace = trace_of(run)
     if trace is not None:
-        run.replaying = asyncio.get_running_loop().create_task(_replay(run, run.state.iteration, trace, costs_of(run)))
+        run.replaying = asyncio.get_running_loop().create_task(
+            _estimate(run, run.state.iteration, trace, costs_of(run))
+        )
 
 
-def trace_of(run: Run) -> Trace | None:
+def trace_of(run: JobRun) -> Trace | None:
     """The iteration as it went; None when this process has not seen all of it."""
     state, fusion = run.state, run.state.incremental
     indices = range(len(state.ledger.samples))
@@ -53,7 +55,7 @@ def trace_of(run: Run) -> Trace | None:
     )
 
 
-def costs_of(run: Run) -> TokenCosts:
+def costs_of(run: JobRun) -> TokenCosts:
     """What scoring took in the iteration, by the spans of its passes."""
     early, late = Work(), Work()
     for task, line in run.state.incremental.passes.items():
@@ -65,11 +67,11 @@ def costs_of(run: Run) -> TokenCosts:
     return TokenCosts(early, late, 1 if run.context.spec.deterministic else SCORE_BATCH)
 
 
-async def _replay(run: Run, iteration: int, trace: Trace, costs: TokenCosts) -> None:
+async def _estimate(run: JobRun, iteration: int, trace: Trace, costs: TokenCosts) -> None:
     fusion = run.state.incremental
     told = await asyncio.to_thread(incremental_gain, trace, costs)
     if told.worthwhile != fusion.chosen:
-        text = _words(told)
+        text = _choice_message(told)
         log.info(text)
         run.event("incremental-choice", text)
     fusion.planned = told.worthwhile
@@ -80,7 +82,7 @@ async def _replay(run: Run, iteration: int, trace: Trace, costs: TokenCosts) -> 
         run.wake()
 
 
-def _words(told: IncrementalGain) -> str:
+def _choice_message(told: IncrementalGain) -> str:
     change = f"take {told.with_prefixes:.3g} s instead of {told.without:.3g} s"
     if told.worthwhile:
         return f"unfinished samples are scored early: the last iteration would {change}"

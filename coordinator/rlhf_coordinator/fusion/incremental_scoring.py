@@ -10,7 +10,7 @@ import time
 from rlhf_api import control_pb2 as pb
 from rlhf_api.incremental import prefix_tasks
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.scheduling.decisions import ScorePrefix
 from rlhf_coordinator.state.incremental_state import HeldPrefix
@@ -21,7 +21,7 @@ from rlhf_planner.inter_stage.incremental_gain import PassSums
 log = logging.getLogger(__name__)
 
 
-def ask(run: Run, decision: ScorePrefix) -> None:
+def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
     """Sends all that is known of some unfinished samples to a worker."""
     ledger, tasks = run.state.ledger, prefix_tasks(run.context.tasks)
     samples = []
@@ -43,7 +43,7 @@ def ask(run: Run, decision: ScorePrefix) -> None:
     run.state.incremental.joined.setdefault(decision.worker, time.monotonic())
 
 
-def told(run: Run, worker: str, message: pb.ScoredPrefix) -> None:
+def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
     """A worker has gone as far as it can with a sample."""
     incremental_state, index = run.state.incremental, message.key.sample
     if message.key.iteration != run.state.iteration:
@@ -67,18 +67,18 @@ def told(run: Run, worker: str, message: pb.ScoredPrefix) -> None:
     run.wake()
 
 
-def begun(run: Run, index: int) -> None:
+def decoding_started(run: JobRun, index: int) -> None:
     """A sample was handed out to decode."""
     run.state.incremental.begun.setdefault(index, time.monotonic())
 
 
-def finished(run: Run, index: int) -> None:
+def response_finished(run: JobRun, index: int) -> None:
     """A response is complete: nothing more is begun, what is there is kept for its Score."""
     run.state.incremental.asked.pop(index, None)
     run.state.incremental.finished[index] = time.monotonic()
 
 
-def handed_out(run: Run, index: int, worker: str, tasks: tuple[str, ...]) -> None:
+def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...]) -> None:
     """A finished sample's tasks went to a worker: a prefix is used there, or for nothing."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
@@ -86,7 +86,7 @@ def handed_out(run: Run, index: int, worker: str, tasks: tuple[str, ...]) -> Non
         incremental_state.dropped += incremental_state.held.pop(index).worker != worker
 
 
-def scored(run: Run, message: pb.ScoredSample) -> None:
+def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
     """A score was taken in: how much of it was there before the sample ended?"""
     if message.task in prefix_tasks(run.context.tasks):
         incremental_state, index = run.state.incremental, message.key.sample
@@ -94,14 +94,14 @@ def scored(run: Run, message: pb.ScoredSample) -> None:
         incremental_state.tokens += run.state.prompt_tokens[index] + len(run.state.ledger.samples[index].response)
 
 
-def observe(run: Run, observation: pb.Observation) -> None:
+def observe(run: JobRun, observation: pb.Observation) -> None:
     """Take in a worker's pass: so many tokens of a task took so long."""
     if observation.WhichOneof("work") == "scoring" and observation.iteration == run.state.iteration:
         line = run.state.incremental.passes.setdefault(observation.scoring.task, PassSums())
         line.add(observation.scoring.tokens, (observation.end_ns - observation.start_ns) / 1e9)
 
 
-def lost(run: Run, worker: str) -> None:
+def worker_lost(run: JobRun, worker: str) -> None:
     """A worker is gone, or its session is a new one: it holds nothing."""
     incremental_state = run.state.incremental
     before = len(incremental_state.held)
@@ -112,14 +112,14 @@ def lost(run: Run, worker: str) -> None:
     incremental_state.cache_bytes.pop(worker, None)
 
 
-def refused(run: Run, worker: str, failure: pb.Failure) -> None:
+def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
     """A worker could not begin: it is asked for nothing more in this iteration."""
     log.warning("%s could not score what is unfinished: %s", worker, failure.message)
-    lost(run, worker)
+    worker_lost(run, worker)
     run.state.incremental.full[worker] = 0
 
 
-def figures(run: Run) -> dict[str, float]:
+def incremental_metrics(run: JobRun) -> dict[str, float]:
     """What incremental scoring did in an iteration, for its metrics."""
     incremental_state = run.state.incremental
     if not incremental.possible(run.context):

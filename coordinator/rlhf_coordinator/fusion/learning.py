@@ -15,7 +15,7 @@ from typing import Any
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
@@ -30,7 +30,7 @@ from rlhf_planner.inter_stage.simulate import simulate
 log = logging.getLogger(__name__)
 
 
-def recall(run: Run, written: dict[str, Any]) -> None:
+def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
     """After a start: the costs that were written down, and the lengths of iterations whose segments are kept."""
     fusion = run.state.fusion
     if run.context.spec.fusion.inter_stage.mode == "Disabled":
@@ -59,7 +59,7 @@ def recall(run: Run, written: dict[str, Any]) -> None:
         log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
 
 
-def layout_of(run: Run, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
+def layout_of(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
     """An iteration with prompts of so many tokens, and of these lines, as the planner sees it."""
     sizes, settings = run.state.fleet.sizes, run.context.spec.fusion.inter_stage
     return IterationSetup(
@@ -72,7 +72,7 @@ def layout_of(run: Run, prompts: Sequence[int], lines: Sequence[int]) -> Iterati
     )
 
 
-def learn(run: Run) -> None:
+def learn(run: JobRun) -> None:
     """All of the iteration is scored: lengths and costs follow what was seen, once.
 
     Leaves metrics in the state: what was predicted, and what the simulation makes of the lengths that came out.
@@ -107,11 +107,11 @@ def learn(run: Run) -> None:
         metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in fusion.costs.scale.items()}
         metrics["fusion/beside_ratio"] = fusion.costs.beside
-        fusion.costs = refined(fusion.costs, [*fusion.observed, *beside_scoring(fusion.decoded, fusion.scored)])
-        write_down(run)
+        fusion.costs = refined(fusion.costs, [*fusion.observed, *with_contention(fusion.decoded, fusion.scored)])
+        store_costs(run)
 
 
-def write_down(run: Run) -> None:
+def store_costs(run: JobRun) -> None:
     """The costs as they are now go into the job's facts: `recall` and `rlhf plan` read them there."""
     run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.state.fusion.costs.document()}})
 
@@ -119,7 +119,7 @@ def write_down(run: Run) -> None:
 # ---------------------------------------------------------------- observations
 
 
-def observe(run: Run, name: str, observation: pb.Observation) -> None:
+def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
     """Add what a worker did to what it was busy with, and to what work takes. Work of another iteration than the one in
     progress tells nothing of this one."""
     fusion, kind = run.state.fusion, observation.WhichOneof("work")
@@ -140,7 +140,7 @@ def observe(run: Run, name: str, observation: pb.Observation) -> None:
     fusion.observed.append(scoring_work(run.context, observation))
 
 
-def beside_scoring(
+def with_contention(
     decoded: Iterable[tuple[WorkInterval, Observed]], scored: Iterable[WorkInterval]
 ) -> Iterator[Observed]:
     """What was decoded, each with the share of its time in which a generation worker scored; not itself, for a worker
@@ -162,18 +162,18 @@ def beside_scoring(
         yield work._replace(beside=shared / max(1, own.end_ns - own.start_ns))
 
 
-def moved(run: Run, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
+def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
     """A worker has answered a Migrate: these samples moved with their caches."""
     fusion = run.state.fusion
-    fusion.observed += transferred(samples, fusion.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
+    fusion.observed += transfer_work(samples, fusion.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
 
 
-def gave_back(run: Run, pending: PendingCommand) -> None:
+def observe_withdrawal(run: JobRun, pending: PendingCommand) -> None:
     """A worker has answered a Withdraw: of all commands the one that is acted on at once."""
     run.state.fusion.observed.append(Observed("command", 1, 1, 1, time.monotonic() - pending.sent))
 
 
-def transferred(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[Observed]:
+def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[Observed]:
     """What one Migrate tells of costs: these samples were with their destination after so many seconds."""
     if not samples or bytes_per_token <= 0:
         return []

@@ -6,11 +6,11 @@ Rule: every command but Exit goes out by here, so that what a worker was asked i
 import time
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.worker import PendingCommand
 
 
-def send(run: Run, worker: str, command: pb.Command, pending: PendingCommand) -> None:
+def send(run: JobRun, worker: str, command: pb.Command, pending: PendingCommand) -> None:
     """Numbers the command and queues it; a worker that is gone is asked again when it is back."""
     command.id = next(run.command_ids)
     here = run.state.fleet.workers[worker]

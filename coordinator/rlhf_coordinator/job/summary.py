@@ -4,11 +4,11 @@ import math
 import time
 from typing import Any
 
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.restore import mean
 
 
-def summary(run: Run, samples_per_prompt: int) -> dict[str, Any]:
+def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     """Facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means of the
     first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
     assert run.outcome is not None

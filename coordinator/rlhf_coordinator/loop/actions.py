@@ -13,10 +13,10 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_coordinator.fusion import fusing, incremental_scoring, moving
+from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample_moves
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_metrics import skipped_steps
-from rlhf_coordinator.job.run import Outcome, Run, take_prompts
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_group
@@ -25,8 +25,8 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.training import choosing
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training import schedule_choice
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +34,21 @@ log = logging.getLogger(__name__)
 class Actions:
     """Changes a run as was decided."""
 
-    def __init__(self, run: Run, saving: Saving) -> None:
+    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
         self._run = run
         self._saving = saving
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
             d.Generate: self._generate,
             d.Score: self._score,
-            d.ScorePrefix: partial(incremental_scoring.ask, run),
-            d.Migrate: partial(moving.migrate, run),
-            d.Withdraw: partial(moving.withdraw, run),
+            d.ScorePrefix: partial(incremental_scoring.request_prefixes, run),
+            d.Migrate: partial(sample_moves.migrate, run),
+            d.Withdraw: partial(sample_moves.withdraw, run),
             d.Offload: self._offload,
-            d.MeasureCosts: partial(fusing.ask, run),
-            d.AdoptCosts: lambda _: fusing.take_costs(run),
+            d.MeasureCosts: partial(fusion_planning.measure_costs, run),
+            d.AdoptCosts: lambda _: fusion_planning.adopt_costs(run),
             d.PrepareWorker: self._prepare_worker,
             d.FormGroup: self._form_group,
-            d.MeasureSchedule: lambda _: choosing.ask(run),
+            d.MeasureSchedule: lambda _: schedule_choice.measure_schedules(run),
             d.Train: self._train,
             d.ExitWorker: self._exit_worker,
             d.RestartGroup: self._restart_group,
@@ -69,11 +69,11 @@ class Actions:
         run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
         spec = run.context.spec
         run.state.ledger = Ledger(iteration, spec.rollout.batch_size, run.context.tasks, run.coordinator_epoch)
-        take_prompts(run.state, run.prompts)
+        load_iteration_prompts(run.state, run.prompts)
         run.state.trained = False
         run.training_metrics = {}
         run.state.incremental.begin_iteration()
-        fusing.begin(run)
+        fusion_planning.begin_iteration(run)
 
     # ---------------------------------------------------------------- samples
 
@@ -88,7 +88,7 @@ class Actions:
         run, ledger = self._run, self._run.state.ledger
         known = ledger.samples[index].response
         attempt = ledger.assign(index, worker)
-        incremental_scoring.begun(run, index)
+        incremental_scoring.decoding_started(run, index)
         message = pb.GenerateSample(
             key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
             prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
@@ -106,7 +106,7 @@ class Actions:
         samples = []
         for index, tasks in decision.samples:
             attempt = ledger.assign_scores(index, tasks, decision.worker)
-            incremental_scoring.handed_out(run, index, decision.worker, tasks)
+            incremental_scoring.scoring_assigned(run, index, decision.worker, tasks)
             sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
             message = pb.ScoreSample(
                 key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
@@ -215,7 +215,7 @@ class Actions:
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
         metrics = training_group.merged_metrics(run.state)
-        metrics["schedule"] = choosing.number(run)
+        metrics["schedule"] = schedule_choice.schedule_number(run)
         if run.state.schedule.predicted:
             metrics["predicted_step_seconds"] = run.state.schedule.predicted
         if told := skipped_steps(metrics, run.state.iteration):
@@ -232,7 +232,7 @@ class Actions:
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
         metrics = run.iteration_metrics.metrics(run.state.ledger, run.training_metrics, time.monotonic())
-        metrics |= fusing.figures(run) | incremental_scoring.figures(run)
+        metrics |= fusion_planning.fusion_metrics(run) | incremental_scoring.incremental_metrics(run)
         moved = run.state.fusion.moved
         run.totals.moved_kv += moved.kv
         run.totals.moved_tokens += moved.tokens
@@ -260,7 +260,7 @@ class Actions:
         run = self._run
         if run.outcome is not None:
             return
-        run.outcome = Outcome(decision.phase, decision.failure)
+        run.outcome = JobOutcome(decision.phase, decision.failure)
         reason = decision.failure.message if decision.failure else f"the job is {decision.phase.lower()}"
         for worker in run.state.fleet:
             if worker.session:

@@ -10,11 +10,11 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
-from rlhf_coordinator.fusion import fusing, incremental_scoring, moving
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample_moves
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
-from rlhf_coordinator.training import choosing
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training import schedule_choice
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ VERDICTS: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BA
 class CommandResults:
     """Takes CommandDone messages."""
 
-    def __init__(self, run: Run, saving: Saving) -> None:
+    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
         self._run = run
         self._saving = saving
 
@@ -36,14 +36,14 @@ class CommandResults:
         """One answer; an unknown id belongs to a command of an earlier session and says nothing."""
         worker = self._run.state.fleet.workers[name]
         if not message.command_id:
-            self._last_words(worker, message.failure)
+            self._take_worker_failure(worker, message.failure)
             return
         pending = worker.pending.pop(message.command_id, None)
         if pending is None:
             return
         worker.last_progress = time.monotonic()
         if pending.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW):
-            moving.answered(self._run, name, pending, message)
+            sample_moves.take_answer(self._run, name, pending, message)
         elif message.HasField("failure"):
             self._failed(worker, pending, message.failure)
         else:
@@ -55,9 +55,9 @@ class CommandResults:
         context = self._run.context
         kind = message.WhichOneof("result")
         if kind == "measure" and pending.role == Group.TRAINING:
-            choosing.measured(self._run, worker.name, message.measure)
+            schedule_choice.take_measurement(self._run, worker.name, message.measure)
         elif kind == "measure":
-            fusing.measured(self._run, worker.name, pending.role, message.measure)
+            fusion_planning.take_measured_costs(self._run, worker.name, pending.role, message.measure)
         elif kind == "train":
             worker.trained_version, worker.last_train = message.train.version, message.train
         elif pending.kind is CommandKind.CHECKPOINT:
@@ -90,17 +90,19 @@ class CommandResults:
             self._saving.failed(failure)
         elif worker.rank is not None and self._of_rank(pending):
             if pending.kind is CommandKind.MEASURE and failure.exit_code != ExitCode.RESTART:
-                choosing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
+                schedule_choice.use_serial_schedule(
+                    self._run, f"{worker.name} could not {pending.detail}: {failure.message}"
+                )
             self._training_failed(worker, failure)
         elif pending.kind is CommandKind.MEASURE or (pending.role == Group.INFERENCE and self._can_do_without(worker)):
-            fusing.give_up(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
+            fusion_planning.disable_fusion(self._run, f"{worker.name} could not {pending.detail}: {failure.message}")
         elif pending.kind is CommandKind.SCORE_PREFIX:
-            incremental_scoring.refused(self._run, worker.name, failure)
+            incremental_scoring.prefix_refused(self._run, worker.name, failure)
         elif pending.kind in (CommandKind.BECOME, CommandKind.LOAD, CommandKind.UNKNOWN):
-            self._try_again(worker, failure)
+            self._retry_later(worker, failure)
         else:
             # The samples of the command may or may not be held: a new session settles it.
-            self._try_again(worker, failure)
+            self._retry_later(worker, failure)
             self._run.sessions.end(worker.name)
 
     @staticmethod
@@ -111,7 +113,7 @@ class CommandResults:
         """A generation worker need not score: there are inference workers."""
         return worker.group is Group.GENERATION and bool(self._run.state.fleet.sizes.get(Group.INFERENCE))
 
-    def _last_words(self, worker: Worker, failure: pb.Failure) -> None:
+    def _take_worker_failure(self, worker: Worker, failure: pb.Failure) -> None:
         """It broke outside any command and ends now; most causes pass with a new process, a verdict does not."""
         log.error("%s ends: %s", worker.name, failure.message)
         self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
@@ -122,7 +124,7 @@ class CommandResults:
     def _training_failed(self, worker: Worker, failure: pb.Failure) -> None:
         worker.train_failure, worker.failed_at = failure, time.monotonic()
 
-    def _try_again(self, worker: Worker, failure: pb.Failure) -> None:
+    def _retry_later(self, worker: Worker, failure: pb.Failure) -> None:
         worker.failures += 1
         if not failure.retryable or worker.failures > self._run.context.spec.run_policy.backoff_limit:
             self._run.state.failure = failure

@@ -14,18 +14,18 @@ import numpy as np
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_coordinator.fusion import incremental_scoring, learning, moving
-from rlhf_coordinator.job.run import Run
-from rlhf_coordinator.job.worker_spans import record_worker_span
-from rlhf_coordinator.loop.checks import checked, registers
+from rlhf_coordinator.fusion import incremental_scoring, learning, sample_moves
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.timeline_spans import record_worker_span
 from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
+from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import Response, Sample
 from rlhf_coordinator.storage.batch import response_of, unpacked
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 0.5
 class EventHandlers:
     """Applies messages to a run."""
 
-    def __init__(self, run: Run, saving: Saving) -> None:
+    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
         self._run = run
         self._saving = saving
         self._answers = CommandResults(run, saving)
@@ -47,7 +47,7 @@ class EventHandlers:
     def register(self, message: pb.Register, session: int) -> Joined | Refused:
         """A worker opens a session; what it held goes back to the queue, with the tokens it brings."""
         run = self._run
-        registers(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
+        check_registration(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
         held = {
             item.key.sample: (item.key.attempt, response_of(item.tokens, item.log_probabilities, item.versions))
             for item in message.held
@@ -59,7 +59,7 @@ class EventHandlers:
             run.event("worker-refused", result.reason, worker=message.worker)
             return result
         run.state.ledger.reclaim(message.worker, held)
-        incremental_scoring.lost(run, message.worker)
+        incremental_scoring.worker_lost(run, message.worker)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
         self._saving.lost(message.worker)
         run.state.failure = run.state.failure or self._memory.problem(message, result.worker.rank)
@@ -78,7 +78,7 @@ class EventHandlers:
         run = self._run
         for worker in run.state.fleet.expire(now):
             released = run.state.ledger.reclaim(worker.name)
-            incremental_scoring.lost(run, worker.name)
+            incremental_scoring.worker_lost(run, worker.name)
             self._saving.lost(worker.name)
             run.sessions.end(worker.name)
             wanted = worker.index < run.state.fleet.sizes[worker.group]
@@ -100,7 +100,7 @@ class EventHandlers:
     def _one(self, worker: str, message: pb.WorkerMessage) -> None:
         run = self._run
         run.totals.messages += 1
-        checked(worker, message)
+        check_message(worker, message)
         match message.WhichOneof("message"):
             case "progress":
                 self._progress(worker, message.progress)
@@ -109,7 +109,7 @@ class EventHandlers:
             case "scored":
                 self._scored(worker, message.scored)
             case "prefix":
-                incremental_scoring.told(run, worker, message.prefix)
+                incremental_scoring.prefix_scored(run, worker, message.prefix)
             case "done":
                 self._answers.done(worker, message.done)
             case "heartbeat":
@@ -148,7 +148,7 @@ class EventHandlers:
         own = key.iteration == run.state.iteration and ledger.decodes(key.sample, key.attempt, worker)
         run.totals.stale += not (here and own)
         if not own:
-            moving.fenced(run, worker, key)
+            sample_moves.reclaim_fenced(run, worker, key)
 
     def _finished(self, worker: str, message: pb.FinishedSample) -> None:
         run, key = self._run, message.key
@@ -167,7 +167,7 @@ class EventHandlers:
             run.totals.stale += 1
             return
         run.journal.append(Record(finished=message))
-        incremental_scoring.finished(run, key.sample)
+        incremental_scoring.response_finished(run, key.sample)
         run.totals.tokens += max(0, run.state.ledger.tokens - before)
         run.totals.samples += 1
         self._moved(worker)
@@ -188,7 +188,7 @@ class EventHandlers:
             run.totals.stale += 1
             return
         run.journal.append(Record(scored=message))
-        incremental_scoring.scored(run, message)
+        incremental_scoring.score_taken(run, message)
         self._moved(worker)
         run.wake()
 

@@ -11,8 +11,8 @@ import time
 from typing import Final
 
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.fusion import fusing
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.fusion import fusion_planning
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.scheduling import iteration
@@ -39,7 +39,7 @@ MAX_ROUNDS: Final = 64
 class Loop:
     """Runs one job to its end."""
 
-    def __init__(self, run: Run, event_handlers: EventHandlers, actions: Actions) -> None:
+    def __init__(self, run: JobRun, event_handlers: EventHandlers, actions: Actions) -> None:
         self._run = run
         self._event_handlers = event_handlers
         self._actions = actions
@@ -54,10 +54,10 @@ class Loop:
                 await asyncio.sleep(max(GATHER_SECONDS, min(LONGEST_REST_SECONDS, REST * spent)))
             run.changed.clear()
             begun = time.monotonic()
-            self.turn()
+            self.tick()
             spent = time.monotonic() - begun
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Decides and acts until there is nothing left to decide."""
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
@@ -71,7 +71,7 @@ class Loop:
                         return
                 self._enter_phase(arrived)
                 if not wanted:
-                    fusing.watch(run)
+                    fusion_planning.track_consolidation(run)
                     return
             log.error("decisions do not settle: %s", wanted)
         except JobError as error:

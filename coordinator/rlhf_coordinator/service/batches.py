@@ -4,7 +4,7 @@ Rule: a batch is built once and shared by the ranks that fetch it; replays walk 
 """
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 
 KEPT = 2
@@ -14,7 +14,7 @@ KEPT = 2
 class Batches:
     """The batches of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
         self._parts: dict[int, list[pb.BatchPart]] = {}
 

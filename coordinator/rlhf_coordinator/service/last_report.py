@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.names import Env
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ METRICS: Final = ("reward", "kl", "kl_per_token", "samples_per_second", "nonfini
 """Those that the status shows."""
 
 
-def report(run: Run) -> dict[str, Any]:
+def last_report(run: JobRun) -> dict[str, Any]:
     """Iterations trained, the newest checkpoint, and metrics of the last iteration."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
@@ -32,9 +32,9 @@ def report(run: Run) -> dict[str, Any]:
     }
 
 
-def say(run: Run) -> None:
+def write_last_report(run: JobRun) -> None:
     """Says it once; never raises, as the job has its outcome already."""
-    last, phase = report(run), run.outcome.phase if run.outcome else "over"
+    last, phase = last_report(run), run.outcome.phase if run.outcome else "over"
     kept = f"the last checkpoint is {last['checkpoint']}" if last["checkpoint"] else "there is no checkpoint"
     message = f"the job is {phase} after {last['iteration']} iterations; {kept}"
     log.info(message, extra={"report": last})

@@ -25,7 +25,7 @@ from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import ExitCode
 from rlhf_api.protocol import PROTOCOL, written_job
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.service.batches import Batches
@@ -55,7 +55,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     """`rlhf.v1.Coordinator` of one run."""
 
-    def __init__(self, run: Run, event_handlers: EventHandlers) -> None:
+    def __init__(self, run: JobRun, event_handlers: EventHandlers) -> None:
         self._run = run
         self._event_handlers = event_handlers
         self._batches = Batches(run)
@@ -214,7 +214,7 @@ async def _next(context: Context) -> Any:
         raise ValueError(f"bytes that are no message: {error}") from error
 
 
-def order_stop(run: Run, *, checkpoint: bool, reason: str) -> None:
+def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
     """Ends the job after the optimizer batch that is running."""
     log.info("stopping: %s", reason)
     run.event("stop", reason)

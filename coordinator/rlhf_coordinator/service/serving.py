@@ -12,18 +12,18 @@ from typing import Final
 
 from rlhf_api.endpoint import Endpoint
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.fusion import fusing, learning
-from rlhf_coordinator.job.run import Outcome, Run
+from rlhf_coordinator.fusion import fusion_planning, learning
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.loop import Loop
 from rlhf_coordinator.scheduling.decisions import Finish
-from rlhf_coordinator.service.metrics import metrics_of
+from rlhf_coordinator.service.prometheus import prometheus_application
 from rlhf_coordinator.service.server import CoordinatorService, start_server
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_lock import WATCH_SECONDS
 from rlhf_coordinator.storage.restore import Restored
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +41,27 @@ class Addresses:
     certificates: Path | None = None
 
 
-async def serve(run: Run, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> Outcome:
+async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> JobOutcome:
     """Runs the job to its end. Raises JobError when an address cannot be used."""
-    saving = Saving(run)
+    saving = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, saving), Actions(run, saving)
     if restored.ledger.iteration >= run.context.spec.iterations:
         log.info("all %d iterations are done", run.context.spec.iterations)
         actions.carry_out(Finish("Complete"))
-        return Outcome("Complete")
+        return JobOutcome("Complete")
     server = await start_server(CoordinatorService(run, event_handlers), addresses.listen, addresses.certificates)
     beating = None
     if endpoint is not None:
-        endpoint.metrics = metrics_of(run)
+        endpoint.metrics = prometheus_application(run)
         beating = asyncio.create_task(endpoint.keep_beating())
     watching = asyncio.create_task(_watch(run.journal))
     try:
-        learning.recall(run, restored.inter_stage)
+        learning.restore_learned(run, restored.inter_stage)
         if restored.begun_ns is None:
             actions.begin_iteration(restored.ledger.iteration)
         else:
             run.journal.resume(restored.ledger.iteration)
-            fusing.begin(run)
+            fusion_planning.begin_iteration(run)
         log.info("job %s: iteration %d, start %d", run.context.job.name, run.state.iteration, run.coordinator_epoch)
         await Loop(run, event_handlers, actions).until_over()
         with contextlib.suppress(TimeoutError):

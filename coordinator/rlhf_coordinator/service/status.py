@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import release, waits
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
-def job_status(run: Run) -> pb.JobStatus:
+def job_status(run: JobRun) -> pb.JobStatus:
     """The state of the job now."""
     state, now = run.state, time.monotonic()
     status = pb.JobStatus(
@@ -45,7 +45,7 @@ def job_status(run: Run) -> pb.JobStatus:
     return status
 
 
-def fusion_status(run: Run) -> pb.FusionStatus:
+def fusion_status(run: JobRun) -> pb.FusionStatus:
     """The fusion of the iteration in progress."""
     state, fused = run.state.fusion, release.fuses(run.context, run.state)
     choice = state.choice
@@ -61,7 +61,7 @@ def fusion_status(run: Run) -> pb.FusionStatus:
     )
 
 
-def seconds_left(run: Run, now: float) -> float:
+def seconds_left(run: JobRun, now: float) -> float:
     """Remaining iterations at the pace of the last one; 0 while that is not known or nothing is left."""
     pace = run.last_metrics.get("seconds/iteration", 0.0)
     if run.outcome is not None or not pace:

@@ -19,7 +19,7 @@ from tests.support.simulated_worker import Pace, SimulatedWorker
 from rlhf_api import control_pb2 as pb
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
-from rlhf_coordinator.fusion import fusing, incremental_scoring
+from rlhf_coordinator.fusion import fusion_planning, incremental_scoring
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -30,7 +30,7 @@ from rlhf_coordinator.state.fleet import GRACE_SECONDS, Joined
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 NAMES = ("generation-0", "generation-1", "inference-0", "inference-1")
 BATCH, MAX_TOKENS = 8, 12 * BLOCK
@@ -115,14 +115,14 @@ class Iteration:
     def begin_coordinator(self) -> None:
         """A coordinator goes on from the journal, and all workers come to it."""
         self.run, restored = begin_in_process(self.folder, self.job)
-        saving = Saving(self.run)
+        saving = CheckpointSaver(self.run)
         self.event_handlers, actions = EventHandlers(self.run, saving), Actions(self.run, saving)
         self.loop = Loop(self.run, self.event_handlers, actions)
         if restored.begun_ns is None:
             actions.begin_iteration(0)
         else:
             self.run.journal.resume(0)
-            fusing.begin(self.run)
+            fusion_planning.begin_iteration(self.run)
         for worker in self.workers.values():
             worker.session = 0
             self.connect(worker)
@@ -150,7 +150,7 @@ class Iteration:
     def step(self, worker: Hand, step: str) -> None:
         """A part of what should happen: each may be the last before a fault."""
         if step == "decide":
-            self.loop.turn()
+            self.loop.tick()
         elif step == "hear":
             worker.hear()
         elif step == "work":
@@ -171,7 +171,7 @@ class Iteration:
             self.event_handlers.closed(worker.name, worker.session)
             worker.session, worker.stream = 0, None
             self.run.state.fleet.workers[worker.name].since -= 2 * GRACE_SECONDS
-            self.loop.turn()
+            self.loop.tick()
         else:
             if fault == "dies":
                 worker.die()
@@ -219,7 +219,7 @@ class Iteration:
             assert sample.response.data == tokens
             for task in self.plan.tasks:
                 assert sample.fields[task.produces[0]].data == score(task.name, tokens)
-        figures = incremental_scoring.figures(self.run)
+        figures = incremental_scoring.incremental_metrics(self.run)
         assert 0 <= figures["incremental/early_share"] <= 1
 
 

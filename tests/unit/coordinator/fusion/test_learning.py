@@ -13,13 +13,13 @@ from tests.support.in_process_coordinator import SilentRecorder, begin_in_proces
 import rlhf_coordinator
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.fusion import learning
-from rlhf_coordinator.fusion.learning import beside_scoring
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.fusion.learning import with_contention
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import job_context
-from rlhf_coordinator.training.saving import Saving
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 from rlhf_planner.inter_stage.corrections import Observed
 
 DECODE = pb.DecodeObservation(steps=100, rows_per_step=12.5, keys_per_row=300, prefill_seconds=0.1)
@@ -35,7 +35,7 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
 ) -> None:
     spans = [WorkInterval(f"generation-{number}", start, start + long) for number, (start, long) in enumerate(scored)]
     start, long = decoded
-    (told,) = beside_scoring([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
+    (told,) = with_contention([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
     moments = sum(any(one.start_ns <= at < one.end_ns for one in spans) for at in range(start, start + long))
     assert told == STEPS._replace(beside=moments / long)
 
@@ -49,10 +49,10 @@ def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path:
     assert decoded == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
     assert learning.rebuild_work(observation(0.6, rebuild=REBUILD)) == Observed("rebuild", 2, 1.5, 200, 0.09)
     moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
-    transfer, pause = learning.transferred(moved, 4.0, 0.2)
+    transfer, pause = learning.transfer_work(moved, 4.0, 0.2)
     assert transfer == Observed("transfer", 2, 1, 150, 0.2)
     assert pause == Observed("pause", 2, 1, 150, pytest.approx(0.03))
-    assert learning.transferred([], 4.0, 0.2) == []
+    assert learning.transfer_work([], 4.0, 0.2) == []
     job = make_job(tmp_path)
     context = job_context(job, schedule_json(job.spec))  # tasks: values, reference, and a reward that is a function
     scored = learning.scoring_work(context, observation(0.4, scoring=SCORING))
@@ -65,16 +65,16 @@ def recorder() -> SilentRecorder:
 
 
 @pytest.fixture
-def run(tmp_path: Path, recorder: SilentRecorder) -> Run:
+def run(tmp_path: Path, recorder: SilentRecorder) -> JobRun:
     return begin_in_process(tmp_path, make_job(tmp_path), recorder)[0]
 
 
 @pytest.fixture
-def handlers(run: Run) -> EventHandlers:
-    return EventHandlers(run, Saving(run))
+def handlers(run: JobRun) -> EventHandlers:
+    return EventHandlers(run, CheckpointSaver(run))
 
 
-def test_observations_reach_all_that_learn_from_them(run: Run, handlers: EventHandlers) -> None:
+def test_observations_reach_all_that_learn_from_them(run: JobRun, handlers: EventHandlers) -> None:
     for work in (
         observation(0.6, decode=DECODE),
         observation(0.6, rebuild=REBUILD),
@@ -94,7 +94,7 @@ def test_observations_reach_all_that_learn_from_them(run: Run, handlers: EventHa
     assert run.iteration_metrics.turns == {"generation-0": pytest.approx(0.4)}
 
 
-def test_nobody_learns_from_a_span(run: Run, handlers: EventHandlers, recorder: SilentRecorder) -> None:
+def test_nobody_learns_from_a_span(run: JobRun, handlers: EventHandlers, recorder: SilentRecorder) -> None:
     """Also what a worker of the version before does: it sends spans with these attributes, and no observation."""
     attributes = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
     before = repr((run.state.fusion, run.state.incremental, run.iteration_metrics))

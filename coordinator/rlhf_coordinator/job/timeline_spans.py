@@ -7,17 +7,17 @@ of the job.
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 
 
-def record_worker_span(run: Run, span: pb.Span) -> None:
+def record_worker_span(run: JobRun, span: pb.Span) -> None:
     """Complete a worker's span and hand it to the recorder."""
     _name_destination(run, span)
     _add_prediction(run, span)
     run.recorder.span(span)
 
 
-def _name_destination(run: Run, span: pb.Span) -> None:
+def _name_destination(run: JobRun, span: pb.Span) -> None:
     """A worker knows the address that it sent a sample to; pictures show names."""
     if span.name == "migrate" and "peer" in span.attributes:
         peer = span.attributes["peer"]
@@ -25,7 +25,7 @@ def _name_destination(run: Run, span: pb.Span) -> None:
         span.attributes["destination"] = names[0] if names else peer
 
 
-def _add_prediction(run: Run, span: pb.Span) -> None:
+def _add_prediction(run: JobRun, span: pb.Span) -> None:
     """A rank's mini-batch, or a step in it, gets its predicted times; of the first mini-batch of an iteration the whole
     prediction is drawn as well, on a row of its own."""
     schedule = run.state.schedule
@@ -45,7 +45,7 @@ def _add_prediction(run: Run, span: pb.Span) -> None:
         span.attributes["predicted_ms"] = f"{1000 * (end - start):.3f}"
 
 
-def _draw_prediction(run: Run, step: pb.Span, rank: int) -> None:
+def _draw_prediction(run: JobRun, step: pb.Span, rank: int) -> None:
     for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[rank].items():
         span = pb.Span(
             worker=f"predicted-{step.worker.rpartition('-')[2]}",

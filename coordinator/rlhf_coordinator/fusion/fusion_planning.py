@@ -17,7 +17,7 @@ from rlhf_api.names import Group
 from rlhf_coordinator.fusion import counterfactual, learning
 from rlhf_coordinator.fusion.learning import layout_of
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.run import Run, prompts_of
+from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
@@ -40,7 +40,7 @@ MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 # ---------------------------------------------------------------- costs
 
 
-def ask(run: Run, decision: d.MeasureCosts) -> None:
+def measure_costs(run: JobRun, decision: d.MeasureCosts) -> None:
     """Lets a worker measure what the work of a role costs."""
     fusion = run.state.fusion
     fusion.measurement_id = fusion.measurement_id or run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR + 1
@@ -49,13 +49,13 @@ def ask(run: Run, decision: d.MeasureCosts) -> None:
     send(run, decision.worker, pb.Command(measure=order), pending)
 
 
-def measured(run: Run, worker: str, role: str, result: pb.MeasureResult) -> None:
+def take_measured_costs(run: JobRun, worker: str, role: str, result: pb.MeasureResult) -> None:
     """A worker has measured one of its roles."""
     if result.measurement_id == run.state.fusion.measurement_id:
         run.state.fusion.results[worker, role] = result
 
 
-def give_up(run: Run, why: str) -> None:
+def disable_fusion(run: JobRun, why: str) -> None:
     """This job fuses nothing any more."""
     if run.state.fusion.given_up:
         return
@@ -65,7 +65,7 @@ def give_up(run: Run, why: str) -> None:
     run.event("fusion-off", why)
 
 
-def take_costs(run: Run) -> None:
+def adopt_costs(run: JobRun) -> None:
     """Everybody has measured: the costs are the job's from here on."""
     fusion, results = run.state.fusion, run.state.fusion.results
     generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
@@ -73,10 +73,10 @@ def take_costs(run: Run) -> None:
     try:
         fusion.costs = _costs(run, generation, scoring)
     except ValueError as error:
-        give_up(run, f"what was measured makes no sense: {error}")
+        disable_fusion(run, f"what was measured makes no sense: {error}")
         return
     fusion.measured = True
-    learning.write_down(run)
+    learning.store_costs(run)
     flat = fusion.costs.saturation_batch
     text = (
         f"a decode step of one sample takes {1000 * fusion.costs.decode_seconds(1, 256):.3g} ms, of {flat} about as "
@@ -84,10 +84,10 @@ def take_costs(run: Run) -> None:
     )
     log.info(text)
     run.event("fusion-costs", text)
-    begin(run)
+    begin_iteration(run)
 
 
-def _costs(run: Run, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
+def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
     """The median of what the workers measured; they are alike, and one may have been held up."""
     spec, first = run.context.spec, generation[0]
     tasks: dict[str, list[list[pb.StepCost]]] = {}
@@ -119,7 +119,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 # ---------------------------------------------------------------- an iteration
 
 
-def begin(run: Run) -> None:
+def begin_iteration(run: JobRun) -> None:
     """An iteration begins (or the costs have come): what is its tail to do?"""
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
@@ -133,35 +133,35 @@ def begin(run: Run) -> None:
     elif fusion.measured:
         asked = run.state.iteration, layout_of(run, run.state.prompt_tokens, run.state.prompt_lines)
         if fusion.planning != asked:
-            _context(run, *asked)
+            _plan_in_background(run, *asked)
         elif ahead is not None:
             _adopt(run, ahead)
 
 
-def look_ahead(run: Run) -> None:
+def plan_next_iteration(run: JobRun) -> None:
     """All of an iteration is scored: while training runs, the next one's tail is planned, and what is scored early."""
     learning.learn(run)
-    counterfactual.look_back(run)
+    counterfactual.estimate_gain(run)
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and release.possible(run.context, run.state)
     if wanted and not run.context.last(run.state.iteration):
-        prompts = prompts_of(run.prompts, after, run.context.spec.rollout.batch_size)
-        _context(run, after, layout_of(run, *prompts))
+        prompts = iteration_prompts(run.prompts, after, run.context.spec.rollout.batch_size)
+        _plan_in_background(run, after, layout_of(run, *prompts))
 
 
-def _context(run: Run, iteration: int, layout: IterationSetup) -> None:
+def _plan_in_background(run: JobRun, iteration: int, layout: IterationSetup) -> None:
     run.state.fusion.planning = iteration, layout
     run.choosing = asyncio.get_running_loop().create_task(_choose(run, iteration, layout))
 
 
-async def _choose(run: Run, iteration: int, layout: IterationSetup) -> None:
+async def _choose(run: JobRun, iteration: int, layout: IterationSetup) -> None:
     state, fusion = run.state, run.state.fusion
     try:
         choice = await asyncio.to_thread(
             choose, fusion.lengths, layout, fusion.costs, run.context.spec.seed + iteration
         )  # fmt: skip
     except ValueError as error:
-        give_up(run, f"no plan could be simulated: {error}")
+        disable_fusion(run, f"no plan could be simulated: {error}")
         return
     if fusion.given_up or fusion.planning != (iteration, layout):
         return
@@ -172,18 +172,18 @@ async def _choose(run: Run, iteration: int, layout: IterationSetup) -> None:
         run.wake()
 
 
-def _adopt(run: Run, choice: FusionChoice) -> None:
+def _adopt(run: JobRun, choice: FusionChoice) -> None:
     """The iteration in progress goes by it from now on."""
     run.state.fusion.choice = choice
     run.event("fusion-choice", choice.reason, threshold=str(choice.threshold), pool=str(choice.pool))
     log.info("iteration %d: %s", run.state.iteration, choice.reason)
 
 
-def watch(run: Run) -> None:
+def track_consolidation(run: JobRun) -> None:
     """Writes down when the tail gathers and when that is over; status shows what was seen last."""
     state, fusion, now = run.state, run.state.fusion, time.monotonic()
     if fusion.learned is None and state.ledger.all_scored:
-        look_ahead(run)
+        plan_next_iteration(run)
     fusion.next_balance = now + BALANCE_INTERVAL_SECONDS if now >= fusion.next_balance else fusion.next_balance
     pool = release.placement(run.context, state).pool if release.gathering(run.context, state) else ()
     fusion.released = tuple(worker.name for worker in release.released(run.context, state, pool))
@@ -196,7 +196,7 @@ def watch(run: Run) -> None:
     run.event(kind, text, workers=",".join(pool))
 
 
-def figures(run: Run) -> dict[str, float]:
+def fusion_metrics(run: JobRun) -> dict[str, float]:
     """What the fusion of an iteration did, and what was learned from it, for its metrics."""
     learning.learn(run)
     state, fusion = run.state, run.state.fusion
@@ -226,7 +226,7 @@ def figures(run: Run) -> dict[str, float]:
     return metrics
 
 
-def idle_share(run: Run, worker: str) -> float:
+def idle_share(run: JobRun, worker: str) -> float:
     """Of the generation and inference of the iteration so far: share in which a worker neither decoded nor scored."""
     seconds = run.iteration_metrics.seconds
     taken = seconds.get("Generating", 0.0) + seconds.get("Scoring", 0.0)

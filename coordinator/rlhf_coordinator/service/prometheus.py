@@ -15,17 +15,17 @@ from prometheus_client.registry import Collector
 from rlhf_api.endpoint import Application, Endpoint
 from rlhf_api.names import METRICS_PREFIX, PHASES, ExitCode
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.fusion.fusing import idle_share
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.fusion.fusion_planning import idle_share
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.service.status import worker_status
 from rlhf_coordinator.state.fusion_state import NO_FUSION
 
 
-class RunCollector(Collector):
+class JobCollector(Collector):
     """Series of one job, labelled with its name."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
         self._job = run.context.job.name
 
@@ -98,10 +98,10 @@ class RunCollector(Collector):
         return family
 
 
-def metrics_of(run: Run) -> Application:
+def prometheus_application(run: JobRun) -> Application:
     """What an endpoint serves as the metrics of a run."""
     registry = CollectorRegistry()
-    registry.register(RunCollector(run))
+    registry.register(JobCollector(run))
     application: Application = make_wsgi_app(registry)
     return application
 

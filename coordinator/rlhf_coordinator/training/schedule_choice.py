@@ -17,7 +17,7 @@ from typing import Any, Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.scheduling.schedule import candidates, question
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -36,7 +36,7 @@ MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 """Ids of measurements start at the coordinator's epoch times this."""
 
 
-def ask(run: Run) -> None:
+def measure_schedules(run: JobRun) -> None:
     """Lets all ranks measure at once; what an earlier measurement brought is dropped."""
     state, group = run.state.schedule, training_group.ranks(run.state)
     state.measurement_id = max(state.measurement_id, run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR) + 1
@@ -53,7 +53,7 @@ def ask(run: Run) -> None:
         send(run, rank.name, pb.Command(measure=order), pending)
 
 
-def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:
+def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
     """A rank has measured; the last one's answer takes the choice on."""
     state = run.state.schedule
     if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
@@ -68,16 +68,16 @@ def measured(run: Run, rank: str, result: pb.MeasureResult) -> None:
         _decide(run, _mini_batch_seconds(run))
 
 
-def give_up(run: Run, why: str) -> None:
+def use_serial_schedule(run: JobRun, why: str) -> None:
     """Training stays with the serial table."""
     if run.state.schedule.stage == "decided":
         return
     log.warning("no fused training schedule is used: %s", why)
     run.event("schedule-not-fused", why)
-    _write_down(run, SERIAL, {}, why)
+    _store_choice(run, SERIAL, {}, why)
 
 
-def number(run: Run) -> float:
+def schedule_number(run: JobRun) -> float:
     """The schedule in force as a number, for metrics."""
     return float(METHODS.index(run.state.schedule.method))
 
@@ -85,12 +85,12 @@ def number(run: Run) -> float:
 # ---------------------------------------------------------------- searching
 
 
-async def _search(run: Run) -> None:
+async def _search(run: JobRun) -> None:
     state = run.state.schedule
     try:
         state.found = await _ask_child(_question(run))
     except (OSError, ValueError, RuntimeError, TimeoutError) as error:
-        give_up(run, f"the search for schedules failed: {error or type(error).__name__}")
+        use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
         run.wake()
         return
     for method, found in state.found.items():
@@ -106,13 +106,13 @@ async def _search(run: Run) -> None:
         state.timed = tuple(m for m in METHODS if m == SERIAL or predicted.get(m, 1e300) < predicted[SERIAL])
         state.stage = "tables"
     elif mode == "Auto":
-        _write_down(run, SERIAL, {}, "no fused schedule is predicted to be faster")
+        _store_choice(run, SERIAL, {}, "no fused schedule is predicted to be faster")
     else:
         _decide(run, {})
     run.wake()
 
 
-def _question(run: Run) -> dict[str, Any]:
+def _question(run: JobRun) -> dict[str, Any]:
     spec, state = run.context.spec, run.state
     stages: dict[tuple[str, int], pb.StageTime] = {}
     transfers: dict[tuple[int, int], float] = {}
@@ -169,7 +169,7 @@ async def _ask_child(asked: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- deciding
 
 
-def _mini_batch_seconds(run: Run) -> dict[str, float]:
+def _mini_batch_seconds(run: JobRun) -> dict[str, float]:
     """Method -> median over rounds of the slowest rank's time."""
     state = run.state.schedule
     seconds = {}
@@ -180,7 +180,7 @@ def _mini_batch_seconds(run: Run) -> dict[str, float]:
     return seconds
 
 
-def _decide(run: Run, seconds: dict[str, float]) -> None:
+def _decide(run: JobRun, seconds: dict[str, float]) -> None:
     """Auto takes what was measured to be the fastest; otherwise what was asked for."""
     state = run.state.schedule
     method = pick(seconds) if seconds else candidates(run.context.spec)[0]
@@ -191,10 +191,10 @@ def _decide(run: Run, seconds: dict[str, float]) -> None:
         else f"{name} predicted {predicted[name]:.4g} s"
         for name in predicted
     ]
-    _write_down(run, method, seconds, ", ".join(parts))
+    _store_choice(run, method, seconds, ", ".join(parts))
 
 
-def _write_down(run: Run, method: str, seconds: dict[str, float], why: str) -> None:
+def _store_choice(run: JobRun, method: str, seconds: dict[str, float], why: str) -> None:
     """The choice is durable before anybody trains by it."""
     state, context = run.state.schedule, run.context
     found = state.found.get(method, {})

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_coordinator.loop.checks import checked, registers
+from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.state.worker import Worker
 from rlhf_coordinator.storage.batch import packed, response_of
 
@@ -49,7 +49,7 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
 @pytest.mark.parametrize(("told", "message"), NONSENSE, ids=[told for told, _ in NONSENSE])
 def test_nonsense_is_told_with_its_field(told: str, message: pb.WorkerMessage) -> None:
     with pytest.raises(ValueError) as error:
-        checked(NAME, message)
+        check_message(NAME, message)
     assert str(error.value).startswith(told)
 
 
@@ -65,7 +65,7 @@ def test_what_a_worker_says_every_day_passes() -> None:
         pb.WorkerMessage(done=pb.CommandDone(command_id=3, train=result)),
         pb.WorkerMessage(done=pb.CommandDone(command_id=3, failure=failure)),
     ):
-        checked(NAME, message)
+        check_message(NAME, message)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_worker_cannot_be_what_its_place_is_not(told: str, state: pb.WorkerSta
     """A rank's epoch is counted up in 32 bits: the highest one, believed, would end the coordinator."""
     worker = Worker(NAME, Group.GENERATION, 2)
     with pytest.raises(ValueError) as error:
-        registers(worker, pb.Register(worker=NAME, state=state), 100)
+        check_registration(worker, pb.Register(worker=NAME, state=state), 100)
     assert str(error.value).startswith(told)
 
 

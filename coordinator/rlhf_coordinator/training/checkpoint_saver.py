@@ -15,7 +15,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage import checkpoint
 
@@ -27,10 +27,10 @@ DELAY_SECONDS: Final = 2.0
 """Between tries."""
 
 
-class Saving:
+class CheckpointSaver:
     """Makes checkpoints of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
         self._folder: Path | None = None
         self._version = 0

@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.run import Run
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.state.sample import Lease, Response
 from rlhf_coordinator.state.worker import CommandKind, LeavingSample, PendingCommand
@@ -25,7 +25,7 @@ MIGRATE_SECONDS: Final = 30.0
 """For one Migrate: a cache takes milliseconds to seconds; what hangs for longer is decoded on where it is."""
 
 
-def migrate(run: Run, decision: d.Migrate) -> None:
+def migrate(run: JobRun, decision: d.Migrate) -> None:
     """Asks a worker to move samples to another with their KV cache."""
     ledger, leaving = run.state.ledger, []
     address = run.state.fleet.workers[decision.destination].address
@@ -45,7 +45,7 @@ def migrate(run: Run, decision: d.Migrate) -> None:
     )
 
 
-def withdraw(run: Run, decision: d.Withdraw) -> None:
+def withdraw(run: JobRun, decision: d.Withdraw) -> None:
     """Asks a worker to give samples back with their tokens."""
     ledger = run.state.ledger
     leaving = tuple(
@@ -62,7 +62,7 @@ def withdraw(run: Run, decision: d.Withdraw) -> None:
     )
 
 
-def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
+def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
     """A worker decodes a sample that is not its own any more: it is to stop.
 
     Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is.
@@ -76,7 +76,7 @@ def fenced(run: Run, worker: str, key: pb.SampleKey) -> None:
     send(run, worker, order, PendingCommand(CommandKind.WITHDRAW, 0.0, f"forget sample {key.sample}"))
 
 
-def answered(run: Run, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
+def take_answer(run: JobRun, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
     """The answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
     if message.HasField("failure"):
         log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
@@ -88,7 +88,7 @@ def answered(run: Run, worker: str, pending: PendingCommand, message: pb.Command
         _withdrawn(run, pending, message.withdraw)
 
 
-def _migrated(run: Run, pending: PendingCommand, result: pb.MigrateResult) -> None:
+def _migrated(run: JobRun, pending: PendingCommand, result: pb.MigrateResult) -> None:
     ledger, counts = run.state.ledger, run.state.fusion.moved
     told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     stayed = []
@@ -106,11 +106,11 @@ def _migrated(run: Run, pending: PendingCommand, result: pb.MigrateResult) -> No
         counts.seconds += item.seconds
         counts.paused += item.paused_seconds
         counts.longest_pause = max(counts.longest_pause, item.paused_seconds)
-    learning.moved(run, pending, [item for item in result.samples if item.moved])
+    learning.observe_migration(run, pending, [item for item in result.samples if item.moved])
     _stay(run, stayed)
 
 
-def _stay(run: Run, leaving: Iterable[LeavingSample]) -> None:
+def _stay(run: JobRun, leaving: Iterable[LeavingSample]) -> None:
     ledger = run.state.ledger
     for item in leaving:
         if item.destination is not None and ledger.stayed(item.sample, item.source):
@@ -119,11 +119,11 @@ def _stay(run: Run, leaving: Iterable[LeavingSample]) -> None:
             ledger.unknown(item.sample, item.source.attempt, item.source.worker)
 
 
-def _withdrawn(run: Run, pending: PendingCommand, result: pb.WithdrawResult) -> None:
+def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) -> None:
     ledger = run.state.ledger
     told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     if pending.leaving:
-        learning.gave_back(run, pending)
+        learning.observe_withdrawal(run, pending)
     for leaving in _current(run, pending):
         index, source = leaving.sample, leaving.source
         item = told.get((leaving.iteration, index, source.attempt))
@@ -133,12 +133,12 @@ def _withdrawn(run: Run, pending: PendingCommand, result: pb.WithdrawResult) -> 
             run.state.fusion.moved.tokens += 1
 
 
-def _current(run: Run, pending: PendingCommand) -> list[LeavingSample]:
+def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
     """Samples of the iteration in progress; those of an earlier one are long trained on."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 
-def _response(run: Run, progress: pb.SampleProgress) -> Response:
+def _response(run: JobRun, progress: pb.SampleProgress) -> Response:
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
     spans = response.versions
     if progress.offset or sum(count for _, count in spans) != len(response):

@@ -27,7 +27,7 @@ COMMANDS_PER_COORDINATOR = 1 << 32
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """How the job ended."""
 
     phase: str
@@ -35,7 +35,7 @@ class Outcome:
 
 
 @dataclass
-class Totals:
+class ProcessTotals:
     """Counters of this process, for metrics."""
 
     tokens: int = 0
@@ -50,7 +50,7 @@ class Totals:
 
 
 @dataclass
-class Run:
+class JobRun:
     """A job and its coordinator's parts."""
 
     context: JobContext
@@ -66,11 +66,11 @@ class Run:
     training_metrics: dict[str, float]
     last_metrics: dict[str, float]
     command_ids: "itertools.count[int]"
-    totals: Totals = field(default_factory=Totals)
+    totals: ProcessTotals = field(default_factory=ProcessTotals)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = 0.0
     """When the first message arrived that was not decided on yet; 0: none."""
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     search: "asyncio.Task[None] | None" = None
     """For training schedules; here so that it is not collected while it runs."""
@@ -95,7 +95,9 @@ class Run:
         )
 
 
-def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts: PromptSet, recorder: Recorder) -> Run:
+def begin_run(
+    context: JobContext, restored: Restored, journal: Journal, prompts: PromptSet, recorder: Recorder
+) -> JobRun:
     """The parts of a job that goes on from `restored`."""
     now = time.monotonic()
     state = JobState(
@@ -106,7 +108,7 @@ def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )
-    take_prompts(state, prompts)
+    load_iteration_prompts(state, prompts)
     if restored.schedule.get("question") == question(context.spec, context.schedule):
         state.schedule.take(restored.schedule)
     elif candidates(context.spec):
@@ -115,7 +117,7 @@ def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts
     if deadline is not None:
         state.deadline = now + deadline - (time.time_ns() - restored.started_ns) / 1e9
     begun = now if restored.begun_ns is None else now - max(0.0, (time.time_ns() - restored.begun_ns) / 1e9)
-    return Run(
+    return JobRun(
         context=context,
         state=state,
         journal=journal,
@@ -132,12 +134,12 @@ def begin_run(context: JobContext, restored: Restored, journal: Journal, prompts
     )
 
 
-def take_prompts(state: JobState, prompts: PromptSet) -> None:
+def load_iteration_prompts(state: JobState, prompts: PromptSet) -> None:
     """The state knows the prompts of the ledger's iteration."""
-    state.prompt_tokens, state.prompt_lines = prompts_of(prompts, state.iteration, len(state.ledger.samples))
+    state.prompt_tokens, state.prompt_lines = iteration_prompts(prompts, state.iteration, len(state.ledger.samples))
 
 
-def prompts_of(prompts: PromptSet, iteration: int, size: int) -> tuple[list[int], list[int]]:
+def iteration_prompts(prompts: PromptSet, iteration: int, size: int) -> tuple[list[int], list[int]]:
     """(tokens, line of the prompt file) of the prompt of every sample of an iteration."""
     batch = [prompts.of(iteration, index) for index in range(size)]
     return [len(prompt.tokens) // ITEM_BYTES for prompt in batch], [prompt.line for prompt in batch]

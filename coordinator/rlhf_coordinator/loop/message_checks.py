@@ -37,7 +37,7 @@ _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
 
 
-def checked(worker: str, message: pb.WorkerMessage) -> None:
+def check_message(worker: str, message: pb.WorkerMessage) -> None:
     """Raises ValueError naming the field, what it holds, and what would be right."""
     kind = message.WhichOneof("message")
     if kind not in _CHECKED:
@@ -77,7 +77,7 @@ def _observation(observation: pb.Observation) -> None:
             raise ValueError(f"observation.{kind}.{field.name} is {value}, must be at most {NUMBER_MAX:g}")
 
 
-def registers(worker: Worker | None, message: pb.Register, iterations: int) -> None:
+def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
     """Raises ValueError when a worker says of itself what no worker of its place can be."""
     _fields(message, "register")
     state = message.state
