@@ -21,11 +21,11 @@ from rlhf_cli.console import output, size
 from rlhf_cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.folder import RUNS
-from rlhf_cli.local.job import LocalJob, plan
+from rlhf_cli.local.local_job import LocalJob, plan
+from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.ports import free_ports
 from rlhf_cli.local.resolve import resolve
-from rlhf_cli.local.translate import Place, Process
+from rlhf_cli.local.run_folder import RUNS, RunPaths
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart
@@ -41,7 +41,7 @@ def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Pat
     run_dir = (RUNS / f"{job.name}-<time>").absolute()
     resolved = resolve(job, base, run_dir)
     free = free_ports(Random())  # noqa: S311 only to keep two runs apart
-    local = plan(resolved, Place(run_dir, base), this_machine(), free)
+    local = plan(resolved, RunPaths(run_dir, base), this_machine(), free)
     sizes = read_sizes(resolved.spec)
     memory = estimates(resolved.spec, sizes)
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
@@ -163,7 +163,7 @@ def _parts(estimate: Estimate) -> list[str]:
     return parts + [f"{role} unknown (not on this disk)" for role in estimate.unknown]
 
 
-def _row(process: Process, estimate: Estimate) -> tuple[str, ...]:
+def _row(process: LocalProcess, estimate: Estimate) -> tuple[str, ...]:
     return (
         process.name,
         process.device,

@@ -1,7 +1,7 @@
 """`rlhf run`: prepares a local job, supervises it, shows it, and says where to look when it is over.
 
 Rule: the job does not depend on this view of it: whatever fails here while showing is left out, and the processes end
-with this command however it ends (`local.supervisor`).
+with this command however it ends (`local.job_supervisor`).
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from rlhf_api.names import ExitCode
 from rlhf_cli import overrides as manifests
 from rlhf_cli.console import errors, output
 from rlhf_cli.local.devices import this_machine
-from rlhf_cli.local.folder import RunFolder, choose
-from rlhf_cli.local.job import LocalJob, prepare
-from rlhf_cli.local.supervisor import Event, Outcome, Supervisor
+from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
+from rlhf_cli.local.local_job import LocalJob, prepare_job
+from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.plain import iteration_line, summary_line
 from rlhf_cli.progress import MetricsTail, follow
 from rlhf_cli.view import render
@@ -57,13 +57,13 @@ class RunOptions:
 def run_job(options: RunOptions) -> int:
     """The whole command; returns its exit code. Raises ManifestError, RunError, TemplateError before it starts any."""
     job = manifests.load(options.manifest, options.overrides)
-    run_dir = choose(job, options.run_dir, datetime.now().astimezone(), resume=options.resume)
+    run_dir = choose_run_dir(job, options.run_dir, datetime.now().astimezone(), resume=options.resume)
     folder = RunFolder(run_dir, options.manifest.absolute().parent, resume=options.resume)
-    local = prepare(job, folder, this_machine(), options.port, resume=options.resume)
-    return asyncio.run(_Session(options, folder, local).run())
+    local = prepare_job(job, folder, this_machine(), options.port, resume=options.resume)
+    return asyncio.run(_LocalRun(options, folder, local).run())
 
 
-class _Session:
+class _LocalRun:
     """One `rlhf run` while it runs."""
 
     def __init__(self, options: RunOptions, folder: RunFolder, local: LocalJob) -> None:
@@ -72,9 +72,9 @@ class _Session:
         self._live = self._out.is_terminal and not options.plain
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._status: pb.JobStatus | None = None
-        self._tail = MetricsTail(folder.place.run_dir / "metrics.jsonl")
+        self._tail = MetricsTail(folder.paths.run_dir / "metrics.jsonl")
         policy = local.job.spec.run_policy
-        self._supervisor = Supervisor(
+        self._supervisor = JobSupervisor(
             local.processes,
             policy.backoff_limit,
             folder.token,
@@ -87,7 +87,7 @@ class _Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted)
-        run_dir = self._folder.place.run_dir
+        run_dir = self._folder.paths.run_dir
         self._say(f"{self._local.job.name}: {len(self._local.processes)} processes, run folder {run_dir}")
         for note in self._local.notes:
             self._say(f"note: {note}")
@@ -105,12 +105,12 @@ class _Session:
     def _interrupted(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
-            self._notice(Event("", "stopping after a checkpoint; Ctrl-C again stops at once"))
+            self._notice(Notice("", "stopping after a checkpoint; Ctrl-C again stops at once"))
             self._supervisor.stop()
         else:
             self._supervisor.kill()
 
-    def _notice(self, event: Event) -> None:
+    def _notice(self, event: Notice) -> None:
         text = f"{event.worker}: {event.message}" if event.worker else event.message
         self._notices.append(f"{time.strftime('%H:%M:%S')} {text}")
         if not self._live:
@@ -121,7 +121,7 @@ class _Session:
 
     async def _watch(self) -> None:
         """Keeps the latest status."""
-        async for status in follow(self._local.address, self._folder.place.certificates, LIVE_HZ):
+        async for status in follow(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             self._status = status
 
     async def _show_live(self) -> None:
@@ -154,9 +154,9 @@ class _Session:
             self._say(iteration_line(line, self._local.job.spec.iterations, left if line is fresh[-1] else 0.0))
         return bool(fresh)
 
-    def _finish(self, outcome: Outcome) -> int:
+    def _finish(self, outcome: LocalRunResult) -> int:
         """Pictures, summary, where to look; the exit code."""
-        run_dir = self._folder.place.run_dir
+        run_dir = self._folder.paths.run_dir
         code = outcome.code
         if self._interrupts and code in (ExitCode.OK, ExitCode.INTERRUPTED):
             code = int(ExitCode.INTERRUPTED)
@@ -169,7 +169,7 @@ class _Session:
         self._where_to_look(run_dir, summary, pictures)
         return code
 
-    def _complete_summary(self, run_dir: Path, outcome: Outcome, code: int) -> Mapping[str, Any]:
+    def _complete_summary(self, run_dir: Path, outcome: LocalRunResult, code: int) -> Mapping[str, Any]:
         """Adds what only the supervisor knows; empty when the coordinator never got as far as a summary."""
         try:
             summary = json.loads((run_dir / SUMMARY).read_text())

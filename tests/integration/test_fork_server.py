@@ -13,15 +13,15 @@ from random import Random
 import pytest
 
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_cli.local import forking, leftovers
-from rlhf_cli.local.forking import Forked, ForkServer, ForkServerError, forkable
+from rlhf_cli.local import fork_client, leftover_processes
+from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServerError, forkable
+from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.ports import free_ports
-from rlhf_cli.local.translate import Process
 
 pytestmark = pytest.mark.slow
 
 
-def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **other: str) -> Process:
+def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **other: str) -> LocalProcess:
     """A worker that dials a coordinator nobody is at."""
     name = f"generation-{index}"
     port = next(free_ports(Random()))
@@ -36,7 +36,9 @@ def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **othe
         **other,
     }
     command = (sys.executable, "-m", "rlhf_workers")
-    return Process(name, Group.GENERATION, command, {str(k): v for k, v in env.items()}, folder, folder / f"{name}.log")
+    return LocalProcess(
+        name, Group.GENERATION, command, {str(k): v for k, v in env.items()}, folder, folder / f"{name}.log"
+    )
 
 
 def title(pid: int) -> str:
@@ -53,7 +55,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 180) 
 
 async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Path) -> None:
     token = uuid.uuid4().hex
-    server = ForkServer({leftovers.TOKEN_VARIABLE: token})
+    server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: token})
     try:
         first, second = [await server.start(worker(tmp_path, index)) for index in range(2)]
         for index, forked in enumerate((first, second)):
@@ -73,14 +75,14 @@ async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Pa
         assert "RLHF_COORDINATOR" in (tmp_path / "generation-2.log").read_text().splitlines()[-1]
     finally:
         await server.close()
-    await until(lambda: leftovers.find(token) == [], "what the server had forked to be gone")
+    await until(lambda: leftover_processes.find_processes(token) == [], "what the server had forked to be gone")
 
 
 async def test_the_death_of_the_server_is_the_death_of_its_workers_and_the_next_start_makes_another(
     tmp_path: Path,
 ) -> None:
     token = uuid.uuid4().hex
-    server = ForkServer({leftovers.TOKEN_VARIABLE: token})
+    server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: token})
     try:
         before = await server.start(worker(tmp_path, 0))
         server.kill()
@@ -91,13 +93,13 @@ async def test_the_death_of_the_server_is_the_death_of_its_workers_and_the_next_
         assert not server.broken
     finally:
         await server.close()
-    await until(lambda: leftovers.find(token) == [], "what the server had forked to be gone")
+    await until(lambda: leftover_processes.find_processes(token) == [], "what the server had forked to be gone")
 
 
 async def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "rlhf_workers").mkdir()
     (tmp_path / "rlhf_workers" / "__init__.py").write_text("raise RuntimeError('no torch here')")
-    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: uuid.uuid4().hex})
     with pytest.raises(ForkServerError, match=r"fork-server\.log"):
         await server.start(worker(tmp_path, 0))
     assert "no torch here" in (tmp_path / "fork-server.log").read_text()
@@ -114,8 +116,8 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
 async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "READY_SECONDS", 0.01)
-    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    monkeypatch.setattr(fork_client, "READY_SECONDS", 0.01)
+    server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: uuid.uuid4().hex})
     monkeypatch.setattr(server, "kill", lambda: None)  # it takes its time to die
     try:
         async with asyncio.timeout(120):
@@ -129,13 +131,13 @@ async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
 
 
 async def test_starts_that_meet_a_dying_server_end_and_do_not_wait_for_it(tmp_path: Path) -> None:
-    server = ForkServer({leftovers.TOKEN_VARIABLE: uuid.uuid4().hex})
+    server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: uuid.uuid4().hex})
     try:
         await server.start(worker(tmp_path, 0))
         server.kill()
         starts = [server.start(worker(tmp_path, index)) for index in (1, 2, 3)]
         found = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 240)
-        assert all(isinstance(each, Forked | ForkServerError) for each in found)
-        assert isinstance(found[-1], Forked)
+        assert all(isinstance(each, ForkedProcess | ForkServerError) for each in found)
+        assert isinstance(found[-1], ForkedProcess)
     finally:
         await server.close()

@@ -10,7 +10,7 @@ from tests.support import local_job
 
 from rlhf_api.names import Env
 from rlhf_cli import run
-from rlhf_cli.local.job import LocalJob, prepare
+from rlhf_cli.local.local_job import LocalJob, prepare_job
 from rlhf_cli.local.ports import LOOPBACK
 from rlhf_cli.run import RunOptions, run_job
 
@@ -29,7 +29,7 @@ def by_ipv6(name: str, value: str) -> str:
 
 def test_a_job_trains_by_ipv6_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prepared(*arguments: Any, **more: Any) -> LocalJob:
-        local = prepare(*arguments, **more)
+        local = prepare_job(*arguments, **more)
         moved = [
             replace(each, env={name: by_ipv6(name, value) for name, value in each.env.items()})
             for each in local.processes
@@ -37,7 +37,7 @@ def test_a_job_trains_by_ipv6_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert not [value for each in moved for value in each.env.values() if LOOPBACK in value]
         return replace(local, processes=moved, address=local.address.replace(LOOPBACK, "[::1]"))
 
-    monkeypatch.setattr(run, "prepare", prepared)
+    monkeypatch.setattr(run, "prepare_job", prepared)
     manifest = local_job.write_job(tmp_path / "job", iterations=ITERATIONS)
     assert run_job(RunOptions(manifest, tmp_path / "run", resume=False, port=None, plain=True)) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -16,11 +16,11 @@ from random import Random
 import pytest
 
 from rlhf_api.names import Group
-from rlhf_cli.local import leftovers
+from rlhf_cli.local import leftover_processes
 from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
+from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.ports import claim, free_ports
-from rlhf_cli.local.supervisor import Event, Outcome, Supervisor
-from rlhf_cli.local.translate import Process
 
 pytestmark = pytest.mark.slow
 
@@ -32,24 +32,26 @@ STOPS = (
 EXITS = "import time; time.sleep({seconds}); raise SystemExit({code})"
 
 
-def process(folder: Path, name: str, code: str, cores: frozenset[int] | None = None) -> Process:
+def process(folder: Path, name: str, code: str, cores: frozenset[int] | None = None) -> LocalProcess:
     group = Group(name.partition("-")[0])
-    return Process(name, group, (sys.executable, "-S", "-c", code), {}, folder, folder / "logs" / f"{name}.log", cores)
+    return LocalProcess(
+        name, group, (sys.executable, "-S", "-c", code), {}, folder, folder / "logs" / f"{name}.log", cores
+    )
 
 
 class Running:
     """A supervisor in the background of a test."""
 
-    def __init__(self, processes: list[Process], backoff_limit: int = 3) -> None:
+    def __init__(self, processes: list[LocalProcess], backoff_limit: int = 3) -> None:
         self.processes = processes
         self.token = uuid.uuid4().hex
-        self.events: list[Event] = []
-        self.supervisor = Supervisor(processes, backoff_limit, self.token, self.events.append, leave_seconds=0.2)
+        self.events: list[Notice] = []
+        self.supervisor = JobSupervisor(processes, backoff_limit, self.token, self.events.append, leave_seconds=0.2)
         self.task = asyncio.create_task(self.supervisor.run())
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> LocalRunResult:
         outcome = await asyncio.wait_for(self.task, 120)
-        assert leftovers.find(self.token) == []
+        assert leftover_processes.find_processes(self.token) == []
         return outcome
 
     async def started(self, *names: str, other_than: int = 0) -> dict[str, int]:
@@ -58,7 +60,7 @@ class Running:
         await until(lambda: self.supervisor.children.get(names[0], other_than) != other_than)
         return dict(self.supervisor.children)
 
-    async def stopped(self) -> Outcome:
+    async def stopped(self) -> LocalRunResult:
         """Stops the job once its coordinator is ready for that, and waits for the end."""
         (coordinator,) = (p for p in self.processes if p.group is Group.COORDINATOR)
         await until(lambda: coordinator.log.exists() and coordinator.log.read_text().endswith("ready\n"))
@@ -140,7 +142,7 @@ async def test_children_of_a_killed_worker_go_with_it(tmp_path: Path) -> None:
         ]
     )
     await running.started("coordinator", "inference-0", "inference-1")
-    await until(lambda: len(leftovers.find(running.token)) == 5)
+    await until(lambda: len(leftover_processes.find_processes(running.token)) == 5)
     running.supervisor.kill()
     assert (await running.outcome()).code == 130
 
@@ -163,21 +165,21 @@ import asyncio, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from pathlib import Path
 from test_local_run import FOREVER, STOPS, process
-from rlhf_cli.local.supervisor import Supervisor
+from rlhf_cli.local.job_supervisor import JobSupervisor
 folder = Path({str(tmp_path)!r})
 found = [process(folder, "coordinator", STOPS), process(folder, "generation-0", FOREVER)]
-asyncio.run(Supervisor(found, 3, {token!r}, print).run())
+asyncio.run(JobSupervisor(found, 3, {token!r}, print).run())
 """
     started = subprocess.Popen([sys.executable, "-c", runner])
     try:
-        wait_for(lambda: len(leftovers.find(token)) == 2)
+        wait_for(lambda: len(leftover_processes.find_processes(token)) == 2)
         started.kill()
         started.wait()
-        wait_for(lambda: leftovers.find(token) == [])
+        wait_for(lambda: leftover_processes.find_processes(token) == [])
     finally:
         with contextlib.suppress(ProcessLookupError):
             started.kill()
-        leftovers.kill(token)
+        leftover_processes.kill_processes(token)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from rlhf_cli.local.errors import RunError
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """What this machine has to give."""
 
     cores: tuple[int, ...]
@@ -25,7 +25,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Demand:
+class DeviceDemand:
     """What one process needs."""
 
     name: str
@@ -35,7 +35,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """What one process got."""
 
     cores: frozenset[int] | None = None
@@ -44,22 +44,22 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Allotment:
+class DeviceAllotment:
     """Shares by process name, and what a user should know about them."""
 
-    shares: Mapping[str, Share]
+    shares: Mapping[str, DeviceShare]
     notes: tuple[str, ...] = field(default=())
 
 
-def allot(demands: Sequence[Demand], machine: Machine) -> Allotment:
+def allot_devices(demands: Sequence[DeviceDemand], machine: LocalMachine) -> DeviceAllotment:
     """Shares for all processes. Raises RunError when one group alone needs more CUDA devices than there are."""
     notes: list[str] = []
     cores = _allot_cores(demands, machine, notes)
     gpus = _allot_gpus(demands, machine, notes)
-    return Allotment({d.name: Share(cores.get(d.name), gpus[d.name]) for d in demands}, tuple(notes))
+    return DeviceAllotment({d.name: DeviceShare(cores.get(d.name), gpus[d.name]) for d in demands}, tuple(notes))
 
 
-def _allot_cores(demands: Sequence[Demand], machine: Machine, notes: list[str]) -> dict[str, frozenset[int]]:
+def _allot_cores(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: list[str]) -> dict[str, frozenset[int]]:
     workers = [demand for demand in demands if demand.group is not Group.COORDINATOR]
     threads = sum(demand.threads for demand in workers)
     # One core is left to the coordinator and to this command.
@@ -70,7 +70,7 @@ def _allot_cores(demands: Sequence[Demand], machine: Machine, notes: list[str]) 
     return {demand.name: frozenset(next(free) for _ in range(demand.threads)) for demand in workers}
 
 
-def _allot_gpus(demands: Sequence[Demand], machine: Machine, notes: list[str]) -> dict[str, tuple[str, ...]]:
+def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: list[str]) -> dict[str, tuple[str, ...]]:
     shared = sum(demand.gpus for demand in demands) > len(machine.gpus)
     taken = 0
     group: Group | None = None
@@ -91,9 +91,9 @@ def _allot_gpus(demands: Sequence[Demand], machine: Machine, notes: list[str]) -
     return shares
 
 
-def this_machine() -> Machine:
+def this_machine() -> LocalMachine:
     """Cores of this process's affinity mask; CUDA devices of CUDA_VISIBLE_DEVICES or else of nvidia-smi."""
-    return Machine(tuple(sorted(os.sched_getaffinity(0))), _cuda_devices())
+    return LocalMachine(tuple(sorted(os.sched_getaffinity(0))), _cuda_devices())
 
 
 def _cuda_devices() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Pods of a job before the user's template is merged in: command, environment contract, ports, mounts, security.
 
 Rule: what is written here is what the process relies on, so a template may add to it but not change it. The same pods
-run as processes on one machine (`rlhf_cli.local.translate`), which rewrites addresses and paths, nothing else.
+run as processes on one machine (`rlhf_cli.local.pods_to_processes`), which rewrites addresses and paths, nothing else.
 """
 
 import math

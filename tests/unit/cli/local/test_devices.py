@@ -5,41 +5,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_api.names import Group
-from rlhf_cli.local.devices import Demand, Machine, allot
+from rlhf_cli.local.devices import DeviceDemand, LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
 
 C, G, T, I = Group.COORDINATOR, Group.GENERATION, Group.TRAINING, Group.INFERENCE  # noqa: E741
 
 
-def demand(group: Group, index: int = 0, threads: int = 1, gpus: int = 0) -> Demand:
-    return Demand(f"{group}-{index}", group, threads, gpus)
+def demand(group: Group, index: int = 0, threads: int = 1, gpus: int = 0) -> DeviceDemand:
+    return DeviceDemand(f"{group}-{index}", group, threads, gpus)
 
 
 def test_every_process_has_its_own_cores_when_there_are_enough() -> None:
-    shares = allot([demand(C), demand(G, 0, 2), demand(T, 0)], Machine((4, 5, 6, 7))).shares
+    shares = allot_devices([demand(C), demand(G, 0, 2), demand(T, 0)], LocalMachine((4, 5, 6, 7))).shares
     assert shares["coordinator-0"].cores is None
     assert shares["generation-0"].cores == {4, 5}
     assert shares["training-0"].cores == {6}
 
 
 def test_nobody_is_pinned_when_cores_are_short_and_the_user_is_told() -> None:
-    allotment = allot([demand(G, 0, 2), demand(T, 0, 2)], Machine((0, 1)))
+    allotment = allot_devices([demand(G, 0, 2), demand(T, 0, 2)], LocalMachine((0, 1)))
     assert {share.cores for share in allotment.shares.values()} == {None}
     assert allotment.notes == ("4 compute threads share 2 cores",)
 
 
 def test_groups_share_devices_only_when_they_must() -> None:
     demands = [demand(G, 0, gpus=1), demand(G, 1, gpus=1), demand(I, 0), demand(T, 0, gpus=1)]
-    plenty = allot(demands, Machine(tuple(range(64)), ("0", "1", "2"))).shares
+    plenty = allot_devices(demands, LocalMachine(tuple(range(64)), ("0", "1", "2"))).shares
     assert [plenty[d.name].gpus for d in demands] == [("0",), ("1",), (), ("2",)]
-    short = allot(demands, Machine(tuple(range(64)), ("0", "1")))
+    short = allot_devices(demands, LocalMachine(tuple(range(64)), ("0", "1")))
     assert [short.shares[d.name].gpus for d in demands] == [("0",), ("1",), (), ("0",)]
     assert "share 2 CUDA devices" in short.notes[0]
 
 
 def test_a_group_that_does_not_fit_is_refused_by_field() -> None:
     with pytest.raises(RunError, match=r"spec\.training\.gpusPerReplica: 1: the group needs 2 CUDA devices.* has 1"):
-        allot([demand(T, 0, gpus=1), demand(T, 1, gpus=1)], Machine((0,), ("0",)))
+        allot_devices([demand(T, 0, gpus=1), demand(T, 1, gpus=1)], LocalMachine((0,), ("0",)))
 
 
 @given(
@@ -50,7 +50,7 @@ def test_a_group_that_does_not_fit_is_refused_by_field() -> None:
 def test_shares_never_overlap_inside_a_group(wants: list[tuple[Group, int, int]], cores: int, gpus: int) -> None:
     demands = [demand(g, i, t, n) for i, (g, t, n) in enumerate(sorted(wants, key=lambda want: want[0]))]
     try:
-        shares = allot(demands, Machine(tuple(range(cores)), tuple(map(str, range(gpus))))).shares
+        shares = allot_devices(demands, LocalMachine(tuple(range(cores)), tuple(map(str, range(gpus))))).shares
     except RunError:
         return
     for group in (G, I, T):

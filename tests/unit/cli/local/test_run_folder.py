@@ -8,7 +8,7 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.folder import RunFolder, choose
+from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 JOB = RLHFJob.model_validate(
@@ -28,18 +28,18 @@ spec:
 
 def test_a_new_run_is_named_after_job_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert choose(JOB, None, NOW, resume=False) == tmp_path / "runs" / "tiny-20260304-050607"
-    assert choose(JOB, Path("here"), NOW, resume=True) == tmp_path / "here"
+    assert choose_run_dir(JOB, None, NOW, resume=False) == tmp_path / "runs" / "tiny-20260304-050607"
+    assert choose_run_dir(JOB, Path("here"), NOW, resume=True) == tmp_path / "here"
 
 
 def test_resume_finds_the_latest_run_of_this_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match="no run of job 'tiny'"):
-        choose(JOB, None, NOW, resume=True)
+        choose_run_dir(JOB, None, NOW, resume=True)
     for name in ("tiny-20260101-000000", "tiny-20260102-000000", "tiny-large-20270101-000000"):
         (tmp_path / "runs" / name / "journal").mkdir(parents=True)
     (tmp_path / "runs" / "tiny-20280101-000000").mkdir()
-    assert choose(JOB, None, NOW, resume=True).name == "tiny-20260102-000000"
+    assert choose_run_dir(JOB, None, NOW, resume=True).name == "tiny-20260102-000000"
 
 
 def test_a_folder_with_a_run_needs_resume_and_the_other_way_round(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_cli.local.devices import Share
+from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.translate import Place, processes
+from rlhf_cli.local.pods_to_processes import processes
+from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import Images, render
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,8 +57,8 @@ def test_the_configuration_holds_the_reference_alone(reward: dict[str, Any], mon
 def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
     """Process -> its own variables, for a run on one machine."""
     objects = render(job_of({"function": {"file": "/data/reward.py", "env": ENV}}), {}, Images(), {})
-    shares = {name: Share() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
-    place = Place(Path("/run/job"), Path("/work"))
+    shares = {name: DeviceShare() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
+    place = RunPaths(Path("/run/job"), Path("/work"))
     return {each.name: each.env for each in processes(objects, place, shares, itertools.count(40000), caller)}
 
 

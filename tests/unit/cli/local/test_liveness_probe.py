@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from rlhf_cli.local import liveness
-from rlhf_cli.local.liveness import until_hung
+from rlhf_cli.local import liveness_probe
+from rlhf_cli.local.liveness_probe import until_hung
 
 
 class Answers:
@@ -28,7 +28,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(period: float) -> None:
         seconds.append(period)
 
-    monkeypatch.setattr(liveness.asyncio, "sleep", sleep)
+    monkeypatch.setattr(liveness_probe.asyncio, "sleep", sleep)
     return seconds
 
 
@@ -44,7 +44,7 @@ async def test_only_misses_in_a_row_after_an_answer_count(
     said: str, asked: int, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers(said)
-    monkeypatch.setattr(liveness, "_answers", answers)
+    monkeypatch.setattr(liveness_probe, "_answers", answers)
     await until_hung("127.0.0.1:1", 300)
     assert answers.asked == asked
     starting = said.index("+") + 1
@@ -69,7 +69,7 @@ async def replying() -> AsyncIterator[dict[str, str]]:
 
 
 async def test_only_a_200_is_an_answer(replying: dict[str, str]) -> None:
-    assert await liveness._answers(replying["address"])
+    assert await liveness_probe._answers(replying["address"])
     replying["status"] = "503 Service Unavailable"
-    assert not await liveness._answers(replying["address"])
-    assert not await liveness._answers("127.0.0.1:1")
+    assert not await liveness_probe._answers(replying["address"])
+    assert not await liveness_probe._answers("127.0.0.1:1")

@@ -19,11 +19,18 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rlhf_api.names import ExitCode, Group
-from rlhf_cli.local import launch, leftovers
-from rlhf_cli.local.forking import Forked, ForkServer, ForkServerError, forkable
-from rlhf_cli.local.liveness import until_hung
-from rlhf_cli.local.restarts import Ended, EndJob, Finished, Restart, decide, describe
-from rlhf_cli.local.translate import Process
+from rlhf_cli.local import exec_wrapper, leftover_processes
+from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServerError, forkable
+from rlhf_cli.local.liveness_probe import until_hung
+from rlhf_cli.local.pods_to_processes import LocalProcess
+from rlhf_cli.local.restart_policy import (
+    EndJob,
+    ProcessDone,
+    ProcessEnd,
+    RestartProcess,
+    decide_after_end,
+    describe_exit,
+)
 
 LEAVE_SECONDS: Final = 10.0
 """Time the other processes get to end by themselves after the coordinator did: it told them to."""
@@ -38,7 +45,7 @@ _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
 
 
 @dataclass(frozen=True)
-class Event:
+class Notice:
     """Something a user may want to know."""
 
     worker: str
@@ -46,7 +53,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LocalRunResult:
     """How the job ended."""
 
     code: int
@@ -55,15 +62,15 @@ class Outcome:
     """Times each process was started again."""
 
 
-class Supervisor:
+class JobSupervisor:
     """One run. `run` may be called once; `stop` and `kill` while it runs, from the same event loop."""
 
     def __init__(
         self,
-        processes: Sequence[Process],
+        processes: Sequence[LocalProcess],
         backoff_limit: int,
         token: str,
-        report: Callable[[Event], None],
+        report: Callable[[Notice], None],
         leave_seconds: float = LEAVE_SECONDS,
         hang_seconds: float = 0,
     ) -> None:
@@ -73,8 +80,8 @@ class Supervisor:
         self._token = token
         self._report = report
         self._leave_seconds, self._hang_seconds = leave_seconds, hang_seconds
-        self._forks = ForkServer({leftovers.TOKEN_VARIABLE: token})
-        self._children: dict[str, Child | Forked] = {}
+        self._forks = ForkServerClient({leftover_processes.TOKEN_VARIABLE: token})
+        self._children: dict[str, Child | ForkedProcess] = {}
         self._restarts: dict[str, int] = {process.name: 0 for process in processes}
         self._counted = 0
         self._stopping = False
@@ -85,7 +92,7 @@ class Supervisor:
         """Name -> process id of what runs now."""
         return {name: child.pid for name, child in self._children.items()}
 
-    async def run(self) -> Outcome:
+    async def run(self) -> LocalRunResult:
         """Starts everything and waits for the end of the job."""
         self._ended = asyncio.get_running_loop().create_future()
         keepers = [asyncio.create_task(self._keep(process)) for process in self._processes]
@@ -100,9 +107,9 @@ class Supervisor:
             self.kill()
             await asyncio.gather(*keepers, return_exceptions=True)
             await self._forks.close()
-            if left := leftovers.kill(self._token):
-                self._report(Event("", f"ended {len(left)} leftover processes"))
-        return Outcome(end.code, end.reason, self._restarts)
+            if left := leftover_processes.kill_processes(self._token):
+                self._report(Notice("", f"ended {len(left)} leftover processes"))
+        return LocalRunResult(end.code, end.reason, self._restarts)
 
     def stop(self) -> None:
         """Asks the coordinator to checkpoint and end; the job ends with it."""
@@ -125,16 +132,16 @@ class Supervisor:
         if not keeper.cancelled() and (error := keeper.exception()) is not None:
             self._end(EndJob(ExitCode.FAILED, f"cannot run a process of the job: {error}"))
 
-    async def _keep(self, process: Process) -> None:
+    async def _keep(self, process: LocalProcess) -> None:
         """Life of one process over all its restarts."""
         streak = 0
         while True:
             started = time.monotonic()
             code = await self._once(process)
-            ended = Ended(process.group, code, time.monotonic() - started, streak, self._counted)
-            decision = decide(ended, self._backoff_limit, stopping=self._stopping)
+            ended = ProcessEnd(process.group, code, time.monotonic() - started, streak, self._counted)
+            decision = decide_after_end(ended, self._backoff_limit, stopping=self._stopping)
             assert self._ended is not None
-            if isinstance(decision, Finished) or self._ended.done():
+            if isinstance(decision, ProcessDone) or self._ended.done():
                 return
             if isinstance(decision, EndJob):
                 why = _last_line(process.log) if code > 0 else ""
@@ -143,18 +150,20 @@ class Supervisor:
             await self._announce(process, decision, code)
             streak = decision.streak
 
-    async def _announce(self, process: Process, decision: Restart, code: int) -> None:
+    async def _announce(self, process: LocalProcess, decision: RestartProcess, code: int) -> None:
         self._counted += decision.counted
         self._restarts[process.name] += 1
         limit = f" (restart {self._counted} of {self._backoff_limit})" if decision.counted else ""
         # What a killed process said last is not why it ended.
         why = _last_line(process.log) if decision.counted and code > 0 else ""
         self._report(
-            Event(process.name, f"ended with {describe(code)}, starts again in {decision.delay:.1f} s{limit}{why}")
+            Notice(
+                process.name, f"ended with {describe_exit(code)}, starts again in {decision.delay:.1f} s{limit}{why}"
+            )
         )
         await asyncio.sleep(decision.delay)
 
-    async def _once(self, process: Process) -> int:
+    async def _once(self, process: LocalProcess) -> int:
         """Starts a process and waits for its end; its process group ends with it."""
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
@@ -173,28 +182,28 @@ class Supervisor:
             self._signal(process.name, signal.SIGKILL)
             del self._children[process.name]
 
-    async def _end_when_hung(self, process: Process) -> None:
+    async def _end_when_hung(self, process: LocalProcess) -> None:
         if process.endpoint and self._hang_seconds:
             await until_hung(process.endpoint, self._hang_seconds)
             text = f"did not answer for {self._hang_seconds:.0f} s (spec.runPolicy.hangTimeoutSeconds): it is killed"
-            self._report(Event(process.name, text))
+            self._report(Notice(process.name, text))
             self._signal(process.name, signal.SIGKILL)
 
-    async def _fork(self, process: Process) -> Forked | None:
+    async def _fork(self, process: LocalProcess) -> ForkedProcess | None:
         """None when it has to be started the ordinary way."""
         if self._forks.broken or not forkable(process):
             return None
         try:
             return await self._forks.start(process)
         except ForkServerError as error:
-            self._report(Event("", str(error)))
+            self._report(Notice("", str(error)))
             return None
 
-    async def _execute(self, process: Process, log: BinaryIO) -> Child:
+    async def _execute(self, process: LocalProcess, log: BinaryIO) -> Child:
         return await asyncio.create_subprocess_exec(
-            *launch.through(process.cores),
+            *exec_wrapper.wrapper_command(process.cores),
             *process.command,
-            env={**os.environ, **process.env, leftovers.TOKEN_VARIABLE: self._token},
+            env={**os.environ, **process.env, leftover_processes.TOKEN_VARIABLE: self._token},
             cwd=process.folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,

@@ -8,22 +8,47 @@ import fcntl
 import os
 import re
 import uuid
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
-from rlhf_cli.local import leftovers
+from rlhf_cli.local import leftover_processes
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.translate import Place
+from rlhf_operator.manifests.paths import JOB_KEY
 
 RUNS: Final = Path("runs")
 """Default parent of run folders, in the working directory."""
 _TOKEN: Final = "token"  # noqa: S105 a file name
 
 
-def choose(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume: bool) -> Path:
+@dataclass(frozen=True)
+class RunPaths:
+    """Where the files of one run are."""
+
+    run_dir: Path
+    base: Path
+    """Folder of the manifest, and working directory of the processes, so that a reward module next to the manifest can
+    be imported."""
+
+    @property
+    def certificates(self) -> Path:
+        """Folder with ca.crt, tls.crt and tls.key; its mode is 0700."""
+        return self.run_dir / "certificates"
+
+    @property
+    def job_file(self) -> Path:
+        """The resolved job."""
+        return self.run_dir / JOB_KEY
+
+    def log(self, worker: str) -> Path:
+        """Return the log file of one process, which keeps it over all restarts."""
+        return self.run_dir / "logs" / f"{worker}.log"
+
+
+def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume: bool) -> Path:
     """The run folder: the given one, a new one named after job and time, or the job's latest one to resume."""
     if run_dir is not None:
         return run_dir.absolute()
@@ -46,7 +71,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, base: Path, *, resume: bool) -> None:
         """Creates and locks it. Raises RunError when it is in use, or holds (or lacks) a run."""
-        self.place = Place(folder, base)
+        self.paths = RunPaths(folder, base)
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
             raise RunError(f"--resume: there is no run in {folder}")
         try:
@@ -62,7 +87,7 @@ class RunFolder:
             self.release()
             raise RunError(f"--run-dir {folder}: holds a run already; give --resume to go on, or another folder")
         self.token = self._token()
-        leftovers.kill(self.token)
+        leftover_processes.kill_processes(self.token)
 
     def release(self) -> None:
         """Lets another run use the folder; the end of the process does the same."""
@@ -70,13 +95,13 @@ class RunFolder:
 
     def _token(self) -> str:
         """Marks the processes of all runs of this folder, so that a killed run's leftovers are found by the next."""
-        path = self.place.run_dir / _TOKEN
+        path = self.paths.run_dir / _TOKEN
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
         return path.read_text().strip()
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the run folder, atomically."""
-        partial = self.place.run_dir / f".{name}.tmp"
+        partial = self.paths.run_dir / f".{name}.tmp"
         partial.write_bytes(content)
-        partial.replace(self.place.run_dir / name)
+        partial.replace(self.paths.run_dir / name)

@@ -8,10 +8,11 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_cli.local.devices import Share
+from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, processes
 from rlhf_cli.local.resolve import resolve
-from rlhf_cli.local.translate import Place, Process, demands, job_file, processes
+from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import render
 
 MANIFEST = """
@@ -42,10 +43,10 @@ def manifest(**changes: object) -> RLHFJob:
     return RLHFJob.model_validate(document)
 
 
-def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, Process]:
+def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, LocalProcess]:
     objects = render(resolve(manifest(**changes), base, base / "run"), {})
-    shares = {d.name: Share(frozenset({1}), ("7",) if d.gpus else ()) for d in demands(objects)}
-    found = processes(objects, Place(base / "run", base), shares, iter(range(5000, 6000)), caller)
+    shares = {d.name: DeviceShare(frozenset({1}), ("7",) if d.gpus else ()) for d in device_demands(objects)}
+    found = processes(objects, RunPaths(base / "run", base), shares, iter(range(5000, 6000)), caller)
     return {process.name: process for process in found}
 
 
@@ -72,7 +73,7 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
 
 
 def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
-    job = RLHFJob.model_validate_json(job_file(render(resolve(manifest(), base, base / "run"), {})))
+    job = RLHFJob.model_validate_json(job_file_content(render(resolve(manifest(), base, base / "run"), {})))
     assert job.spec.models.actor.path == str(base / "policy")
 
 
@@ -99,7 +100,7 @@ def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> 
 
 
 def test_demands_are_what_the_pods_ask_for(base: Path) -> None:
-    found = demands(render(resolve(manifest(), base, base / "run"), {}))
+    found = device_demands(render(resolve(manifest(), base, base / "run"), {}))
     assert [(d.group, d.threads, d.gpus) for d in found] == [
         (Group.COORDINATOR, 1, 0),
         (Group.GENERATION, 3, 0),

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api.names import Env
-from rlhf_cli.local import launch
-from rlhf_cli.local.translate import Process
+from rlhf_cli.local import exec_wrapper
+from rlhf_cli.local.pods_to_processes import LocalProcess
 
 WORKER: Final = ("-m", "rlhf_workers")
 """Arguments after the interpreter of a process that can be forked."""
@@ -30,13 +30,13 @@ class ForkServerError(Exception):
     """Why nothing could be forked, for people."""
 
 
-def forkable(process: Process) -> bool:
+def forkable(process: LocalProcess) -> bool:
     """A worker without an accelerator, with one thread."""
     env = process.env
     return process.command[1:] == WORKER and not env.get("CUDA_VISIBLE_DEVICES") and env.get(Env.THREADS, "1") == "1"
 
 
-class Forked:
+class ForkedProcess:
     """A forked worker; as much of asyncio's Process as the supervisor uses."""
 
     def __init__(self, pid: int, code: "asyncio.Future[int]") -> None:
@@ -48,7 +48,7 @@ class Forked:
         return await asyncio.shield(self._code)
 
 
-class ForkServer:
+class ForkServerClient:
     """The server process, started with the first worker."""
 
     def __init__(self, token: Mapping[str, str]) -> None:
@@ -62,7 +62,7 @@ class ForkServer:
         self.broken = ""
         """Why no server can be had; empty while one can."""
 
-    async def start(self, process: Process) -> Forked:
+    async def start(self, process: LocalProcess) -> ForkedProcess:
         """Forks a worker. Raises ForkServerError; then `broken` says whether to ask again."""
         async with self._lock:
             if self.broken:  # meanwhile: the others came while the first waited for the server
@@ -85,7 +85,7 @@ class ForkServer:
             pid = await self._forked.get()
             if pid is None:
                 raise ForkServerError("the process that workers are forked from has died")
-            return Forked(pid, self._ends[pid])
+            return ForkedProcess(pid, self._ends[pid])
 
     def kill(self) -> None:
         """Ends the server, and with it every worker it forked."""
@@ -101,11 +101,11 @@ class ForkServer:
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
 
-    async def _open(self, process: Process) -> None:
+    async def _open(self, process: LocalProcess) -> None:
         log = process.log.with_name(LOG)
         with log.open("ab") as errors:
             self._server = await asyncio.create_subprocess_exec(
-                *launch.through(None),
+                *exec_wrapper.wrapper_command(None),
                 *(process.command[0], "-m", "rlhf_workers.fork_server"),
                 env={**os.environ, **process.env, **self._token},
                 cwd=process.folder,

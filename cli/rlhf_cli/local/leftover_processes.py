@@ -18,7 +18,7 @@ GONE_SECONDS: Final = 5.0
 """Time a killed process may take to disappear; longer means the kernel holds it (a device, a network file system)."""
 
 
-def find(token: str) -> list[int]:
+def find_processes(token: str) -> list[int]:
     """Ids of living processes that carry the token, this one excluded."""
     wanted = f"{TOKEN_VARIABLE}={token}".encode()
     found = []
@@ -32,14 +32,14 @@ def find(token: str) -> list[int]:
     return found
 
 
-def kill(token: str) -> list[int]:
+def kill_processes(token: str) -> list[int]:
     """Ends every process that carries the token, and waits until they are gone; returns their ids."""
-    killed = found = find(token)
+    killed = found = find_processes(token)
     deadline = time.monotonic() + GONE_SECONDS
     while found and time.monotonic() < deadline:
         for process_id in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
         time.sleep(0.01)
-        found = find(token)
+        found = find_processes(token)
     return killed

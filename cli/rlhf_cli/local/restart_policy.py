@@ -32,7 +32,7 @@ VERDICTS: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """A process ended."""
 
     group: Group
@@ -47,7 +47,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartProcess:
     """Start it again."""
 
     delay: float
@@ -56,7 +56,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Finished:
+class ProcessDone:
     """The process had nothing more to do; the job goes on."""
 
 
@@ -70,31 +70,33 @@ class EndJob:
     """The coordinator told the workers to leave."""
 
 
-def decide(ended: Ended, backoff_limit: int, *, stopping: bool = False) -> Restart | Finished | EndJob:
+def decide_after_end(
+    ended: ProcessEnd, backoff_limit: int, *, stopping: bool = False
+) -> RestartProcess | ProcessDone | EndJob:
     """`stopping`: the user asked the job to stop, so the coordinator's end is the job's, whatever its code."""
     coordinator = ended.group is Group.COORDINATOR
     if ended.code == ExitCode.OK:
-        return EndJob(ExitCode.OK, "the coordinator finished", told=True) if coordinator else Finished()
+        return EndJob(ExitCode.OK, "the coordinator finished", told=True) if coordinator else ProcessDone()
     if coordinator and (stopping or ended.code in VERDICTS):
         # SIGTERM, by which it is asked to stop, ends it at once while it is still starting.
         stopped = ended.code in (ExitCode.INTERRUPTED, -signal.SIGTERM)
         code = ExitCode.INTERRUPTED if stopped else max(ended.code, ExitCode.FAILED)
-        reason = f"the coordinator ended with {describe(ended.code)}"
+        reason = f"the coordinator ended with {describe_exit(ended.code)}"
         return EndJob(int(code), reason, told=ended.code == ExitCode.INTERRUPTED)
     streak = 0 if ended.seconds >= HEALTHY_SECONDS else ended.streak
     delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(streak, 30), LAST_DELAY_SECONDS)
     if ended.code == ExitCode.RESTART:
-        return Restart(delay, streak + 1, counted=False)
+        return RestartProcess(delay, streak + 1, counted=False)
     if ended.counted >= backoff_limit:
         return EndJob(
             ExitCode.FAILED,
-            f"{ended.group} ended with {describe(ended.code)} and all {backoff_limit} restarts of "
+            f"{ended.group} ended with {describe_exit(ended.code)} and all {backoff_limit} restarts of "
             "spec.runPolicy.backoffLimit are used",
         )
-    return Restart(delay, streak + 1, counted=True)
+    return RestartProcess(delay, streak + 1, counted=True)
 
 
-def describe(code: int) -> str:
+def describe_exit(code: int) -> str:
     """`exit code 1`, `signal 9 (out of memory, or killed)`: how a process ended, in words."""
     if code >= 0:
         return f"exit code {code}"

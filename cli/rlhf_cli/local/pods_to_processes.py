@@ -13,9 +13,10 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_api.document import read
 from rlhf_api.names import Env, Group
-from rlhf_cli.local.devices import Demand, Share
+from rlhf_cli.local.devices import DeviceDemand, DeviceShare
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.ports import LOOPBACK
+from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import RenderedObjects
 from rlhf_operator.manifests.paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
@@ -38,7 +39,7 @@ _NOT_HERE: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Process:
+class LocalProcess:
     """One process of the job."""
 
     name: str
@@ -58,56 +59,33 @@ class Process:
     """host:port at which it says whether it lives; empty: nobody asks."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Folders of a run."""
-
-    run_dir: Path
-    base: Path
-    """The manifest's folder: working directory, so that a reward module beside the manifest can be imported."""
-
-    @property
-    def certificates(self) -> Path:
-        """ca.crt, tls.crt, tls.key; 0700."""
-        return self.run_dir / "certificates"
-
-    @property
-    def job_file(self) -> Path:
-        """The resolved job."""
-        return self.run_dir / JOB_KEY
-
-    def log(self, worker: str) -> Path:
-        """Log file of one process, over all its restarts."""
-        return self.run_dir / "logs" / f"{worker}.log"
-
-
-def demands(objects: RenderedObjects) -> list[Demand]:
+def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
     """What the pods need of a machine, in their order."""
     found = []
     for pod in objects.pods:
         container = _container(pod)
         gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
         threads = int(_environment(container, {}).get(Env.THREADS, "1"))
-        found.append(Demand(_name(pod), _group(pod), threads, gpus))
+        found.append(DeviceDemand(_name(pod), _group(pod), threads, gpus))
     return found
 
 
 def processes(
     objects: RenderedObjects,
-    place: Place,
-    shares: Mapping[str, Share],
+    paths: RunPaths,
+    shares: Mapping[str, DeviceShare],
     ports: Iterator[int],
     caller: Mapping[str, str],
-) -> list[Process]:
+) -> list[LocalProcess]:
     """One process a pod, the coordinator first. `ports` gives free ports (the first becomes the coordinator's).
 
     `caller` is the environment of the command, for variables a template takes from Secrets or fields of a cluster.
     """
     coordinator = f"{LOOPBACK}:{next(ports)}"
-    patience = str(read(job_file(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
+    patience = str(read(job_file_content(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
     found = []
     for pod in objects.pods:
-        process = _process(pod, place, shares[_name(pod)], coordinator, ports, caller)
+        process = _process(pod, paths, shares[_name(pod)], coordinator, ports, caller)
         if process.group is not Group.COORDINATOR:
             # In a cluster a coordinator may wait for its node, and the operator sees why; here it is there or never.
             process.env[Env.START_TIMEOUT] = patience
@@ -115,39 +93,39 @@ def processes(
     return found
 
 
-def job_file(objects: RenderedObjects) -> bytes:
+def job_file_content(objects: RenderedObjects) -> bytes:
     """The resolved job, as the ConfigMap holds it for the coordinator's pod."""
     (found,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
     return str(found["data"][JOB_KEY]).encode()
 
 
 def _process(
-    pod: Json, place: Place, share: Share, coordinator: str, ports: Iterator[int], caller: Mapping[str, str]
-) -> Process:
+    pod: Json, paths: RunPaths, share: DeviceShare, coordinator: str, ports: Iterator[int], caller: Mapping[str, str]
+) -> LocalProcess:
     container, group, name = _container(pod), _group(pod), _name(pod)
     address = coordinator if group is Group.COORDINATOR else f"{LOOPBACK}:{next(ports)}"
     env = {key: value for key, value in _environment(container, caller).items() if key not in _NOT_HERE}
     local = {
-        Env.JOB_FILE: str(place.job_file),
-        Env.RUN_DIR: str(place.run_dir),
+        Env.JOB_FILE: str(paths.job_file),
+        Env.RUN_DIR: str(paths.run_dir),
         Env.COORDINATOR: coordinator,
         Env.LISTEN: address,
         Env.ADVERTISE: address,
         Env.RENDEZVOUS: LOOPBACK,
-        Env.CERTIFICATES: str(place.certificates),
+        Env.CERTIFICATES: str(paths.certificates),
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
     env.update(_bytecode(caller))
     env[Env.METRICS] = f"{LOOPBACK}:{next(ports)}"
     if share.gpus or env.get(Env.DEVICE) == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
-    return Process(
+    return LocalProcess(
         name=name,
         group=group,
         command=(sys.executable, *container["command"][1:]),
         env=env,
-        folder=place.base,
-        log=place.log(name),
+        folder=paths.base,
+        log=paths.log(name),
         cores=share.cores,
         port=int(address.rpartition(":")[2]),
         device=f"cuda:{','.join(share.gpus)}" if share.gpus else "cpu",

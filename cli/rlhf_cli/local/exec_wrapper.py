@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 """prctl(2): the signal this process gets when the thread that made it ends; kept across exec."""
 
 
-def through(cores: "frozenset[int] | None") -> tuple[str, ...]:
+def wrapper_command(cores: "frozenset[int] | None") -> tuple[str, ...]:
     """What to put before a command so that it starts through here, as a child of this process."""
     wanted = ",".join(map(str, sorted(cores))) if cores else "-"
     return sys.executable, "-I", "-S", __file__, str(os.getpid()), wanted
