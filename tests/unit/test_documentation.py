@@ -2,10 +2,12 @@
 
 import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
-import pytest
+from rlhf_api.conditions import RunningReason
+from rlhf_coordinator.state.sample import SampleState
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -49,3 +51,26 @@ def test_links_lead_to_a_file_and_to_a_heading_of_it() -> None:
             if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken, "\n".join(broken)
+
+
+def pictures() -> list[str]:
+    """Return the text of the pictures of docs/architecture.md, in order."""
+    return re.findall(r"^```mermaid\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def states_of(picture: str) -> set[str]:
+    pairs = re.findall(r"^ *(\S+) --> (\S+)", picture, re.MULTILINE)
+    return {state for pair in pairs for state in pair} - {"[*]"}
+
+
+def test_the_life_of_a_sample_has_the_states_of_the_ledger() -> None:
+    assert states_of(pictures()[1]) == {state.value for state in SampleState}
+
+
+def test_the_life_of_a_job_has_the_reasons_that_users_are_shown() -> None:
+    assert states_of(pictures()[2]) == {reason.value for reason in RunningReason} - {"NameTaken"}
+
+
+def test_the_packages_are_those_whose_imports_are_checked() -> None:
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    assert set(re.findall(r"rlhf_\w+", pictures()[4])) == set(checked)
