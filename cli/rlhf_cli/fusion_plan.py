@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import ModelKind, graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_coordinator.model_sizes import read_size
@@ -121,20 +121,19 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
     spec = job.spec
     gpus = spec.generation.gpus_per_replica
     device, devices, width = (HOPPER, gpus, 2) if gpus else (CPU_CORE, 1, 4)
-    models, needed = spec.models, {task.model for task in graph_of(spec).tasks_of(Group.INFERENCE)}
-    sources = {"reference": models.reference, "critic": models.critic, "reward": models.reward.model}
-    paths = {role: source.path for role, source in sources.items() if source is not None and role in needed}
-    sizes = {role: _model(Path(path), width) for role, path in paths.items()}
-    actor = _model(Path(spec.models.actor.path), width)
-    unknown = [role for role, size in {"actor": actor, **sizes}.items() if size is None]
-    if actor is None or unknown:
+    models, graph = spec.models, graph_of(spec)
+    sources = {task.model: models.given(task.model) for task in graph.tasks_of(Group.INFERENCE)}
+    sizes = {role: _model(Path(source.path), width) for role, source in sources.items() if source is not None}
+    policy = _model(Path(models.actor.path), width)
+    unknown = [role for role, size in {graph.policy: policy, **sizes}.items() if size is None]
+    if policy is None or unknown:
         return None, (), f"the models of {', '.join(unknown)} are not on this disk and no run measured their costs"
     scorers = [size for size in sizes.values() if size is not None]
     costs = assumed_costs(
-        actor, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
+        policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
     )  # fmt: skip
     said = [f"costs are assumed, not measured: a roofline of {devices} {device.name} a worker"]
-    if "reward" not in sizes:
+    if any(role.kind is ModelKind.REWARD and models.given(role) is None for role in sources):
         said.append("the reward function is taken to cost nothing")
     return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(said), ""
 

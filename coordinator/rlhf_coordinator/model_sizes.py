@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize
@@ -17,12 +18,9 @@ _MAX_HEADER: Final = 100 * 1024 * 1024
 """Bytes of a safetensors header, as the format's own library limits it."""
 
 
-def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
+def read_sizes(spec: RLHFJobSpec) -> dict[ModelRole, ModelSize | None]:
     """Model role -> its size, of every role that has a model; of a resolved job."""
-    models = spec.models
-    sources = {role: getattr(models, role) for role in ("actor", "critic", "reference")} | {
-        "reward": models.reward.model
-    }
+    sources = {role: spec.models.given(role) for role in ModelRole}
     folders = {role: local_folder(source.path) for role, source in sources.items() if source is not None}
     return {role: read_size(folder) if folder is not None else None for role, folder in folders.items()}
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import mode_words, object_meta, remedies
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import Document, read_all
 from rlhf_api.job import RLHFJob
@@ -196,28 +196,19 @@ def dump(job: RLHFJob) -> dict[str, Any]:
 
 def _resolved_models(job: RLHFJob, base: Path) -> Models:
     models = job.spec.models
-    needed = graph_of(job.spec).roles
-    actor = _source(models.actor, base)
+    graph = graph_of(job.spec)
     reward = models.reward
     if reward.function is not None and reward.function.file is not None:
         function = reward.function.model_copy(update={"file": _file(reward.function.file, base)})
         reward = reward.model_copy(update={"function": function})
     if reward.model is not None:
         reward = reward.model_copy(update={"model": _source(reward.model, base)})
-
-    def role(name: str, given: ModelSource | None) -> ModelSource | None:
-        if name not in needed:
-            return None
-        return actor if given is None else _source(given, base)
-
-    return models.model_copy(
-        update={
-            "actor": actor,
-            "critic": role("critic", models.critic),
-            "reference": role("reference", models.reference),
-            "reward": reward,
-        }
-    )
+    resolved: dict[str, Any] = {"reward": reward}
+    for role in ModelRole:
+        if role.kind is not ModelKind.REWARD:
+            source = models.source(role) if role in graph.roles else None
+            resolved[role] = None if source is None else _source(source, base)
+    return models.model_copy(update=resolved)
 
 
 def _source(source: ModelSource, base: Path) -> ModelSource:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 
@@ -85,7 +85,7 @@ class Budget:
         )
 
 
-Sizes = Mapping[str, ModelSize | None]
+Sizes = Mapping[ModelRole, ModelSize | None]
 """Model role -> its size; None: not known."""
 
 
@@ -126,13 +126,14 @@ def scores_too(spec: RLHFJobSpec) -> bool:
 
 def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     """Policy and key-value cache."""
-    actor = sizes.get("actor")
-    if actor is None:
-        return Estimate({}, ("actor",))
+    role = graph_of(spec).policy
+    policy = sizes.get(role)
+    if policy is None:
+        return Estimate({}, (role,))
     width = COMPUTE_BYTES[spec.compute_type]
     tokens = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
-    cache = spec.generation.max_batch_size * tokens * actor.cache_values_per_token * width
-    return Estimate({"weights": actor.parameters * width, "key-value cache": cache})
+    cache = spec.generation.max_batch_size * tokens * policy.cache_values_per_token * width
+    return Estimate({"weights": policy.parameters * width, "key-value cache": cache})
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:

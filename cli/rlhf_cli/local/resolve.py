@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api import manifest
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.policy import Checkpoints
 from rlhf_api.names import ExitCode
@@ -31,12 +32,10 @@ def resolve(job: RLHFJob, base: Path, run_dir: Path) -> RLHFJob:
 def check_files(job: RLHFJob) -> None:
     """Raises RunError for the first file or folder of a resolved job that is not there."""
     spec = job.spec
-    for role in ("actor", "critic", "reference"):
-        if source := getattr(spec.models, role):
-            _model(f"spec.models.{role}.path", source.path)
+    for role in ModelRole:
+        if source := spec.models.given(role):
+            _model(spec.models.path_field(role), source.path)
     reward = spec.models.reward
-    if reward.model is not None:
-        _model("spec.models.reward.model.path", reward.model.path)
     if reward.function is not None:
         field = "spec.models.reward.function"
         if reward.function.file is not None:

@@ -197,8 +197,7 @@ def rebuild_work(observation: pb.Observation) -> Observed:
 
 def scoring_work(context: JobContext, observation: pb.Observation) -> Observed:
     """Return one task's pass as the cost model counts it: there a pass is one of every task that a model does."""
-    by_call = context.spec.models.reward.model is None
-    tasks = sum(not (by_call and task.model == "reward") for task in context.tasks)
+    tasks = len(context.tasks) - len(context.calls)
     scoring = observation.scoring
     tokens_per_sample = scoring.tokens / max(1, scoring.samples)
     return Observed("score", 1 / max(1, tasks), scoring.samples, tokens_per_sample, _seconds(observation))

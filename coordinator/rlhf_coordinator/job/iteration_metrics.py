@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Graph
 from rlhf_coordinator.state.ledger import Ledger
 
 PHASE_METRICS: Final = {
@@ -56,12 +57,12 @@ class IterationMetrics:
             seconds = (observation.end_ns - observation.start_ns) / 1e9
             self.turns[worker] = self.turns.get(worker, 0.0) + seconds
 
-    def metrics(self, ledger: Ledger, training: Mapping[str, float], now: float) -> dict[str, float]:
+    def metrics(self, graph: Graph, ledger: Ledger, training: Mapping[str, float], now: float) -> dict[str, float]:
         """Everything worth keeping of a finished iteration. A reward that nobody gave is absent, never zero."""
         self.enter(self.phase, now)
         seconds = max(1e-9, now - self.begun)
         result = {
-            **batch_metrics(ledger),
+            **batch_metrics(ledger, graph),
             "samples_per_second": len(ledger.samples) / seconds,
             "tokens_per_second": ledger.tokens / seconds,
             "seconds/iteration": seconds,
@@ -94,9 +95,10 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
     )
 
 
-def batch_metrics(ledger: Ledger) -> dict[str, float]:
+def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Mean reward and its deviation over the samples that have one; mean length; divergence from the reference."""
-    rewards = np.array([_one(sample.fields["reward"]) for sample in ledger.samples if "reward" in sample.fields])
+    field = graph.reward_fields[0]
+    rewards = np.array([_one(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
     lengths = np.array([len(sample.response) for sample in ledger.samples], dtype=np.float64)
     result = {
         "response_tokens_mean": float(lengths.mean()),
@@ -107,16 +109,17 @@ def batch_metrics(ledger: Ledger) -> dict[str, float]:
     }
     if rewards.size:
         result |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
-    return result | divergence(ledger)
+    return result | divergence(ledger, graph)
 
 
-def divergence(ledger: Ledger) -> dict[str, float]:
+def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """`kl`: log p - log q summed over a response, mean over responses, in nats: what klTarget is compared with;
     `kl_per_token`: mean over their tokens. Over what is trained on: an abstained sample has none; empty without any."""
     pairs = [
-        (sample.response.log_probabilities, sample.fields["reference_log_probabilities"])
+        (sample.response.log_probabilities, sample.fields[field])
+        for field in graph.compared_fields[:1]
         for sample in ledger.samples
-        if "reference_log_probabilities" in sample.fields and not sample.abstained
+        if field in sample.fields and not sample.abstained
     ]
     if not pairs:
         return {}

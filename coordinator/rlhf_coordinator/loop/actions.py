@@ -231,7 +231,8 @@ class Actions:
 
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
-        metrics = run.iteration_metrics.metrics(run.state.ledger, run.training_metrics, time.monotonic())
+        graph, ledger = run.context.graph, run.state.ledger
+        metrics = run.iteration_metrics.metrics(graph, ledger, run.training_metrics, time.monotonic())
         metrics |= fusion_planning.fusion_metrics(run) | incremental_scoring.incremental_metrics(run)
         moved = run.state.fusion.moved
         run.totals.moved_kv += moved.kv

@@ -67,12 +67,12 @@ class CommandResults:
             if pending.role == Group.TRAINING:
                 worker.trained_version = pending.version
             else:
-                models = ("actor",) if pending.role == Group.GENERATION else context.scored_models
+                models = (context.graph.policy,) if pending.role == Group.GENERATION else context.scored_models
                 worker.versions |= dict.fromkeys(models, pending.version)
         elif pending.kind is CommandKind.LOAD:
             worker.versions[pending.model] = pending.version
         elif kind == "load" and worker.group is Group.GENERATION:
-            worker.versions["actor"] = message.load.version
+            worker.versions[context.graph.policy] = message.load.version
         elif (
             pending.kind is CommandKind.UNKNOWN
             and not pending.from_ranks

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Task
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.fusion import incremental_scoring, learning, sample_moves
 from rlhf_coordinator.job.job_run import JobRun
@@ -126,7 +127,7 @@ class EventHandlers:
     def _observe(self, worker: str, observation: pb.Observation) -> None:
         """Hand what work took to all that learn from it."""
         if observation.WhichOneof("work") == "scoring":
-            self._task_field(observation.scoring.task)
+            self._task(observation.scoring.task)
         learning.observe(self._run, worker, observation)
         incremental_scoring.observe(self._run, observation)
         self._run.iteration_metrics.observe(worker, observation)
@@ -179,7 +180,7 @@ class EventHandlers:
         if key.iteration != run.state.iteration or not 0 <= key.sample < len(samples):
             run.totals.stale += 1
             return
-        problem = _failure_of(message, samples[key.sample], self._task_field(message.task))
+        problem = _failure_of(message, samples[key.sample], self._task(message.task))
         if problem is not None:
             self._score_failed(worker, message, problem)
             return
@@ -205,15 +206,16 @@ class EventHandlers:
         log.warning("%s%s", text, failure.message)
         run.event("score-failed", text + failure.message, worker=worker, reason=failure.reason)
         if tries > limit:
-            run.state.failure = _final(message.task, key.sample, tries, failure)
+            run.state.failure = _final(self._task(message.task), key.sample, tries, failure)
         self._moved(worker)
         run.wake()
 
-    def _task_field(self, task: str) -> str:
-        fields = {item.name: item.produces[0] for item in self._run.context.tasks}
-        if task not in fields:
-            raise ValueError(f"a score of task {task!r}; this job has {', '.join(fields)}")
-        return fields[task]
+    def _task(self, name: str) -> Task:
+        """Return the scoring task of a message; ValueError when the job has none of this name."""
+        for task in self._run.context.tasks:
+            if task.name == name:
+                return task
+        raise ValueError(f"a score of task {name!r}; this job has {', '.join(t.name for t in self._run.context.tasks)}")
 
     def _begins(self, index: int, new: int) -> bool:
         """New tokens make a block that can be scored early."""
@@ -230,19 +232,19 @@ class EventHandlers:
         self._run.state.fleet.workers[worker].last_progress = time.monotonic()
 
 
-def _failure_of(message: pb.ScoredSample, sample: Sample, field: str) -> pb.Failure | None:
+def _failure_of(message: pb.ScoredSample, sample: Sample, task: Task) -> pb.Failure | None:
     """The reported failure, or what is wrong with the result."""
     if message.HasField("failure"):
         return message.failure
     if message.abstained:
-        if field == "reward":
+        if task.rewards:
             return None
         return pb.Failure(reason="BadResult", message=f"task {message.task} abstained; only a reward may")
     try:
         values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
     except ValueError as error:
         return pb.Failure(reason="BadResult", message=str(error))
-    expected = 1 if field == "reward" else len(sample.response)
+    expected = task.produces[0].numbers(len(sample.response))
     if len(values) != expected:
         return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for {expected}")
     if not np.isfinite(values).all():
@@ -250,14 +252,14 @@ def _failure_of(message: pb.ScoredSample, sample: Sample, field: str) -> pb.Fail
     return None
 
 
-def _final(task: str, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:
+def _final(task: Task, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:
     """The failure that ends the job when a task's tries are used up."""
     final = pb.Failure()
     final.CopyFrom(failure)
-    final.message = f"{task} of sample {sample} failed {tries} times: {failure.message}"
-    if task == "reward":
+    final.message = f"{task.name} of sample {sample} failed {tries} times: {failure.message}"
+    if task.rewards:
         final.exit_code = failure.exit_code if failure.exit_code > 1 else ExitCode.USER_CODE
-        final.field = failure.field or "spec.models.reward"
+        final.field = failure.field or task.model.manifest_path
     else:
         final.exit_code = failure.exit_code or ExitCode.FAILED
     return final

@@ -96,8 +96,7 @@ def _kinds(context: JobContext, state: JobState, workers: int) -> list[tuple[tup
     names = tuple(task.name for task in context.tasks)
     if not release.doubles(context, state):
         return [(names, SCORES_IN_FLIGHT)]
-    by_call = context.spec.models.reward.model is None
-    calls = tuple(task.name for task in context.tasks if by_call and task.model == "reward")
+    calls = tuple(name for name in names if name in context.calls)
     models = tuple(name for name in names if name not in calls)
     return [kind for kind in ((models, _share(state, workers)), (calls, SCORES_IN_FLIGHT)) if kind[0]]
 

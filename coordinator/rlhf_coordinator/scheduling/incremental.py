@@ -76,8 +76,7 @@ def goal(state: JobState, index: int) -> int:
 
 def _models(context: JobContext) -> frozenset[str]:
     """Scoring tasks that keep a worker's device busy: all but rewards by calls."""
-    by_call = context.spec.models.reward.model is None
-    return frozenset(task.name for task in context.tasks if not (by_call and task.model == "reward"))
+    return frozenset(task.name for task in context.tasks) - context.calls
 
 
 def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> bool:

@@ -147,6 +147,6 @@ def decoders_and_scorers(context: JobContext, state: JobState) -> list[Worker]:
         for worker in state.fleet.of(Group.GENERATION)
         if worker.connected
         and worker.roles >= {Group.GENERATION, Group.INFERENCE}
-        and worker.versions.get(weights.ACTOR) == state.version
+        and worker.versions.get(context.graph.policy) == state.version
         and (worker.slow_command is None or worker.slow_command.kind is CommandKind.LOAD)
     ]

@@ -17,8 +17,6 @@ from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
 
-ACTOR = "actor"
-
 
 def sources(context: JobContext, state: JobState, model: str, version: int) -> list[pb.WeightLocation] | None:
     """Where a version of a model is; None when nobody can serve it now."""
@@ -52,7 +50,7 @@ def current(context: JobContext, state: JobState, worker: Worker, role: Group) -
     """It has this role, every weight that the role needs at the job's version, and its turn."""
     if not worker.idle or role not in worker.roles or not turns.decodes(state, worker):
         return False
-    models = (ACTOR,) if role is Group.GENERATION else context.scored_models
+    models = (context.graph.policy,) if role is Group.GENERATION else context.scored_models
     return all(worker.versions.get(model) == state.version for model in models)
 
 
@@ -61,7 +59,7 @@ def published(context: JobContext, state: JobState) -> bool:
 
     A worker that is away or only just starting is not waited for: it gets the weights when it is there.
     """
-    for group, models in ((Group.GENERATION, (ACTOR,)), (Group.INFERENCE, context.scored_models)):
+    for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, context.scored_models)):
         workers = state.fleet.of(group)
         here = [worker for worker in workers if worker.connected and group in worker.roles]
         if workers and models and not (here and all(current(context, state, worker, group) for worker in here)):
@@ -70,9 +68,9 @@ def published(context: JobContext, state: JobState) -> bool:
 
 
 def _generation(context: JobContext, state: JobState, worker: Worker, doubles: bool, released: bool) -> list[Decision]:
-    if worker.versions.get(ACTOR) == state.version and Group.GENERATION in worker.roles:
+    if worker.versions.get(context.graph.policy) == state.version and Group.GENERATION in worker.roles:
         return _second_role(context, state, worker, released) if doubles else []
-    load = _load(context, state, ACTOR)
+    load = _load(context, state, context.graph.policy)
     if load is None:
         return []
     if Group.GENERATION in worker.roles:

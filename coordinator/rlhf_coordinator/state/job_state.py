@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import Graph, Task, graph_of
+from rlhf_api.algorithms import Graph, ModelRole, Task, graph_of
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_coordinator.state.fleet import Fleet
@@ -43,7 +43,12 @@ class JobContext:
         return self.graph.tasks_of(Group.INFERENCE)
 
     @cached_property
-    def scored_models(self) -> tuple[str, ...]:
+    def calls(self) -> frozenset[str]:
+        """Scoring tasks that call user code instead of running a model: they keep no device busy."""
+        return frozenset(task.name for task in self.tasks if self.spec.models.source(task.model) is None)
+
+    @cached_property
+    def scored_models(self) -> tuple[ModelRole, ...]:
         """Models that inference workers hold and training changes: they need every new version."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
@@ -53,8 +58,9 @@ class JobContext:
 
     def folder(self, model: str) -> str:
         """Where version 0 of a model role is."""
-        source = getattr(self.spec.models, model)
-        return str(source.path) if source is not None else self.spec.models.actor.path
+        source = self.spec.models.source(ModelRole(model))
+        assert source is not None  # what calls user code has no weights to load
+        return source.path
 
 
 def job_context(job: RLHFJob, schedule: str, *, awaits_workers: bool = False) -> JobContext:

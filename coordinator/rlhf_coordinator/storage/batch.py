@@ -9,6 +9,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.channels import CHUNK_BYTES
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.ledger import Ledger
@@ -79,7 +80,7 @@ def replayed(iteration: int, size: int, tasks: Sequence[Task], records: Iterable
 def train_sample(sample: Sample, group: int, prompt: bytes) -> pb.TrainSample:
     """One sample as training gets it."""
     fields = {name: packed("float32", values) for name, values in sample.fields.items()}
-    fields["log_probabilities"] = packed("float32", sample.response.log_probabilities)
+    fields[SAMPLED_FIELD] = packed("float32", sample.response.log_probabilities)
     return pb.TrainSample(
         sample=sample.index,
         group=group,

@@ -38,28 +38,34 @@ class Scope(Enum):
 class SampleField(StrEnum):
     """A field of a sample. Members are strings, the names that the wire uses."""
 
-    shape: Shape
-
-    TOKENS = "tokens", Shape.PER_TOKEN
+    TOKENS = "tokens"
     """Sampled token ids."""
-    LOG_PROBABILITIES = "log_probabilities", Shape.PER_TOKEN
+    LOG_PROBABILITIES = "log_probabilities"
     """Of the tokens, by the policy that sampled them."""
-    REFERENCE_LOG_PROBABILITIES = "reference_log_probabilities", Shape.PER_TOKEN
+    REFERENCE_LOG_PROBABILITIES = "reference_log_probabilities"
     """Of the tokens, by the reference."""
-    VALUES = "values", Shape.PER_TOKEN
+    VALUES = "values"
     """Of the states before the tokens, by the critic."""
-    REWARD = "reward", Shape.PER_SAMPLE
+    REWARD = "reward"
     """What the response is worth."""
 
-    def __new__(cls, name: str, shape: Shape) -> "SampleField":
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.shape = shape
-        return member
+    @property
+    def shape(self) -> Shape:
+        """How many numbers a sample has of it."""
+        return _SHAPES[self]
 
     def numbers(self, response_tokens: int) -> int:
         """Return how many numbers a sample has of this field when its response has so many tokens."""
         return response_tokens if self.shape is Shape.PER_TOKEN else 1
+
+
+_SHAPES: Final = {
+    SampleField.TOKENS: Shape.PER_TOKEN,
+    SampleField.LOG_PROBABILITIES: Shape.PER_TOKEN,
+    SampleField.REFERENCE_LOG_PROBABILITIES: Shape.PER_TOKEN,
+    SampleField.VALUES: Shape.PER_TOKEN,
+    SampleField.REWARD: Shape.PER_SAMPLE,
+}
 
 
 @dataclass(frozen=True)
@@ -131,9 +137,9 @@ class Graph:
         )
 
 
-GENERATE: Final = Task(
-    "generate", Group.GENERATION, ModelRole.ACTOR, (), (SampleField.TOKENS, SampleField.LOG_PROBABILITIES)
-)
+SAMPLED_FIELD: Final = SampleField.LOG_PROBABILITIES
+"""What generation gives with the tokens: the one field that a sample has before it is scored."""
+GENERATE: Final = Task("generate", Group.GENERATION, ModelRole.ACTOR, (), (SampleField.TOKENS, SAMPLED_FIELD))
 SCORE_REFERENCE: Final = Task(
     "reference",
     Group.INFERENCE,

@@ -1,6 +1,7 @@
 """The model roles of a job, each with its kind: what a model says of a response. Their sources are `spec.models`."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class ModelKind(StrEnum):
@@ -17,24 +18,29 @@ class ModelKind(StrEnum):
 class ModelRole(StrEnum):
     """A model's part in an algorithm. Members are strings, the names that manifest and wire use."""
 
-    kind: ModelKind
-
-    ACTOR = "actor", ModelKind.POLICY
+    ACTOR = "actor"
     """The policy that generates and is trained."""
-    CRITIC = "critic", ModelKind.VALUE
+    CRITIC = "critic"
     """The value model."""
-    REFERENCE = "reference", ModelKind.POLICY
+    REFERENCE = "reference"
     """The frozen policy that the trained one is compared with."""
-    REWARD = "reward", ModelKind.REWARD
+    REWARD = "reward"
     """What judges responses."""
 
-    def __new__(cls, name: str, kind: ModelKind) -> "ModelRole":
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.kind = kind
-        return member
+    @property
+    def kind(self) -> ModelKind:
+        """What a model in this role computes."""
+        return _KINDS[self]
 
     @property
     def manifest_path(self) -> str:
         """Manifest path of what the role comes from, such as `spec.models.actor`."""
         return f"spec.models.{self.value}"
+
+
+_KINDS: Final = {
+    ModelRole.ACTOR: ModelKind.POLICY,
+    ModelRole.CRITIC: ModelKind.VALUE,
+    ModelRole.REFERENCE: ModelKind.POLICY,
+    ModelRole.REWARD: ModelKind.REWARD,
+}

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.api_model import ApiModel, Location
 from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
@@ -118,3 +119,22 @@ class Models(ApiModel):
     """The frozen model the KL term compares with; the actor's own folder when unset."""
     reward: Reward
     """Where rewards come from."""
+
+    def given(self, role: ModelRole) -> ModelSource | None:
+        """Return the model that the manifest gives for a role; None where it gives none, or no model at all."""
+        if role.kind is ModelKind.REWARD:
+            judge: Reward = getattr(self, role)
+            return judge.model
+        source: ModelSource | None = getattr(self, role)
+        return source
+
+    def source(self, role: ModelRole) -> ModelSource | None:
+        """Return the model that a role starts from: the actor's where none is given. None: user code is called."""
+        return self.given(role) or (None if role.kind is ModelKind.REWARD else self.actor)
+
+    def path_field(self, role: ModelRole) -> str:
+        """Return the manifest path of the path of the model that a role starts from, for messages."""
+        if role.kind is ModelKind.REWARD:
+            return f"{role.manifest_path}.model.path"
+        given = role if self.given(role) is not None else ModelRole.ACTOR
+        return f"{given.manifest_path}.path"

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from tests.support.training_ranks import PPO_FIELDS, make_samples
 
+from rlhf_api.algorithms import full_graph
 from rlhf_api.arrays import unpack
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
 from rlhf_workers.training.advantages import batch_metrics as trained_metrics
 from rlhf_workers.training.batch import batch_from
+
+GRAPH = full_graph("ppo")
 
 
 def ledger_of(samples: Any) -> Any:
@@ -40,7 +43,7 @@ class Response:
 @pytest.mark.parametrize("abstained", [(), (2, 5)])
 def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None:
     samples = make_samples(abstained=abstained)
-    shown = batch_metrics(ledger_of(samples))
+    shown = batch_metrics(ledger_of(samples), GRAPH)
     trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS))
     assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
     assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
@@ -49,4 +52,4 @@ def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None
 
 def test_a_batch_without_divergence_shows_none() -> None:
     samples = make_samples(abstained=range(8))
-    assert not {"kl", "kl_per_token"} & batch_metrics(ledger_of(samples)).keys()
+    assert not {"kl", "kl_per_token"} & batch_metrics(ledger_of(samples), GRAPH).keys()

@@ -10,6 +10,7 @@ from tests.support.training_ranks import CPU, make_job, serial, trainer_of
 from tests.unit.workers.training.test_training_iterations import Alone
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_planner.device_memory import ModelSize, decoding, scoring
 from rlhf_workers.generation import role as generation
@@ -29,7 +30,7 @@ def loaded(job: RLHFJob) -> dict[str, torch.dtype]:
     """Role -> the type its model is computed in, as each role loads it."""
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     decoding = generation.build(job, pb.Command(), CPU, None)
-    scorers = {role: load_scorer(role, job.spec, CPU) for role in ("reference", "critic")}
+    scorers = {role: load_scorer(role, job.spec, CPU) for role in (ModelRole.REFERENCE, ModelRole.CRITIC)}
     return {
         "training": trainer.compute,
         "published": next(iter(trainer_tensors(trainer))).dtype,

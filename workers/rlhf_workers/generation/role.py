@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_workers import weights
@@ -34,8 +35,8 @@ from rlhf_workers.role import Outbox, WorkError
 
 PROGRESS_NS: Final = 250_000_000
 """Between progress messages: what a lost worker costs, at four small messages a second a sample."""
-ACTOR: Final = "actor"
-ACTOR_FIELD: Final = "spec.models.actor.path"
+ACTOR: Final = GENERATE.model
+ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
 

@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 import torch
 
+from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.models import ModelSource
 from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
 from rlhf_workers.inference.reward_calls import RewardCalls
@@ -19,44 +21,44 @@ from rlhf_workers.inference.reward_model import RewardModelScorer
 from rlhf_workers.inference.reward_source import FUNCTION_FIELD, HEADERS_FIELD, RewardSource
 from rlhf_workers.inference.reward_text import OwnTokenizer, differs
 from rlhf_workers.precision import compute_dtype
-from rlhf_workers.role import WorkError
 
 Scorer: TypeAlias = ModelScorer | RewardCalls
 
 
-def load_scorer(model: str, spec: RLHFJobSpec, device: torch.device, *, parked: bool = False) -> Scorer:
-    """The scorer of model role `reference`, `critic` or `reward`; `parked` leaves its model in host memory."""
+def load_scorer(model: ModelRole, spec: RLHFJobSpec, device: torch.device, *, parked: bool = False) -> Scorer:
+    """Return the scorer of a model role; `parked` leaves its model in host memory."""
     home = torch.device("cpu") if parked else device
-    if model == "reference":
-        return _reference(spec, device, home)
-    if model == "critic":
-        return _critic(spec, device, home)
-    if model == "reward":
-        return _reward(spec, device, home)
-    raise WorkError("Internal", f"inference has no scorer for model role {model}")
+    if model.kind is ModelKind.POLICY:
+        return _log_probabilities(model, spec, device, home)
+    if model.kind is ModelKind.VALUE:
+        return _values(model, spec, device, home)
+    return _reward(spec, device, home)
 
 
 def _attention(spec: RLHFJobSpec) -> models.Attention:
     return "eager" if spec.deterministic else "sdpa"
 
 
-def _reference(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
-    source, field = spec.models.actor, "spec.models.actor.path"
-    if spec.models.reference is not None:
-        source, field = spec.models.reference, "spec.models.reference.path"
+def _log_probabilities(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
+    source, field = _source(model, spec), spec.models.path_field(model)
     dtype, attention = compute_dtype(spec), _attention(spec)
-    model = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
-    return LogProbabilityScorer(model, spec.rollout.temperature, device, blocks=spec.deterministic)
+    loaded = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
+    return LogProbabilityScorer(loaded, spec.rollout.temperature, device, blocks=spec.deterministic)
 
 
-def _critic(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
-    field = "spec.models.critic.path"
-    if spec.models.critic is None:
-        raise WorkError("ModelMissing", f"{field} is not set, but {spec.algorithm.name} scores values", field=field)
+def _values(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
+    source, field = _source(model, spec), spec.models.path_field(model)
     dtype, attention = compute_dtype(spec), _attention(spec)
-    path = spec.models.critic.path
-    model = models.load_backbone_with_value_head(path, field=field, dtype=dtype, device=home, attention=attention)
-    return ValueScorer(model, device, blocks=spec.deterministic)
+    loaded = models.load_backbone_with_value_head(
+        source.path, field=field, dtype=dtype, device=home, attention=attention
+    )
+    return ValueScorer(loaded, device, blocks=spec.deterministic)
+
+
+def _source(model: ModelRole, spec: RLHFJobSpec) -> ModelSource:
+    source = spec.models.source(model)
+    assert source is not None  # only what judges responses may be no model
+    return source
 
 
 def _reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:

@@ -6,7 +6,9 @@ between algorithms in training is here and in `objectives`, nowhere else.
 
 import torch
 
-from rlhf_api.job.algorithm import GRPO, PPO, PolicyFields
+from rlhf_api.algorithms.fields import PolicyGradientFields
+from rlhf_api.algorithms.grpo import GRPO
+from rlhf_api.algorithms.ppo import PPO
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
 from rlhf_workers.losses.grpo import group_advantages, sequence_mean_weights, token_mean_weights
 from rlhf_workers.losses.kl import k1, sequence_kl, token_kl
@@ -33,7 +35,7 @@ def with_advantages(batch: Batch, algorithm: PPO | GRPO, kl_coefficient: float) 
 
 
 def token_weights(
-    batch: Batch, rows: list[int], algorithm: PolicyFields, models: tuple[str, ...]
+    batch: Batch, rows: list[int], algorithm: PolicyGradientFields, models: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
     """Model role -> weight [B, T] of each token in the loss of the mini-batch `rows`; sums to 1, or to 0 if empty."""
     mask = torch.zeros_like(batch.mask)

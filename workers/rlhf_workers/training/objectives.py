@@ -10,7 +10,8 @@ from typing import Final, Protocol
 
 import torch
 
-from rlhf_api.job.algorithm import GRPO, PPO
+from rlhf_api.algorithms.grpo import GRPO
+from rlhf_api.algorithms.ppo import PPO
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.losses.ppo import limited_log_ratio, policy_loss, value_loss

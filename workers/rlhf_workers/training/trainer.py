@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.job.algorithm import PPO
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.losses.kl import adapted_coefficient
 from rlhf_workers.role import WorkError

@@ -7,14 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlhf_api.algorithms import Task
-from rlhf_api.names import Group
+from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Lease, Response, SampleState, first_tokens, join_spans
 
 TASKS = (
-    Task("reference", Group.INFERENCE, "reference", ("tokens",), ("reference_log_probabilities",)),
-    Task("reward", Group.INFERENCE, "reward", ("tokens",), ("reward",)),
+    SCORE_REFERENCE,
+    SCORE_REWARD,
 )
 SIZE = 5
 WORKERS = ("a", "b", "c")

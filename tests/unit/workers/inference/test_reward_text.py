@@ -11,6 +11,7 @@ from tests.support.training_ranks import CPU, make_job
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_workers.inference.reward_model import RewardModelScorer
 from rlhf_workers.inference.samples import Sample
@@ -45,7 +46,7 @@ def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = Fal
 
 
 def scorer_of(job: RLHFJob) -> RewardModelScorer:
-    scorer = load_scorer("reward", job.spec, CPU)
+    scorer = load_scorer(ModelRole("reward"), job.spec, CPU)
     assert isinstance(scorer, RewardModelScorer)
     return scorer
 
@@ -102,7 +103,7 @@ def test_the_policys_tokenizer_reads_the_very_tokens(tmp_path: Path) -> None:
 def test_a_reward_model_that_knows_no_template_is_refused_for_messages(tmp_path: Path) -> None:
     job = job_of(tmp_path, None, chat=True)
     with pytest.raises(WorkError, match=r"spec.models.reward.model.path: .* no chat template") as caught:
-        load_scorer("reward", job.spec, CPU)
+        load_scorer(ModelRole("reward"), job.spec, CPU)
     assert (caught.value.failure.field, caught.value.failure.exit_code) == ("spec.models.reward.model.path", 21)
 
 

@@ -26,6 +26,7 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
+from rlhf_api.algorithms import ModelRole
 from rlhf_planner.schedule.serial import one_f_one_b
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.grpo import group_advantages
@@ -162,7 +163,7 @@ def test_a_critic_that_starts_from_a_reward_model_keeps_its_head(folder: Path, t
     job = make_job(folder, reward)
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     assert torch.equal(trainer.stages["critic", 0].value_head.weight, head)
-    scorer: Any = load_scorer("critic", job.spec, torch.device("cpu"))
+    scorer: Any = load_scorer(ModelRole("critic"), job.spec, torch.device("cpu"))
     assert torch.equal(scorer.model.value_head.weight, head)
 
 
