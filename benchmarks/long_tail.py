@@ -54,7 +54,7 @@ MEASURED = {
     "threshold": "fusion/threshold", "moved": "samples/migrated", "moved_kv": "fusion/moved_kv",
     "overhead": "fusion/overhead_share", "control": "control_share", "idle": "idle/generation",
     "decode_ratio": "fusion/decode_ratio", "score_ratio": "fusion/score_ratio",
-    "transfer_ratio": "fusion/transfer_ratio", "beside_ratio": "fusion/beside_ratio",
+    "transfer_ratio": "fusion/transfer_ratio", "contention_ratio": "fusion/contention_ratio",
     "decode_busy": "fusion/decode_busy", "simulated_decode_busy": "fusion/simulated_decode_busy",
     "score_busy": "fusion/score_busy", "simulated_score_busy": "fusion/simulated_score_busy",
 }  # fmt: skip

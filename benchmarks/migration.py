@@ -40,9 +40,9 @@ from rlhf_api.names import Env
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_operator.certificates import new_authority
-from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
+from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_workers.device import device_name
 
 PROMPT = 16
@@ -88,7 +88,7 @@ class Worker:
             raise RuntimeError(done.failure.message)
         return done
 
-    def observed(self) -> list[Observed]:
+    def observed(self) -> list[ObservedWork]:
         """Return the decode steps and rebuilt caches that the worker reported since the last call."""
         new, self._seen = self.session.received[self._seen :], len(self.session.received)
         observations = [message.observation for message in new if message.HasField("observation")]
@@ -220,7 +220,7 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
         for worker in workers:
             worker.observed()
         for repeat in range(setting.repeats):
-            seen: list[Observed] = []
+            seen: list[ObservedWork] = []
             for tokens in setting.tokens:
                 moves.append(await both(workers, setting, repeat, tokens, longest, seen, costs.kv_bytes_per_token))
                 workers.reverse()
@@ -230,7 +230,7 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 async def both(
-    workers: list[Worker], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[Observed],
+    workers: list[Worker], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[ObservedWork],
     bytes_per_token: float = 0.0,
 ) -> Moved:  # fmt: skip
     """A sample of so many tokens moves with its cache, and one by its tokens; `seen` gets what a coordinator sees."""
@@ -239,7 +239,7 @@ async def both(
     by_kv, seconds = await by_cache(source, destination, await began(source, number, tokens, longest))
     seen += learning.transfer_work([by_kv], bytes_per_token, seconds)
     bare, lost, told = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
-    seen.append(Observed("command", 1, 1, 1, told))
+    seen.append(ObservedWork("command", 1, 1, 1, told))
     known = len(unpack(by_kv.progress.tokens))
     return Moved(tokens, repeat, known, by_kv.bytes, seconds, by_kv.paused_seconds, bare, lost)
 

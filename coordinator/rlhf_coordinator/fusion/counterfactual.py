@@ -16,7 +16,7 @@ from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
-from rlhf_planner.inter_stage.fitted import Work
+from rlhf_planner.inter_stage.fitted_costs import PassCost
 from rlhf_planner.inter_stage.incremental_gain import IncrementalGain, TokenCosts, Trace, incremental_gain
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ def trace_of(run: JobRun) -> Trace | None:
 
 def costs_of(run: JobRun) -> TokenCosts:
     """What scoring took in the iteration, by the spans of its passes."""
-    early, late = Work(), Work()
+    early, late = PassCost(), PassCost()
     for task, line in run.state.incremental.passes.items():
         work = line.fitted()
         if task in prefix_tasks(run.context.tasks):
-            early = Work(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
+            early = PassCost(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
         else:
-            late = Work(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)
+            late = PassCost(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)
     return TokenCosts(early, late, 1 if run.context.spec.deterministic else SCORE_BATCH)
 
 

@@ -24,7 +24,7 @@ from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 
 log = logging.getLogger(__name__)

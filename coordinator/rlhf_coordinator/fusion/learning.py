@@ -21,9 +21,9 @@ from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
-from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.simulate import simulate
 
@@ -106,7 +106,7 @@ def learn(run: JobRun) -> None:
         metrics["fusion/simulated_decode_busy"] = again.decode_busy
         metrics["fusion/simulated_score_busy"] = again.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in fusion.costs.scale.items()}
-        metrics["fusion/beside_ratio"] = fusion.costs.beside
+        metrics["fusion/contention_ratio"] = fusion.costs.contention_ratio
         fusion.costs = refined(fusion.costs, [*fusion.observed, *with_contention(fusion.decoded, fusion.scored)])
         store_costs(run)
 
@@ -141,8 +141,8 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
 
 
 def with_contention(
-    decoded: Iterable[tuple[WorkInterval, Observed]], scored: Iterable[WorkInterval]
-) -> Iterator[Observed]:
+    decoded: Iterable[tuple[WorkInterval, ObservedWork]], scored: Iterable[WorkInterval]
+) -> Iterator[ObservedWork]:
     """What was decoded, each with the share of its time in which a generation worker scored; not itself, for a worker
     does one thing at a time."""
     starts, ends, before = [0], [0], [0]
@@ -159,7 +159,7 @@ def with_contention(
 
     for own, work in decoded:
         shared = scoring_until(own.end_ns) - scoring_until(own.start_ns)
-        yield work._replace(beside=shared / max(1, own.end_ns - own.start_ns))
+        yield work._replace(contended=shared / max(1, own.end_ns - own.start_ns))
 
 
 def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
@@ -170,37 +170,37 @@ def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb
 
 def observe_withdrawal(run: JobRun, pending: PendingCommand) -> None:
     """A worker has answered a Withdraw: of all commands the one that is acted on at once."""
-    run.state.fusion.observed.append(Observed("command", 1, 1, 1, time.monotonic() - pending.sent))
+    run.state.fusion.observed.append(ObservedWork("command", 1, 1, 1, time.monotonic() - pending.sent))
 
 
-def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[Observed]:
+def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[ObservedWork]:
     """What one Migrate tells of costs: these samples were with their destination after so many seconds."""
     if not samples or bytes_per_token <= 0:
         return []
     count, paused = len(samples), sum(item.paused_seconds for item in samples)
     tokens = sum(item.bytes for item in samples) / count / bytes_per_token
-    return [Observed("transfer", count, 1, tokens, seconds), Observed("pause", count, 1, tokens, paused)]
+    return [ObservedWork("transfer", count, 1, tokens, seconds), ObservedWork("pause", count, 1, tokens, paused)]
 
 
-def decode_work(observation: pb.Observation) -> Observed:
+def decode_work(observation: pb.Observation) -> ObservedWork:
     """Return the decode steps of a stretch, prefills left out."""
     decode = observation.decode
     decoding_seconds = max(0.0, _seconds(observation) - decode.prefill_seconds)
-    return Observed("decode", decode.steps, decode.rows_per_step, decode.keys_per_row, decoding_seconds)
+    return ObservedWork("decode", decode.steps, decode.rows_per_step, decode.keys_per_row, decoding_seconds)
 
 
-def rebuild_work(observation: pb.Observation) -> Observed:
+def rebuild_work(observation: pb.Observation) -> ObservedWork:
     """Return the building of caches from known tokens."""
     rebuild = observation.rebuild
-    return Observed("rebuild", rebuild.passes, rebuild.rows_per_pass, rebuild.tokens_per_row, rebuild.seconds)
+    return ObservedWork("rebuild", rebuild.passes, rebuild.rows_per_pass, rebuild.tokens_per_row, rebuild.seconds)
 
 
-def scoring_work(context: JobContext, observation: pb.Observation) -> Observed:
+def scoring_work(context: JobContext, observation: pb.Observation) -> ObservedWork:
     """Return one task's pass as the cost model counts it: there a pass is one of every task that a model does."""
     tasks = len(context.tasks) - len(context.calls)
     scoring = observation.scoring
     tokens_per_sample = scoring.tokens / max(1, scoring.samples)
-    return Observed("score", 1 / max(1, tasks), scoring.samples, tokens_per_sample, _seconds(observation))
+    return ObservedWork("score", 1 / max(1, tasks), scoring.samples, tokens_per_sample, _seconds(observation))
 
 
 def _seconds(observation: pb.Observation) -> float:

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.inter_stage.choose import FusionChoice
-from rlhf_planner.inter_stage.corrections import Observed
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.learned_costs import ObservedWork
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 LINK_BYTES_PER_SECOND: Final = 4e8
@@ -81,9 +81,9 @@ class FusionState:
     """Before this time nothing is balanced: to look for an imbalance costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Worker -> decode or score -> seconds, by its spans."""
-    observed: list[Observed] = field(default_factory=list)
+    observed: list[ObservedWork] = field(default_factory=list)
     """What work took, but decoding."""
-    decoded: list[tuple[WorkInterval, Observed]] = field(default_factory=list)
+    decoded: list[tuple[WorkInterval, ObservedWork]] = field(default_factory=list)
     """What decoding took, and when that was."""
     scored: list[WorkInterval] = field(default_factory=list)
     """When generation workers scored."""

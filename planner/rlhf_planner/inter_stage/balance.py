@@ -111,8 +111,8 @@ def _fits(destination: _Load, sample: UnfinishedSample, costs: StageCosts, limit
 def _cost(sample: UnfinishedSample, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
     """(with its KV cache, seconds that it costs: a sample that moves with its cache is decoded on meanwhile)."""
     if sample.tokens == 0:
-        return transfer == "KV" and bool(costs.bandwidth), costs.told_seconds
+        return transfer == "KV" and bool(costs.bandwidth), costs.acknowledged_seconds
     prompt, tokens = np.array([float(sample.prompt_tokens)]), np.array([float(sample.tokens)])
     if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes others on in any case
-        return True, costs.told_seconds + costs.pause_seconds(float(prompt[0] + tokens[0]))
+        return True, costs.acknowledged_seconds + costs.pause_seconds(float(prompt[0] + tokens[0]))
     return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch)

@@ -1,7 +1,7 @@
 """What decoding, prefilling, scoring and moving samples costs on the workers of a job.
 
-Rule: closed formulas (`fitted`), so that a simulation can sum thousands of steps at once. What was observed
-(`corrections`) replaces the shape of decode steps, of which there are thousands; other kinds of work it corrects by a
+Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. What was observed
+(`learned_costs`) replaces the shape of decode steps, of which there are thousands; it corrects other kinds of work by a
 ratio. Must never answer a negative time.
 All times are in seconds, all sizes in bytes.
 """
@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_planner.inter_stage.fitted import NOTHING, DecodeLines, Floats, StepTime, Work
-from rlhf_planner.inter_stage.moves_seen import Line, SeenMove, fitted_line
-from rlhf_planner.inter_stage.steps_seen import Refitted, SeenStep, refitted
+from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassCost, StepTime
+from rlhf_planner.inter_stage.observed_moves import MoveLine, ObservedMove, fit_move_line
+from rlhf_planner.inter_stage.observed_steps import ObservedStep, RefittedSteps, refit_steps
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
@@ -56,8 +56,8 @@ class StageCosts:
     decode: DecodeLines
     max_batch_size: int
     """Samples that a generation worker decodes at once."""
-    prefill: Work = NOTHING
-    score: Work = NOTHING
+    prefill: PassCost = NO_COST
+    score: PassCost = NO_COST
     """All scoring tasks of a sample together."""
     score_batch: int = SCORE_BATCH
     """Samples scored in one pass at most; 1 in a deterministic job."""
@@ -69,7 +69,7 @@ class StageCosts:
     bandwidth: float | None = None
     """Bytes a second from worker to worker; None: not known, and nothing is moved with its KV cache."""
     setup_seconds: float = 0.003
-    """Of moving a sample with its KV cache, beside its steps: messages, and once a command a connection."""
+    """Of moving a sample with its KV cache, besides its steps: messages, and once a command a connection."""
     move_steps: float = MOVE_STEPS
     command_seconds: float = 0.005
     """From a decision until workers have acted on it: two messages."""
@@ -80,9 +80,9 @@ class StageCosts:
     ratios: Mapping[Kind, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     """Observed over fitted seconds of the last iterations, oldest first, by kind of work; those of decoding follow
     from `steps`, and moves with KV caches go by `moves`."""
-    steps: tuple[tuple[SeenStep, ...], ...] = ()
+    steps: tuple[tuple[ObservedStep, ...], ...] = ()
     """Decode steps of the last iterations, oldest first."""
-    moves: tuple[tuple[SeenMove, ...], ...] = ()
+    moves: tuple[tuple[ObservedMove, ...], ...] = ()
     """Moves with KV caches, likewise."""
 
     @classmethod
@@ -99,9 +99,9 @@ class StageCosts:
 
         Raises ValueError naming what is impossible.
         """
-        works = [Work.fitted(times) for times in (tasks or {}).values()]
-        score = Work(*(sum(getattr(work, part) for work in works) for part in ("setup", "per_sample", "per_token")))
-        return cls(DecodeLines.fitted(decode), max_batch_size, Work.fitted(prefill), score, **others)
+        works = [PassCost.fitted(times) for times in (tasks or {}).values()]
+        score = PassCost(*(sum(getattr(work, part) for work in works) for part in ("setup", "per_sample", "per_token")))
+        return cls(DecodeLines.fitted(decode), max_batch_size, PassCost.fitted(prefill), score, **others)
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
@@ -113,17 +113,17 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step, by batch size 0..max_batch_size, as observed while nobody scores beside."""
-        return self._seen.lines.tables(self.max_batch_size)
+        """(base, slope) of a decode step, by batch size 0..max_batch_size, as observed while no other worker scores."""
+        return self._observed_steps.lines.tables(self.max_batch_size)
 
     @cached_property
-    def beside(self) -> float:
-        """How many times as long a decode step takes while another generation worker scores; at least 1."""
-        return self._seen.beside
+    def contention_ratio(self) -> float:
+        """Return how many times as long a decode step takes while another generation worker scores; at least 1."""
+        return self._observed_steps.contention_ratio
 
     @cached_property
-    def _seen(self) -> Refitted:
-        return refitted(self.decode, self.steps)
+    def _observed_steps(self) -> RefittedSteps:
+        return refit_steps(self.decode, self.steps)
 
     @cached_property
     def _profile_tables(self) -> tuple[Floats, Floats]:
@@ -157,7 +157,7 @@ class StageCosts:
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
     @cached_property
-    def told_seconds(self) -> float:
+    def acknowledged_seconds(self) -> float:
         """From a decision until a worker has acted on it and said so."""
         return self._scale("command") * self.command_seconds
 
@@ -178,7 +178,7 @@ class StageCosts:
 
     @property
     def move_seconds(self) -> float:
-        """Of a move, beside sending: both workers act between two steps."""
+        """Of a move, besides sending: both workers act between two steps."""
         return self._moves[0].fixed
 
     def pause_seconds(self, tokens: Number) -> Number:
@@ -187,18 +187,18 @@ class StageCosts:
         return tokens * per_token + fixed
 
     @cached_property
-    def _moves(self) -> tuple[Line, Line]:
+    def _moves(self) -> tuple[MoveLine, MoveLine]:
         """(a whole move, its pause): as observed, else by decode steps as they are and the bandwidth assumed."""
         if not self.bandwidth:
-            return Line(self.setup_seconds, float("inf")), Line(self.setup_seconds, 0.0)
+            return MoveLine(self.setup_seconds, float("inf")), MoveLine(self.setup_seconds, 0.0)
         step, sent = self.decode_seconds(1, 0), self.kv_bytes_per_token / self.bandwidth
-        whole = Line(self.setup_seconds + self.move_steps * step, sent)
+        whole = MoveLine(self.setup_seconds + self.move_steps * step, sent)
         steps = min(PAUSE_STEPS, self.move_steps)
-        pause = Line(self.setup_seconds + LAST_TOKENS * sent + steps * step, 0.0)
-        seen = [move for iteration in self.moves for move in iteration]
+        pause = MoveLine(self.setup_seconds + LAST_TOKENS * sent + steps * step, 0.0)
+        observed = [move for iteration in self.moves for move in iteration]
         return (
-            fitted_line(whole, [move for move in seen if not move.paused]),
-            fitted_line(pause, [move for move in seen if move.paused]),
+            fit_move_line(whole, [move for move in observed if not move.paused]),
+            fit_move_line(pause, [move for move in observed if move.paused]),
         )
 
     def kv_cost(self, tokens: Number, share: float) -> Number:
@@ -213,7 +213,7 @@ class StageCosts:
         """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
         work, context = self.prefill, prompt + tokens
         base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
-        then = context * slope + base + (1 + HANDED_OUT) * self.told_seconds
+        then = context * slope + base + (1 + HANDED_OUT) * self.acknowledged_seconds
         if not self.replays:
             scale = self._scale("rebuild")
             return context * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then
@@ -259,7 +259,7 @@ class StageCosts:
     def scale(self) -> Mapping[Kind, float]:
         """Observed over profiled seconds, by kind of work of which anything was seen."""
         scale = {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
-        return scale | {"decode": self._seen.level} if self.steps else scale
+        return scale | {"decode": self._observed_steps.level} if self.steps else scale
 
     def _scale(self, kind: Kind, otherwise: float = 1.0) -> float:
         return self.scale.get(kind, otherwise)
@@ -278,12 +278,12 @@ class StageCosts:
         if unknown:
             raise ValueError(f"costs: unknown field {unknown[0]}")
         try:
-            steps = tuple(tuple(SeenStep(*one) for one in iteration) for iteration in document.get("steps", ()))
-            moves = tuple(tuple(SeenMove(*one) for one in iteration) for iteration in document.get("moves", ()))
+            steps = tuple(tuple(ObservedStep(*row) for row in iteration) for iteration in document.get("steps", ()))
+            moves = tuple(tuple(ObservedMove(*row) for row in iteration) for iteration in document.get("moves", ()))
             lines = {name: tuple(values) for name, values in document["decode"].items()}
-            parts = {name: Work(**document[name]) for name in ("prefill", "score")}
+            parts = {name: PassCost(**document[name]) for name in ("prefill", "score")}
             ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
-            seen = {"ratios": ratios, "steps": steps, "moves": moves}
-            return cls(**{**document, "decode": DecodeLines(**lines), **parts, **seen})
+            observed = {"ratios": ratios, "steps": steps, "moves": moves}
+            return cls(**{**document, "decode": DecodeLines(**lines), **parts, **observed})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_api.incremental import BLOCK
-from rlhf_planner.inter_stage.fitted import Floats, Work
+from rlhf_planner.inter_stage.fitted_costs import Floats, PassCost
 from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
@@ -50,14 +50,14 @@ class PassSums:
         self.squares += tokens * tokens
         self.products += tokens * seconds
 
-    def fitted(self) -> Work:
+    def fitted(self) -> PassCost:
         """Least squares over non-negative parts; nothing seen: nothing costs anything."""
         if not self.passes or not self.tokens:
-            return Work()
+            return PassCost()
         spread = self.passes * self.squares - self.tokens**2
         slope = (self.passes * self.products - self.tokens * self.seconds) / spread if spread > 0 else math.inf
         slope = min(max(0.0, slope), self.seconds / self.tokens)
-        return Work(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
+        return PassCost(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Trace:
 class TokenCosts:
     """Of scoring, by passes and tokens."""
 
-    early: Work
+    early: PassCost
     """All tasks that can score a prefix."""
-    late: Work = field(default_factory=Work)
+    late: PassCost = field(default_factory=PassCost)
     """All that need the whole sample."""
     most: int = 1
     """Finished samples in one pass."""

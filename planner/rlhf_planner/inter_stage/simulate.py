@@ -67,9 +67,11 @@ def simulated_iteration(
     workers = layout.generation_workers
     tokens = generation.prompts + generation.lengths
     tail = None if left is None else consolidate(generation, left, pool, transfer, costs)
-    if tail is not None and costs.beside > 1:
+    if tail is not None and costs.contention_ratio > 1:
         scorers = workers - len(tail.pool) + layout.inference_workers
-        tail = stretched(tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.beside)
+        tail = stretched(
+            tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.contention_ratio
+        )
     finish = generation.finish if tail is None else tail.finish
     end = float(finish.max())
     released: list[float | None] = [None] * workers

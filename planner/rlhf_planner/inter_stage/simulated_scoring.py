@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import Floats
+from rlhf_planner.inter_stage.fitted_costs import Floats
 
 
 class SimulatedScoring(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import MOVES_AT_ONCE, Flags, StageCosts, Transfer
-from rlhf_planner.inter_stage.fitted import Floats
+from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.forecast import Transit
 from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
@@ -137,7 +137,7 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
 
 
 def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
-    told = left.start + costs.told_seconds
+    told = left.start + costs.acknowledged_seconds
     keys = (left.held.prompt + left.held.tokens)[moving].tolist()
     sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
     sending: dict[int, float] = {}

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import Flags, StageCosts, Transfer
-from rlhf_planner.inter_stage.fitted import Floats
+from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import Floats
+from rlhf_planner.inter_stage.fitted_costs import Floats
 from rlhf_planner.inter_stage.forecast import WorkerSpan
 from rlhf_planner.inter_stage.simulated_generation import SimulatedGeneration, WorkerTimeline
 from rlhf_planner.inter_stage.simulated_scoring import SimulatedScoring

@@ -20,12 +20,12 @@ from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
-from rlhf_planner.inter_stage.corrections import Observed
+from rlhf_planner.inter_stage.learned_costs import ObservedWork
 
 DECODE = pb.DecodeObservation(steps=100, rows_per_step=12.5, keys_per_row=300, prefill_seconds=0.1)
 REBUILD = pb.RebuildObservation(passes=2, rows_per_pass=1.5, tokens_per_row=200, seconds=0.09)
 SCORING = pb.ScoringObservation(task="values", samples=4, tokens=200)
-STEPS = Observed("decode", 10, 4, 100, 1.0)
+STEPS = ObservedWork("decode", 10, 4, 100, 1.0)
 SPAN = st.tuples(st.integers(1, 50), st.integers(1, 20))
 
 
@@ -37,7 +37,7 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
     start, long = decoded
     (told,) = with_contention([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
     moments = sum(any(one.start_ns <= at < one.end_ns for one in spans) for at in range(start, start + long))
-    assert told == STEPS._replace(beside=moments / long)
+    assert told == STEPS._replace(contended=moments / long)
 
 
 def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observation:
@@ -46,17 +46,17 @@ def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observati
 
 def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path: Path) -> None:
     decoded = learning.decode_work(observation(0.6, decode=DECODE))
-    assert decoded == Observed("decode", 100, 12.5, 300, pytest.approx(0.5))
-    assert learning.rebuild_work(observation(0.6, rebuild=REBUILD)) == Observed("rebuild", 2, 1.5, 200, 0.09)
+    assert decoded == ObservedWork("decode", 100, 12.5, 300, pytest.approx(0.5))
+    assert learning.rebuild_work(observation(0.6, rebuild=REBUILD)) == ObservedWork("rebuild", 2, 1.5, 200, 0.09)
     moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
     transfer, pause = learning.transfer_work(moved, 4.0, 0.2)
-    assert transfer == Observed("transfer", 2, 1, 150, 0.2)
-    assert pause == Observed("pause", 2, 1, 150, pytest.approx(0.03))
+    assert transfer == ObservedWork("transfer", 2, 1, 150, 0.2)
+    assert pause == ObservedWork("pause", 2, 1, 150, pytest.approx(0.03))
     assert learning.transfer_work([], 4.0, 0.2) == []
     job = make_job(tmp_path)
     context = job_context(job, schedule_json(job.spec))  # tasks: values, reference, and a reward that is a function
     scored = learning.scoring_work(context, observation(0.4, scoring=SCORING))
-    assert scored == Observed("score", 1 / 2, 4, 50, pytest.approx(0.4))
+    assert scored == ObservedWork("score", 1 / 2, 4, 50, pytest.approx(0.4))
 
 
 @pytest.fixture

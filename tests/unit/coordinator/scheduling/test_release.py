@@ -17,7 +17,7 @@ from rlhf_coordinator.state.sample import Response
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 
 BOTH = "generation+inference"
 

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.tail_placement import UnfinishedSample
 

@@ -11,10 +11,10 @@ import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import Kind, StageCosts
-from rlhf_planner.inter_stage.fitted import StepTime, Work
-from rlhf_planner.inter_stage.moves_seen import SeenMove
+from rlhf_planner.inter_stage.fitted_costs import PassCost, StepTime
+from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
+from rlhf_planner.inter_stage.observed_moves import ObservedMove
 
 
 def test_measured_times_come_out_again() -> None:
@@ -59,7 +59,7 @@ def test_a_larger_batch_never_takes_less_whatever_the_noise() -> None:
 
 
 def test_noise_never_makes_a_negative_time() -> None:
-    falling = Work.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
+    falling = PassCost.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
     assert min(falling.setup, falling.per_sample, falling.per_token) >= 0
     assert falling.seconds(1, 0) >= 0
 
@@ -83,19 +83,19 @@ def test_one_iteration_corrects_a_wrong_profile_and_two_odd_ones_change_nothing(
         tasks={"a": [StepTime(1, 100, 1.0)], "b": [StepTime(1, 100, 2.0)]},
         max_batch_size=4,
     )
-    half_as_long = [Observed("decode", 10, 4, 1, 20.0), Observed("decode", 10, 1, 1, 5.0)]
-    passes = [Observed("score", 1 / 2, 4, 100, 6.0), Observed("score", 1 / 2, 4, 100, 3.0)]  # one of each task
+    half_as_long = [ObservedWork("decode", 10, 4, 1, 20.0), ObservedWork("decode", 10, 1, 1, 5.0)]
+    passes = [ObservedWork("score", 1 / 2, 4, 100, 6.0), ObservedWork("score", 1 / 2, 4, 100, 3.0)]  # one of each task
     costs = refined(costs, [*half_as_long, *passes])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
     assert costs.score_seconds(4, 100) == pytest.approx(9.0)
     for _ in range(4):
         costs = refined(costs, half_as_long)
     for _ in range(2):
-        costs = refined(costs, [Observed("decode", 10, 1, 1, 1e9), Observed("score", 1 / 2, 4, 100, 1e9)])
+        costs = refined(costs, [ObservedWork("decode", 10, 1, 1, 1e9), ObservedWork("score", 1 / 2, 4, 100, 1e9)])
     assert costs.decode_seconds(4, 1) == pytest.approx(2.0)
     assert len(costs.ratios["score"]) == 3
     for _ in range(5):
-        costs = refined(costs, [Observed("decode", 10, 1, 1, 1e9)])
+        costs = refined(costs, [ObservedWork("decode", 10, 1, 1, 1e9)])
     assert costs.decode_seconds(1, 1) == pytest.approx(10.0), "within limits"
 
 
@@ -131,16 +131,16 @@ class Truth(NamedTuple):
     def costs(self) -> StageCosts:
         """Learned from moves of every length, without noise."""
         exact = [
-            SeenMove(at == 1, 1, t, self.moves(t)[at]) for at in (0, 1) for t in np.linspace(20, 900, 100).tolist()
+            ObservedMove(at == 1, 1, t, self.moves(t)[at]) for at in (0, 1) for t in np.linspace(20, 900, 100).tolist()
         ]
         return dataclasses.replace(LINK, ratios={"rebuild": (self.rebuild,)}, moves=(tuple(exact),))
 
 
-def watched(truth: Truth, tokens: float, noise: np.random.Generator) -> list[Observed]:
+def watched(truth: Truth, tokens: float, noise: np.random.Generator) -> list[ObservedWork]:
     """One sample moves with its cache, and one by its tokens."""
 
-    def seen(kind: Kind, seconds: float) -> Observed:
-        return Observed(kind, 1, 1, tokens, seconds * noise.uniform(0.8, 1.25))
+    def seen(kind: Kind, seconds: float) -> ObservedWork:
+        return ObservedWork(kind, 1, 1, tokens, seconds * noise.uniform(0.8, 1.25))
 
     whole, pause = truth.moves(tokens)
     again = truth.rebuild * LINK.prefill_seconds(1, tokens)
@@ -174,8 +174,10 @@ def test_after_five_iterations_of_moves_of_either_kind_the_crossover_is_the_true
 
 
 def test_one_hung_move_and_one_that_took_nothing_change_little() -> None:
-    seen = [Observed(kind, 1, 1, tokens, LINK.kv_seconds(tokens)) for kind in ("transfer",) for tokens in (50.0, 400.0)]
-    odd = [Observed("transfer", 1, 1, 200, 60.0), Observed("transfer", 1, 1, 200, 1e-6)]
+    seen = [
+        ObservedWork(kind, 1, 1, tokens, LINK.kv_seconds(tokens)) for kind in ("transfer",) for tokens in (50.0, 400.0)
+    ]
+    odd = [ObservedWork("transfer", 1, 1, 200, 60.0), ObservedWork("transfer", 1, 1, 200, 1e-6)]
     learned = refined(refined(LINK, seen * 4), odd)
     for tokens in (50.0, 400.0):
         assert learned.kv_seconds(tokens) == pytest.approx(LINK.kv_seconds(tokens), rel=0.15)
@@ -191,17 +193,17 @@ def test_a_sample_that_is_decoded_on_counts_by_its_pause_and_a_source_that_waits
 
 
 def test_a_move_is_not_corrected_twice_for_the_steps_that_it_waits_for() -> None:
-    slower = refined(LINK, [Observed("decode", 10, 1, 100, 10 * 2 * LINK.decode_seconds(1, 100))])
+    slower = refined(LINK, [ObservedWork("decode", 10, 1, 100, 10 * 2 * LINK.decode_seconds(1, 100))])
     assert slower.kv_seconds(100.0) == pytest.approx(LINK.kv_seconds(100.0) + 5 * 0.003)
     assert slower.pause_seconds(100.0) == pytest.approx(LINK.pause_seconds(100.0) + 2 * 0.003)
-    moved = Observed("transfer", 1, 1, 100, 3 * LINK.kv_seconds(100.0)), Observed("pause", 1, 1, 1, 0.03)
+    moved = ObservedWork("transfer", 1, 1, 100, 3 * LINK.kv_seconds(100.0)), ObservedWork("pause", 1, 1, 1, 0.03)
     assert refined(slower, moved).kv_seconds(100.0) == pytest.approx(3 * LINK.kv_seconds(100.0))
     assert refined(slower, moved).pause_seconds(1.0) == pytest.approx(0.03)
 
 
 def test_commands_that_take_long_make_rebuilding_dear() -> None:
-    far = refined(LINK, [Observed("command", 4, 1, 1, 4 * 0.02)])
-    assert far.told_seconds == pytest.approx(0.02)
+    far = refined(LINK, [ObservedWork("command", 4, 1, 1, 4 * 0.02)])
+    assert far.acknowledged_seconds == pytest.approx(0.02)
     assert far.rebuild_seconds(16.0, 100.0, 1) == pytest.approx(LINK.rebuild_seconds(16.0, 100.0, 1) + 1.5 * 0.015)
 
 
@@ -209,10 +211,10 @@ def test_decoding_known_tokens_again_goes_by_decoding_until_it_was_seen() -> Non
     replays = dataclasses.replace(LINK, replays=True)
     steps = 200 * replays.decode_seconds(1, 16 + 100)
     rest = replays.rebuild_seconds(16.0, 200.0, 1) - steps
-    slower = refined(replays, [Observed("decode", 10, 1, 100, 10 * 2 * replays.decode_seconds(1, 100))])
+    slower = refined(replays, [ObservedWork("decode", 10, 1, 100, 10 * 2 * replays.decode_seconds(1, 100))])
     twice = slower.rebuild_seconds(16.0, 200.0, 1)
     assert twice == pytest.approx(2 * steps + rest + replays.decode_seconds(1, 216))  # the step that follows, too
-    seen = refined(slower, [Observed("rebuild", 50, 1, 60, 50 * 3 * replays.decode_seconds(1, 60))])
+    seen = refined(slower, [ObservedWork("rebuild", 50, 1, 60, 50 * 3 * replays.decode_seconds(1, 60))])
     assert seen.scale["rebuild"] == pytest.approx(3.0)
     assert seen.rebuild_seconds(16.0, 200.0, 1) == pytest.approx(twice + steps)
 
@@ -222,14 +224,16 @@ def step_seconds(batch: float, context: float) -> float:
     return 0.002 + 6e-5 * max(0.0, batch - 4) + 2e-8 * batch * context
 
 
-def spans(generator: Random, beside: float) -> list[Observed]:
+def spans(generator: Random, beside: float) -> list[ObservedWork]:
     """An iteration's spans on it, noisy: large batches of short samples, then a tail of few long ones, while others
     score if they do."""
     answer = []
     for rows, context in [(40, 60), (24, 90), (17, 150), (9, 250), (4.3, 400), (2, 600), (1, 800), (1, 1000)]:
         noise, share = generator.lognormvariate(0, 0.15), float(beside > 1 and rows < 10)
         slower = 1 + share * (beside - 1)
-        answer.append(Observed("decode", 100, rows, context, 100 * noise * slower * step_seconds(rows, context), share))
+        answer.append(
+            ObservedWork("decode", 100, rows, context, 100 * noise * slower * step_seconds(rows, context), share)
+        )
     return answer
 
 
@@ -242,25 +246,25 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
         costs = refined(costs, spans(generator, beside if number % 2 else 1.0))
     for batch, context in [(1, 900), (2, 500), (4, 400), (16, 150), (32, 80)]:
         assert costs.decode_seconds(batch, context) == pytest.approx(step_seconds(batch, context), rel=0.15)
-    assert costs.beside == pytest.approx(beside, rel=0.1)
+    assert costs.contention_ratio == pytest.approx(beside, rel=0.1)
 
 
 def test_steps_that_were_seen_beside_scoring_alone_count_where_company_costs_nothing() -> None:
     """A job that always fuses decodes its tail beside scoring alone, and the profile was wrong there."""
     profile = [StepTime(b, c, (0.02 if b < 8 else 0.01) * max(1, b / 8)) for b in (1, 4, 8, 32) for c in (64, 512)]
     costs = StageCosts.measured(decode=profile, max_batch_size=32)
-    tail = [Observed("decode", 100, rows, 400, 100 * 0.008, beside=1.0) for rows in (1, 2, 4)]
+    tail = [ObservedWork("decode", 100, rows, 400, 100 * 0.008, contended=1.0) for rows in (1, 2, 4)]
     costs = refined(
-        costs, [Observed("decode", 100, 32, 80, 100 * 0.04), Observed("decode", 100, 8, 80, 1.0), *tail * 3]
+        costs, [ObservedWork("decode", 100, 32, 80, 100 * 0.04), ObservedWork("decode", 100, 8, 80, 1.0), *tail * 3]
     )
-    assert costs.beside == 1
+    assert costs.contention_ratio == 1
     assert costs.decode_seconds(1, 400) == pytest.approx(0.008, rel=0.1)
     assert costs.decode_seconds(32, 80) == pytest.approx(0.04, rel=0.1)
 
 
 def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
     profile = [StepTime(b, c, 0.01 * b) for b in (1, 8, 32) for c in (64, 512)]
-    costs = refined(StageCosts.measured(decode=profile, max_batch_size=32), [Observed("decode", 100, 8, 100, 4.0)])
+    costs = refined(StageCosts.measured(decode=profile, max_batch_size=32), [ObservedWork("decode", 100, 8, 100, 4.0)])
     assert costs.decode_seconds(8, 100) == pytest.approx(0.04, rel=0.01)
     assert costs.decode_seconds(32, 100) == pytest.approx(0.16, rel=0.01)
     assert costs.scale["decode"] == pytest.approx(0.5)
@@ -269,7 +273,9 @@ def test_batches_that_nobody_saw_follow_those_that_were_seen() -> None:
 @settings(deadline=None, max_examples=30)
 @given(make.costs(), st.integers(1, 8), st.integers(1, 100))
 def test_costs_survive_the_disk(costs: StageCosts, batch: int, context: int) -> None:
-    costs = refined(costs, [Observed("decode", 9, batch, context, 1.0, 0.7), Observed("score", 1, batch, context, 2.0)])
+    costs = refined(
+        costs, [ObservedWork("decode", 9, batch, context, 1.0, 0.7), ObservedWork("score", 1, batch, context, 2.0)]
+    )
     again = StageCosts.from_document(json.loads(json.dumps(costs.document())))
     assert again == costs
     assert again.decode_seconds(batch, context) == costs.decode_seconds(batch, context)

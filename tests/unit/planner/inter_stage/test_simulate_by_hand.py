@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_planner.inter_stage.corrections import Observed, refined
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted import DecodeLines, StepTime, Work
+from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassCost, StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.simulate import simulate
 
 
 def costs(**others: object) -> StageCosts:
     """A step takes 1 s for each row, a score 10 s for a sample; nothing else costs anything, unless it is said."""
     decode = DecodeLines.fitted([StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)])
-    given = StageCosts(decode, 4, score=Work(per_sample=10.0), score_batch=1, command_seconds=0.0)
+    given = StageCosts(decode, 4, score=PassCost(per_sample=10.0), score_batch=1, command_seconds=0.0)
     return replace(given, **others)  # type: ignore[arg-type]
 
 
@@ -55,16 +55,16 @@ def test_fused_one_worker_keeps_the_tail_and_the_other_scores() -> None:
 
 def test_a_tail_that_is_decoded_beside_scoring_takes_longer_for_as_long_as_that_goes_on() -> None:
     plan = IterationSetup(2, 0, (1, 1))
-    alone = [Observed("decode", 10, rows, 1, 10.0 * rows) for rows in (1, 2, 3, 4)]
-    half_as_fast = refined(costs(), [*alone, Observed("decode", 10, 1, 1, 20.0, beside=0.9)])
-    assert half_as_fast.beside == pytest.approx(2)
+    alone = [ObservedWork("decode", 10, rows, 1, 10.0 * rows) for rows in (1, 2, 3, 4)]
+    half_as_fast = refined(costs(), [*alone, ObservedWork("decode", 10, 1, 1, 20.0, contended=0.9)])
+    assert half_as_fast.contention_ratio == pytest.approx(2)
     # 20 s of scoring are left at 3 s: all of the tail's 7 steps take 2 s each.
     told = simulate([3, 10], plan, half_as_fast, 1, 1)
     assert told.finished == pytest.approx((3, 17))
     assert told.released == pytest.approx((3, 17))
     assert simulate([3, 10], plan, half_as_fast).finished == pytest.approx((3, 10)), "nobody scores then"
     # 2 s of scoring: the first step of the tail takes 2 s, the other six 1 s.
-    short = replace(half_as_fast, score=Work(per_sample=1.0))
+    short = replace(half_as_fast, score=PassCost(per_sample=1.0))
     assert simulate([3, 10], plan, short, 1, 1).finished == pytest.approx((3, 11))
 
 

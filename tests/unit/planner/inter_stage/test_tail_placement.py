@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf_planner.inter_stage.balance import balance
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
-from rlhf_planner.inter_stage.fitted import StepTime
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.tail_placement import Move, UnfinishedSample, place_tail
 

@@ -1,8 +1,8 @@
 """Formulas of what a pass of work takes, fitted to a few measured times.
 
-Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line in the context for every batch size;
-everything else is a setup, so much a sample and so much a token. Fits are least relative squares over non-negative
-parts, so nothing ever answers a negative time. All times are in seconds.
+Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line over the context for every batch size;
+everything else is a setup, a cost per sample and a cost per token. Fits are least relative squares over non-negative
+parts, so no formula answers a negative time. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepTime(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class PassCost:
     """Seconds of one pass: `setup + batch * (per_sample + tokens * per_token)`."""
 
     setup: float = 0.0
@@ -35,7 +35,7 @@ class Work:
     per_token: float = 0.0
 
     @classmethod
-    def fitted(cls, times: Iterable[StepTime]) -> Work:
+    def fitted(cls, times: Iterable[StepTime]) -> PassCost:
         """Least relative squares over non-negative parts; no times at all: nothing costs anything.
 
         Raises ValueError for a time that is negative, or not finite.
@@ -48,11 +48,11 @@ class Work:
         return cls(setup, per_sample, per_token)
 
     def seconds(self, batch: float, tokens: float) -> float:
-        """Of one pass over `batch` samples of `tokens` tokens each."""
+        """Return the seconds of one pass over `batch` samples of `tokens` tokens each."""
         return self.setup + batch * (self.per_sample + tokens * self.per_token)
 
 
-NOTHING: Final = Work()
+NO_COST: Final = PassCost()
 """Work that costs nothing."""
 
 
@@ -87,12 +87,13 @@ class DecodeLines:
         return cls(tuple(batches), tuple(base), tuple(rise + rise_a_row * batch for batch in batches))
 
     def seconds(self, batch: float, context: float) -> float:
-        """Of one step of `batch` samples with `context` keys each; beyond the measured batches that of the last."""
+        """Return the seconds of one step of `batch` samples with `context` keys each; beyond the largest measured batch
+        those of that one."""
         base, slope = (float(np.interp(batch, self.batches, values)) for values in (self.base, self.slope))
         return base + slope * context
 
     def tables(self, largest: int) -> tuple[Floats, Floats]:
-        """(base, slope) for every batch size 0..largest; beyond the measured ones the last rise goes on."""
+        """Return (base, slope), each [largest + 1], by batch size; beyond the measured ones the last rise goes on."""
         sizes = np.arange(largest + 1, dtype=np.float64)
         return _extended(sizes, self.batches, self.base), _extended(sizes, self.batches, self.slope)
 
@@ -118,13 +119,13 @@ def non_negative(features: Floats, seconds: Floats, counts: Floats | None = None
         if len(chosen) > len(seconds):
             continue
         part = features[:, chosen]
-        found = np.linalg.lstsq(part * weight[:, None], seconds * weight, rcond=None)[0]
-        if (found < 0).any():
+        solution = np.linalg.lstsq(part * weight[:, None], seconds * weight, rcond=None)[0]
+        if (solution < 0).any():
             continue
-        error = float(np.sum(((part @ found - seconds) * weight) ** 2))
+        error = float(np.sum(((part @ solution - seconds) * weight) ** 2))
         if error < least - 1e-12:
             least, best = error, np.zeros(columns)
-            best[chosen] = found
+            best[chosen] = solution
     return tuple(float(value) for value in best)
 
 

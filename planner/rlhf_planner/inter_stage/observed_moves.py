@@ -1,0 +1,80 @@
+"""What moves with KV caches took in the last iterations, and the lines over their tokens that follow from that.
+
+Rule: a move has a fixed part (step boundaries, messages) and a part per token that it carries (the link). Assumptions
+of the two err independently: links differ by orders of magnitude from what was assumed. So both are fitted to single
+moves, by least squares of relative errors, loosely held to the shape of the profile, as nothing tells the two apart
+where all samples are about as long.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rlhf_planner.inter_stage.fitted_costs import non_negative
+
+MAX_MOVES: Final = 32
+"""Moves kept per iteration and kind, evenly chosen: more tell nothing new."""
+PROFILE_WEIGHT: Final = 0.25
+"""Weight of the profile's shape at the shortest and the longest move, where an observed move has 1."""
+MAX_PULL_ERROR: Final = 0.2
+"""Relative error beyond which a move pulls no more: about the spread of equal moves on a busy machine."""
+REWEIGHTINGS: Final = 20
+"""Rounds of reweighting; it converges in about as many."""
+
+
+class ObservedMove(NamedTuple):
+    """Samples that moved together."""
+
+    paused: bool
+    """`seconds` are those in which nobody decoded them; else those until they were with their destination."""
+    waits: float
+    """How many times the fixed part was paid."""
+    tokens: float
+    """Of all of them together."""
+    seconds: float
+
+
+class MoveLine(NamedTuple):
+    """Seconds of a move: `fixed + tokens * per_token`."""
+
+    fixed: float
+    per_token: float
+
+    def seconds(self, waits: float, tokens: float) -> float:
+        """Return the seconds of so many fixed parts and so many tokens."""
+        return waits * self.fixed + tokens * self.per_token
+
+
+def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:
+    """Return at most MAX_MOVES of each kind of an iteration's moves."""
+    listed, kept = list(moves), list[ObservedMove]()
+    for paused in (False, True):
+        of_kind = [move for move in listed if move.paused == paused and move.waits > 0 and move.seconds > 0]
+        kept += of_kind[:: max(1, -(-len(of_kind) // MAX_MOVES))]
+    return tuple(kept)
+
+
+def fit_move_line(profile: MoveLine, observed: Sequence[ObservedMove]) -> MoveLine:
+    """Return the line through the observed moves; the profile as it is when there are none."""
+    if not observed:
+        return profile
+    level = statistics.median(move.seconds / profile.seconds(move.waits, move.tokens) for move in observed)
+    line = MoveLine(level * profile.fixed, level * profile.per_token)
+    tokens_per_wait = [move.tokens / move.waits for move in observed]
+    ends = (min(tokens_per_wait), max(tokens_per_wait))
+    shape = [ObservedMove(False, 1, tokens, line.seconds(1, tokens)) for tokens in ends]
+    points = (*observed, *shape)
+    counts = np.array([1.0] * len(observed) + [PROFILE_WEIGHT] * len(shape))
+    features = np.array([[move.tokens, move.waits] for move in points])
+    seconds = np.array([move.seconds for move in points])
+    for _ in range(REWEIGHTINGS):
+        expected = features @ (line.per_token, line.fixed)
+        errors = np.abs(seconds / expected - 1)
+        pull = counts * np.minimum(1.0, MAX_PULL_ERROR / np.maximum(errors, MAX_PULL_ERROR)) * (seconds / expected) ** 2
+        per_token, fixed = non_negative(features, seconds, pull)
+        line = MoveLine(fixed, per_token)
+    return line
