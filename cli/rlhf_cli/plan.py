@@ -6,7 +6,6 @@ Rule: starts nothing, and writes nothing but the picture it is asked for. `--jso
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 import yaml
@@ -21,9 +20,8 @@ from rlhf_cli.console import output, size
 from rlhf_cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.local_job import LocalJob, plan
+from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
-from rlhf_cli.local.ports import free_ports
 from rlhf_cli.local.resolve import resolve
 from rlhf_cli.local.run_folder import RUNS, RunPaths
 from rlhf_coordinator.model_sizes import read_sizes
@@ -40,8 +38,7 @@ def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Pat
     base = path.absolute().parent
     run_dir = (RUNS / f"{job.name}-<time>").absolute()
     resolved = resolve(job, base, run_dir)
-    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
-    local = plan(resolved, RunPaths(run_dir, base), this_machine(), free)
+    local = plan_processes(resolved, RunPaths(run_dir, base), this_machine())
     sizes = read_sizes(resolved.spec)
     memory = estimates(resolved.spec, sizes)
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)

@@ -77,7 +77,10 @@ class Env(StrEnum):
     ADVERTISE = "RLHF_ADVERTISE"
     """host:port under which peers reach this process's gRPC server."""
     RENDEZVOUS = "RLHF_RENDEZVOUS"
-    """Training workers: host under which the others reach this one; it picks a free port itself at registration."""
+    """Training ranks: host under which the other ranks reach this one."""
+    RENDEZVOUS_PORT = "RLHF_RENDEZVOUS_PORT"
+    """Training ranks: port at which this one opens the store where ranks meet; unset: it picks a free port when it
+    starts, which is right in a pod, where no other process is."""
     GROUP = "RLHF_GROUP"
     INDEX = "RLHF_INDEX"
     CERTIFICATES = "RLHF_CERTIFICATES"

@@ -130,7 +130,8 @@ class Agent:
         host, port = split_address(Env.ADVERTISE, settings.advertise or settings.listen)
         self._advertise = join_address(host, port or server.port)
         if settings.rendezvous or settings.group == Group.TRAINING:
-            self._rendezvous = join_address(settings.rendezvous_host, free_port(settings.rendezvous_host))
+            rendezvous_port = settings.rendezvous_port or free_port(settings.rendezvous_host)
+            self._rendezvous = join_address(settings.rendezvous_host, rendezvous_port)
         log.info("serves peers at %s; dials the coordinator at %s", self._advertise, settings.coordinator)
 
     # ------------------------------------------------------------ sessions

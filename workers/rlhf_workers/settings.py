@@ -38,6 +38,8 @@ class Settings:
     start_timeout: float | None
     """Seconds to wait for the first welcome; None waits forever."""
     json_logs: bool
+    rendezvous_port: int = 0
+    """Port of a TCPStore of this worker; 0: it picks a free one."""
     grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL; 0: not known."""
 
@@ -84,6 +86,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         listen=listen,
         advertise=environ.get(Env.ADVERTISE, ""),
         rendezvous=environ.get(Env.RENDEZVOUS, ""),
+        rendezvous_port=_number(Env.RENDEZVOUS_PORT, environ.get(Env.RENDEZVOUS_PORT) or "0", 0),
         certificates=Path(folder) if folder else None,
         metrics=environ.get(Env.METRICS, ""),
         device=_device(environ.get(Env.DEVICE) or "cpu"),

@@ -1,13 +1,12 @@
-"""A manifest's job made ready to run on this machine: resolved, rendered, placed, its files written.
+"""A resolved job made ready to run on this machine: rendered, placed on devices and ports, its files written.
 
-Rule: everything a user may have got wrong is found here, before the first process starts.
+Rule: whatever a user may have got wrong has been refused, here or before, when the first process starts.
 """
 
+import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -15,9 +14,10 @@ from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, Group
 from rlhf_api.problems import ManifestError
+from rlhf_api.protocol import read_job
 from rlhf_cli.local.devices import LocalMachine, allot_devices
-from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, processes
-from rlhf_cli.local.ports import LOOPBACK, claim, free_ports
+from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
+from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
 from rlhf_cli.local.resolve import resolve
 from rlhf_cli.local.run_folder import RunFolder, RunPaths
 from rlhf_operator.certificates import new_authority
@@ -27,49 +27,58 @@ from rlhf_operator.manifests.paths import JOB_KEY
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Ready to be supervised."""
+    """A job that is ready to be supervised."""
 
     job: RLHFJob
-    """Resolved."""
+    """The resolved job."""
     processes: list[LocalProcess]
+    """All processes, the coordinator first."""
     notes: tuple[str, ...]
+    """What the user should know about the devices."""
     address: str
     """host:port of the coordinator."""
+    job_file: bytes
+    """Content of the file from which the coordinator reads the job."""
 
 
-def plan(job: RLHFJob, paths: RunPaths, machine: LocalMachine, ports: Iterator[int]) -> LocalJob:
-    """Processes of a resolved job, without touching anything. Raises RunError, TemplateError."""
+def plan_processes(job: RLHFJob, paths: RunPaths, machine: LocalMachine, port: int | None = None) -> LocalJob:
+    """Return the processes of a resolved job without starting or writing anything.
+
+    `port` is the port that the user asked for the coordinator, None for a free one. Raises RunError, TemplateError.
+    """
     objects = render(job, {})
     allotment = allot_devices(device_demands(objects), machine)
-    found = processes(objects, paths, allotment.shares, ports, os.environ)
-    coordinator = next(process for process in found if process.group is Group.COORDINATOR)
-    return LocalJob(job, found, allotment.notes, f"{LOOPBACK}:{coordinator.port}")
+    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
+    ports = JobPorts(free, None if port is None else claim(port))
+    processes = local_processes(objects, paths, allotment.shares, ports, os.environ)
+    address = f"{LOOPBACK}:{ports.coordinator}"
+    return LocalJob(job, processes, allotment.notes, address, job_file_content(objects))
 
 
 def prepare_job(job: RLHFJob, folder: RunFolder, machine: LocalMachine, port: int | None, *, resume: bool) -> LocalJob:
-    """Checks, resolves and places a job and writes job.json and certificates into the run folder.
+    """Resolve and place a job, write its job file and certificates into the run folder, and return it.
 
     Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields have changed.
     """
     paths = folder.paths
     resolved = resolve(job, paths.base, paths.run_dir)
     if resume:
-        _check_unchanged(paths.job_file, resolved)
-    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
-    local = plan(resolved, paths, machine, free if port is None else chain([claim(port)], free))
+        check_unchanged(paths.job_file, resolved)
+    local = plan_processes(resolved, paths, machine, port)
     if resume:
         for process in local.processes:
             if process.group is Group.COORDINATOR:
                 process.env[Env.RESUME] = "1"
     now = datetime.now(UTC)
     new_authority(resolved.name, now).issue([LOOPBACK, "localhost"], now).write(paths.certificates)
-    folder.write(JOB_KEY, job_file_content(render(resolved, {})))
+    folder.write(JOB_KEY, local.job_file)
     return local
 
 
-def _check_unchanged(path: Path, job: RLHFJob) -> None:
-    if not path.is_file():
+def check_unchanged(job_file: Path, job: RLHFJob) -> None:
+    """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version."""
+    if not job_file.is_file():
         return
-    before = RLHFJob.model_validate_json(path.read_bytes())
+    before = read_job(json.loads(job_file.read_bytes()))
     if problems := manifest.changes(before, job):
-        raise ManifestError(problems, f"cannot resume the run in {path.parent}")
+        raise ManifestError(problems, f"cannot resume the run in {job_file.parent}")

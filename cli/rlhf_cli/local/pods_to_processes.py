@@ -1,11 +1,11 @@
-"""Pods -> processes of this machine: the same command and environment contract, loopback addresses, local paths.
+"""Turn the pods of a job into processes of this machine, with the same commands and environment variables. Pure.
 
 Rule: only what differs between a cluster and one machine is rewritten: host names, ports, mounted paths, devices. What
-has no meaning here (sidecars, init containers, volumes, resources, security context) is left out. Pure.
+has no meaning here (sidecars, init containers, volumes, resources, security context) is left out.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from rlhf_api.document import read
 from rlhf_api.names import Env, Group
 from rlhf_cli.local.devices import DeviceDemand, DeviceShare
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.ports import LOOPBACK
+from rlhf_cli.local.ports import LOOPBACK, JobPorts
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import RenderedObjects
 from rlhf_operator.manifests.paths import JOB_KEY
@@ -23,7 +23,7 @@ from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
 Json = dict[str, Any]
 
-_NOT_HERE: Final = frozenset(
+_LEFT_OUT: Final = frozenset(
     {
         "HOME",
         "PYTHONUNBUFFERED",
@@ -35,7 +35,7 @@ _NOT_HERE: Final = frozenset(
         Env.AWAIT_WORKERS.value,
     }
 )
-"""Pod variables that have another good value on this machine: the caller's."""
+"""Variables of a pod that keep the caller's value on this machine, or stay unset."""
 
 
 @dataclass(frozen=True)
@@ -46,69 +46,73 @@ class LocalProcess:
     group: Group
     command: tuple[str, ...]
     env: dict[str, str]
-    """Beside the caller's environment, which it overrides."""
+    """Variables that are added to the caller's environment, or override it."""
     folder: Path
     """Working directory."""
     log: Path
+    """File that takes its output."""
     cores: frozenset[int] | None = None
+    """CPU cores it is pinned to; None for any."""
     port: int = 0
     """Port of its own gRPC server."""
     device: str = "cpu"
-    """For people: `cpu`, or `cuda:2,3` in the machine's numbering."""
+    """Device as it is shown: `cpu`, or `cuda:2,3` in the numbering of the machine."""
     endpoint: str = ""
-    """host:port at which it says whether it lives; empty: nobody asks."""
+    """host:port that serves its metrics and liveness; empty when it serves none."""
 
 
 def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
-    """What the pods need of a machine, in their order."""
-    found = []
+    """Return what each pod needs of a machine, in the order of the pods."""
+    demands = []
     for pod in objects.pods:
         container = _container(pod)
         gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
         threads = int(_environment(container, {}).get(Env.THREADS, "1"))
-        found.append(DeviceDemand(_name(pod), _group(pod), threads, gpus))
-    return found
+        demands.append(DeviceDemand(_name(pod), _group(pod), threads, gpus))
+    return demands
 
 
-def processes(
+def local_processes(
     objects: RenderedObjects,
     paths: RunPaths,
     shares: Mapping[str, DeviceShare],
-    ports: Iterator[int],
+    ports: JobPorts,
     caller: Mapping[str, str],
 ) -> list[LocalProcess]:
-    """One process a pod, the coordinator first. `ports` gives free ports (the first becomes the coordinator's).
+    """Return one process per pod, the coordinator first.
 
-    `caller` is the environment of the command, for variables a template takes from Secrets or fields of a cluster.
+    `caller` is the environment of the command: variables that a template takes from Secrets or from fields of a cluster
+    are read from it. Raises RunError for one that it lacks.
     """
-    coordinator = f"{LOOPBACK}:{next(ports)}"
-    patience = str(read(job_file_content(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
-    found = []
+    start_timeout = str(read(job_file_content(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
+    processes = []
     for pod in objects.pods:
-        process = _process(pod, paths, shares[_name(pod)], coordinator, ports, caller)
+        process = _local_process(pod, paths, shares[_name(pod)], ports, caller)
         if process.group is not Group.COORDINATOR:
-            # In a cluster a coordinator may wait for its node, and the operator sees why; here it is there or never.
-            process.env[Env.START_TIMEOUT] = patience
-        found.append(process)
-    return found
+            # In a cluster a coordinator may wait for a node, which the operator sees; here it starts at once or never.
+            process.env[Env.START_TIMEOUT] = start_timeout
+        processes.append(process)
+    return processes
 
 
 def job_file_content(objects: RenderedObjects) -> bytes:
-    """The resolved job, as the ConfigMap holds it for the coordinator's pod."""
-    (found,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
-    return str(found["data"][JOB_KEY]).encode()
+    """Return the resolved job as the ConfigMap holds it for the coordinator's pod."""
+    (config_map,) = (item for item in objects.supporting if item["kind"] == "ConfigMap")
+    return str(config_map["data"][JOB_KEY]).encode()
 
 
-def _process(
-    pod: Json, paths: RunPaths, share: DeviceShare, coordinator: str, ports: Iterator[int], caller: Mapping[str, str]
+def _local_process(
+    pod: Json, paths: RunPaths, share: DeviceShare, ports: JobPorts, caller: Mapping[str, str]
 ) -> LocalProcess:
     container, group, name = _container(pod), _group(pod), _name(pod)
-    address = coordinator if group is Group.COORDINATOR else f"{LOOPBACK}:{next(ports)}"
-    env = {key: value for key, value in _environment(container, caller).items() if key not in _NOT_HERE}
+    env = {key: value for key, value in _environment(container, caller).items() if key not in _LEFT_OUT}
+    is_rank = Env.RENDEZVOUS.value in env
+    own = ports.of_coordinator() if group is Group.COORDINATOR else ports.of_worker(is_rank=is_rank)
+    address = f"{LOOPBACK}:{own.listen}"
     local = {
         Env.JOB_FILE: str(paths.job_file),
         Env.RUN_DIR: str(paths.run_dir),
-        Env.COORDINATOR: coordinator,
+        Env.COORDINATOR: f"{LOOPBACK}:{ports.coordinator}",
         Env.LISTEN: address,
         Env.ADVERTISE: address,
         Env.RENDEZVOUS: LOOPBACK,
@@ -116,7 +120,9 @@ def _process(
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
     env.update(_bytecode(caller))
-    env[Env.METRICS] = f"{LOOPBACK}:{next(ports)}"
+    env[Env.METRICS] = f"{LOOPBACK}:{own.metrics}"
+    if own.rendezvous is not None:
+        env[Env.RENDEZVOUS_PORT] = str(own.rendezvous)
     if share.gpus or env.get(Env.DEVICE) == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     return LocalProcess(
@@ -127,15 +133,18 @@ def _process(
         folder=paths.base,
         log=paths.log(name),
         cores=share.cores,
-        port=int(address.rpartition(":")[2]),
+        port=own.listen,
         device=f"cuda:{','.join(share.gpus)}" if share.gpus else "cpu",
         endpoint=env[Env.METRICS],
     )
 
 
 def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:
-    """A caller that wants no bytecode beside its sources gets it elsewhere: an image has it compiled, but here every
-    start of every worker would compile all of torch and transformers, ten seconds of CPU time each."""
+    """Return variables that keep bytecode in the user's cache for a caller that wants none next to its sources.
+
+    An image holds compiled bytecode. Without any, every start of a worker would compile all of torch and transformers,
+    which takes ten seconds of CPU time.
+    """
     if not caller.get("PYTHONDONTWRITEBYTECODE") or "HOME" not in caller:
         return {}
     cache = Path(caller.get("XDG_CACHE_HOME") or Path(caller["HOME"]) / ".cache")
@@ -158,8 +167,8 @@ def _environment(container: Json, caller: Mapping[str, str]) -> dict[str, str]:
 
 
 def _container(pod: Json) -> Json:
-    found: Sequence[Json] = pod["spec"]["containers"]
-    return next(container for container in found if container["name"] == CONTAINER)
+    containers: Sequence[Json] = pod["spec"]["containers"]
+    return next(container for container in containers if container["name"] == CONTAINER)
 
 
 def _group(pod: Json) -> Group:

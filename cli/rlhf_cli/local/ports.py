@@ -1,11 +1,13 @@
-"""Free loopback ports for the processes of a local run.
+"""Ports of a job on this machine: the one place that hands them out.
 
-Rule: ports are taken from below the kernel's ephemeral range. A port inside it may be given to somebody's outgoing
-connection while our process restarts, and a client that redials it may even connect to itself.
+Rule: no port is handed out twice for a job, and every port is free when it is handed out. Ports are taken from below
+the kernel's ephemeral range, because one inside it may be given to anybody's outgoing connection while our process
+restarts, and a client that redials it may even connect to itself. A process keeps its ports over all its restarts.
 """
 
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -15,11 +17,48 @@ from rlhf_cli.local.errors import RunError
 
 LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 10_000
-"""Below are ports that well-known services use."""
+"""Ports below are those of well-known services."""
+
+
+@dataclass(frozen=True)
+class ProcessPorts:
+    """The ports of one process."""
+
+    listen: int
+    """gRPC server: the coordinator's service, or a worker's for its peers, which fetch weights and move KV caches."""
+    metrics: int
+    """Metrics and liveness."""
+    rendezvous: int | None = None
+    """Store at which the training ranks meet; None for a process that is no rank."""
+
+
+class JobPorts:
+    """Hands out the ports of one job's processes, each port once."""
+
+    def __init__(self, candidates: Iterator[int], coordinator: int | None = None) -> None:
+        """`candidates` are free ports; `coordinator` is the port the user asked for, None for any."""
+        self._candidates = candidates
+        self._taken: set[int] = set()
+        self.coordinator = self._take() if coordinator is None else coordinator
+        """Port at which the coordinator listens."""
+        self._taken.add(self.coordinator)
+
+    def of_coordinator(self) -> ProcessPorts:
+        """Return the ports of the coordinator."""
+        return ProcessPorts(self.coordinator, self._take())
+
+    def of_worker(self, *, is_rank: bool) -> ProcessPorts:
+        """Return the ports of a worker; a training rank also gets one for the rendezvous."""
+        return ProcessPorts(self._take(), self._take(), self._take() if is_rank else None)
+
+    def _take(self) -> int:
+        port = next(port for port in self._candidates if port not in self._taken)
+        self._taken.add(port)
+        return port
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of the loopback interface now."""
+    """Return whether a server could listen on this port of the loopback interface now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,18 +70,19 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(random: Random) -> Iterator[int]:
-    """Distinct free ports, in random order so that two runs on one machine seldom meet."""
+    """Yield distinct free ports, in random order so that two runs on one machine seldom take the same.
+
+    Raises RunError with exit code 24 when there is none left.
+    """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(range(_LOWEST, max(first_ephemeral, _LOWEST + 10_000)))
     random.shuffle(candidates)
     yield from filter(is_free, candidates)
-    raise RunError(
-        f"no free port between {candidates and min(candidates)} and {max(candidates)}", ExitCode.ADDRESS_IN_USE
-    )
+    raise RunError(f"no free port between {min(candidates)} and {max(candidates)}", ExitCode.ADDRESS_IN_USE)
 
 
 def claim(port: int) -> int:
-    """The port a user asked for. Raises RunError when it is none, or (exit code 24) when somebody listens on it."""
+    """Return the port a user asked for. Raises RunError when it is none, or (exit code 24) when it is in use."""
     if not 1 <= port <= 65535:
         raise RunError(f"--port {port}: must be from 1 to 65535")
     if not is_free(port):

@@ -15,7 +15,7 @@ def test_the_least_environment() -> None:
     settings = read_settings(WHOLE)
     assert settings.worker == "training-2"
     assert (settings.device, settings.threads, settings.certificates) == ("cpu", 1, None)
-    assert settings.rendezvous_host == "127.0.0.1"
+    assert (settings.rendezvous_host, settings.rendezvous_port) == ("127.0.0.1", 0)
     assert settings.start_timeout is None
 
 
@@ -28,11 +28,12 @@ def test_everything_set() -> None:
         "RLHF_THREADS": "4",
         "RLHF_START_TIMEOUT": "60",
         "RLHF_LOG_FORMAT": "json",
+        "RLHF_RENDEZVOUS_PORT": "12345",
     }
     settings = read_settings(WHOLE | more)
     assert settings.certificates == Path("/certificates")
     assert (settings.device, settings.threads, settings.start_timeout) == ("cuda:0", 4, 60.0)
-    assert settings.rendezvous_host == "pod-2.job"
+    assert (settings.rendezvous_host, settings.rendezvous_port) == ("pod-2.job", 12345)
     assert settings.json_logs
 
 

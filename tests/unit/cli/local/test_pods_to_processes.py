@@ -10,7 +10,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, processes
+from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
+from rlhf_cli.local.ports import JobPorts
 from rlhf_cli.local.resolve import resolve
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import render
@@ -46,7 +47,7 @@ def manifest(**changes: object) -> RLHFJob:
 def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, LocalProcess]:
     objects = render(resolve(manifest(**changes), base, base / "run"), {})
     shares = {d.name: DeviceShare(frozenset({1}), ("7",) if d.gpus else ()) for d in device_demands(objects)}
-    found = processes(objects, RunPaths(base / "run", base), shares, iter(range(5000, 6000)), caller)
+    found = local_processes(objects, RunPaths(base / "run", base), shares, JobPorts(iter(range(5000, 6000))), caller)
     return {process.name: process for process in found}
 
 
@@ -66,7 +67,9 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
     assert "PYTHONDONTWRITEBYTECODE" not in worker.env
     assert worker.env["CUDA_VISIBLE_DEVICES"] == ""
     assert Env.RENDEZVOUS not in worker.env
+    assert Env.RENDEZVOUS_PORT not in worker.env
     assert rank.env[Env.RENDEZVOUS] == "127.0.0.1"
+    assert int(rank.env[Env.RENDEZVOUS_PORT]) in range(5000, 6000)
     assert (rank.env[Env.DEVICE], rank.env["CUDA_VISIBLE_DEVICES"], rank.device) == ("cuda:0", "7", "cuda:7")
     assert "HOME" not in worker.env
     assert not any(".svc" in value or "/etc/rlhf" in value for p in found.values() for value in p.env.values())

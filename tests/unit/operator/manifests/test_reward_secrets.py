@@ -12,7 +12,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.pods_to_processes import processes
+from rlhf_cli.local.pods_to_processes import local_processes
+from rlhf_cli.local.ports import JobPorts
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import Images, render
 
@@ -58,8 +59,8 @@ def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
     """Process -> its own variables, for a run on one machine."""
     objects = render(job_of({"function": {"file": "/data/reward.py", "env": ENV}}), {}, Images(), {})
     shares = {name: DeviceShare() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
-    place = RunPaths(Path("/run/job"), Path("/work"))
-    return {each.name: each.env for each in processes(objects, place, shares, itertools.count(40000), caller)}
+    paths, ports = RunPaths(Path("/run/job"), Path("/work")), JobPorts(itertools.count(40000))
+    return {each.name: each.env for each in local_processes(objects, paths, shares, ports, caller)}
 
 
 def test_on_one_machine_it_comes_from_the_callers_environment() -> None:
