@@ -6,7 +6,7 @@ sensible answer for all has no default: an algorithm that forgets one cannot be 
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from rlhf_api.rules.rule import Rule
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Epochs = Annotated[int, Field(ge=1, le=64)]
+MiniBatchSize = Annotated[int, Field(ge=1, le=1048576)]
 
 
 class AlgorithmFields(ApiModel):
@@ -27,10 +29,9 @@ class AlgorithmFields(ApiModel):
     all_tasks: ClassVar[tuple[Task, ...]]
     """Every task it may have, whatever its numbers are, in the order of the stages."""
 
-    epochs: Annotated[int, Field(ge=1, le=64)] = 1
-    """Passes over the samples of an iteration."""
-    mini_batch_size: Annotated[int, Field(ge=1, le=1048576)] = 64
-    """Samples per optimizer step; must divide rollout.batchSize."""
+    if TYPE_CHECKING:  # fields of every algorithm, which stand where each declares them in its manifest
+        epochs: int
+        mini_batch_size: int
 
     @property
     @abstractmethod
@@ -65,6 +66,10 @@ class PolicyGradientFields(AlgorithmFields):
     """Where the advantage is negative, the loss grows no further from this ratio on; 3 is usual, unset is off."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus in the policy loss."""
+    epochs: Epochs = 1
+    """Passes over the samples of an iteration."""
+    mini_batch_size: MiniBatchSize = 64
+    """Samples per optimizer step; must divide rollout.batchSize."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
