@@ -131,12 +131,9 @@ class Controller:
             self._coordinators.forget(key)
             self._revisions.forget(key)
         reading, unreachable = self._coordinators.latest(key)
-        workload = self._index.workload(key, uid)
         return ObservedJob(
             served=self._queueing.served,
-            workload=workload,
-            flavors=await self._queueing.flavors(workload),
-            priority=await self._queueing.priority(job),
+            queue=await self._queueing.state(self._index, key, job),
             pods=pods,
             ended=self._index.ended(key, uid),
             taken=taken,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.gang.kueue import CLAIMS, workload_named
-from rlhf_operator.gang.kueue_workload import KueueWorkload, is_workload, workload_of
+from rlhf_operator.gang.backend import QueueApi, QueueObject
+from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
 from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
 from rlhf_operator.stored_job import stored_of
@@ -83,7 +83,8 @@ class Index:
         """Job -> (version, uid, body); of one of another class the body is empty."""
         self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
         self._others: dict[str, dict[tuple[str, str], Other]] = {}
-        self._workloads: dict[str, dict[str, KueueWorkload]] = {}
+        self._queue_objects: dict[str, dict[str, QueueObject]] = {}
+        """Job -> name -> object by which a queue knows it."""
         self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
         """Job -> uid -> (kind, what): objects beside pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -214,8 +215,8 @@ class Index:
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Another object of a job is gone."""
         self._bury(uid)
-        if is_workload(kind):
-            self._drop_workload(key, name, uid)
+        if queue_api_of(kind) is not None:
+            self._drop_queue_object(key, name, uid)
         others = self._others.get(key, {})
         if (known := others.get((kind, name))) is not None and known.uid == uid:
             del others[kind, name]
@@ -227,29 +228,31 @@ class Index:
         known = self._others.get(key, {}).get((kind, name))
         return known.uid if known and known.owner == uid else None
 
-    def workload(self, key: str, uid: str) -> KueueWorkload | None:
-        """The Kueue Workload of the job of that uid; one of an earlier job of its name is on its way out."""
-        found = self._workloads.get(key, {}).values()
-        ours = next((each for each in found if each.owner == uid), None)
-        before = next((each for each in found if each.name == workload_named(key.partition("/")[2])), None)
-        return ours if ours is not None or before is None else replace(before, going=True)
+    def queue_object(self, key: str, uid: str) -> QueueObject | None:
+        """Return the object by which a queue knows the job of that uid; one of an earlier job of its name is on its
+        way out."""
+        known = self._queue_objects.get(key, {})
+        ours = next((queued for queued in known.values() if queued.owner == uid), None)
+        names_of_job = (api.object_name(key.partition("/")[2]) for _, api in queue_apis())
+        earlier = next((known[name] for name in names_of_job if name in known), None)
+        return ours if ours is not None or earlier is None else earlier.leaving()
 
-    def put_workload(self, key: str, body: Mapping[str, Any]) -> bool:
-        """A version of a Workload was seen with its status; whether decisions may be others.
+    def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
+        """Remember a version of such an object, with its status. Return whether decisions may be others by it.
 
         Of one that cannot be read any more the last version that could stays: what was admitted goes on.
         """
         try:
-            found = workload_of(body, CLAIMS)
+            queued = api.parse(body)
         except UnreadableError as error:
-            return self._cannot_read(key, "Workload", body["metadata"], str(error))
-        self._strange.get(key, {}).pop(found.uid, None)
-        workloads = self._workloads.setdefault(key, {})
-        known = workloads.get(found.name)
-        if found.uid in self._gone or (known and known.uid == found.uid and known.version >= found.version):
+            return self._cannot_read(key, kind.rpartition("/")[2], body["metadata"], str(error))
+        self._strange.get(key, {}).pop(queued.uid, None)
+        objects = self._queue_objects.setdefault(key, {})
+        known = objects.get(queued.name)
+        if queued.uid in self._gone or (known and known.uid == queued.uid and known.version >= queued.version):
             return False
-        workloads[found.name] = found
-        return known is None or known != replace(found, version=known.version)
+        objects[queued.name] = queued
+        return known is None or known != queued.at_version(known.version)
 
     def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
         """An object cannot be read, and is kept as no other record; whether that is news."""
@@ -264,12 +267,12 @@ class Index:
             self._on_unreadable(kind, key, what)
         return bool(what.uid) and known != (kind, what)
 
-    def _drop_workload(self, key: str, name: str, uid: str) -> None:
-        strange, workloads = self._strange.get(key, {}), self._workloads.get(key, {})
+    def _drop_queue_object(self, key: str, name: str, uid: str) -> None:
+        strange, objects = self._strange.get(key, {}), self._queue_objects.get(key, {})
         strange.pop(uid, None)
-        if name in workloads and workloads[name].uid == uid:
-            del workloads[name]
-        for kept in (self._strange, self._workloads):
+        if name in objects and objects[name].uid == uid:
+            del objects[name]
+        for kept in (self._strange, self._queue_objects):
             if not kept.get(key, True):
                 del kept[key]
 
@@ -303,7 +306,8 @@ class Index:
             return self.put_job(body)
         if kind == "Pod":
             return self.put_pod(key, body)
-        news = is_workload(kind) and self.put_workload(key, body)
+        api = queue_api_of(kind)
+        news = api is not None and self.put_queue_object(key, kind, api, body)
         return self.put_other(key, kind, body["metadata"]) or news
 
     def gone(self) -> frozenset[str]:

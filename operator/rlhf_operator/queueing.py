@@ -1,29 +1,20 @@
-"""The edge to queues: flavors that an admission names, what Kueue is told, gang objects that go.
+"""The edge to queues: what a queue says of a job, what it is told, gang objects that go.
 
-Rule: decides nothing. Told under the version of the Workload that was read, so that nothing Kueue writes meanwhile is
-lost; whoever was slower takes the turn again. Nothing here is remembered that a restart would miss.
+Rule: decides nothing. A report is written under the version of the object that was read, so that nothing the queue
+writes meanwhile is lost; whoever was slower reconciles again. Nothing here is remembered that a restart would miss.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_operator.cluster import Cluster, RefusedError
-from rlhf_operator.gang.apis import KUEUE, PRIORITY_CLASS, Served
-from rlhf_operator.gang.kueue import priority_of
-from rlhf_operator.gang.kueue_workload import (
-    KueueWorkload,
-    PodPlacement,
-    QueuePriority,
-    WorkloadReport,
-    flavor_of,
-    is_workload,
-    priority_value,
-    with_report,
-)
+from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.backend import QueueApi, QueueState, WorkloadReport
+from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.untrusted import UnreadableError, owner_of
@@ -45,25 +36,19 @@ class Queueing:
         self.served = Served()
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
-    async def flavors(self, workload: KueueWorkload | None) -> Mapping[str, PodPlacement]:
-        """Flavors that an admission names, by name; one that cannot be read is left out."""
-        version = self.served.version(KUEUE)
-        if workload is None or version is None:
-            return {}
-        named = {each for names in workload.flavors.values() for each in names}
-        bodies = {name: await self._read(f"{version}/ResourceFlavor", name) for name in named}
-        found = {name: _read_as(flavor_of, "ResourceFlavor", name, body) for name, body in bodies.items()}
-        return {name: each for name, each in found.items() if each is not None}
+    async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
+        """Return what the queue says of a stored job; None where no backend has a queue."""
+        for mode, api in queue_apis():
+            known, version = index.queue_object(key, str(job["metadata"]["uid"])), self.served.version(mode)
+            references = () if version is None else api.references(version, job, known)
+            records = {reference: await self._record(api, *reference) for reference in references}
+            return api.state(job, known, records)
+        return None
 
-    async def priority(self, job: Json) -> QueuePriority | None:
-        """The class that orders a stored job in its queue."""
-        version, labels = self.served.version(KUEUE), job["metadata"].get("labels") or {}
-        named = priority_of(labels, job.get("spec") or {})
-        if version is None or named is None or QUEUE_LABEL not in labels:
-            return None
-        kind, name = named
-        body = await self._read(PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)
-        return QueuePriority(kind, name, _read_as(priority_value, kind, name, body))
+    async def _record(self, api: QueueApi, kind: str, name: str) -> object:
+        """Return the record of an object without a namespace; None when it cannot be read."""
+        body = await self._read(kind, name)
+        return _read_as(lambda body: api.parse_reference(kind, body), kind.rpartition("/")[2], name, body)
 
     async def _read(self, kind: str, name: str) -> Json | None:
         """An object without a namespace, not older than READ_SECONDS; None when it is not there or may not be read."""
@@ -86,15 +71,19 @@ class Queueing:
                 await self._cluster.delete(kind, key.partition("/")[0], name, there)
 
     async def report(self, index: Index, key: str, uid: str, report: WorkloadReport, now: datetime) -> None:
-        """Writes into the status of the job's Workload. Raises ConflictError when it is another by now."""
+        """Write the report into the status of the object by which a queue knows the job.
+
+        Raises ConflictError when it is another by now.
+        """
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):
-            body = await self._cluster.get(kind, namespace, name) if is_workload(kind) else None
-            if body is None or owner_of(body["metadata"]) != uid:
+            api = queue_api_of(kind)
+            body = await self._cluster.get(kind, namespace, name) if api is not None else None
+            if api is None or body is None or owner_of(body["metadata"]) != uid:
                 continue
-            told = _read_as(lambda each: with_report(each, report, rfc3339(now)), kind, name, body)
-            if told is not None:
-                index.put(kind, key, await self._cluster.replace_status(told))
+            reported = _read_as(partial(api.with_report, report=report, now=rfc3339(now)), kind, name, body)
+            if reported is not None:
+                index.put(kind, key, await self._cluster.replace_status(reported))
 
 
 def _read_as(reader: Callable[[Json], Record], kind: str, name: str, body: Json | None) -> Record | None:

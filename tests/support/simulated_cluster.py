@@ -15,7 +15,8 @@ import yaml
 
 from rlhf_api import names
 from rlhf_operator.gang.apis import Served, kind_of
-from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement, QueuePriority
+from rlhf_operator.gang.kueue_queue import KueueState, QueuePriority
+from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement
 from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import CoordinatorReading, ObservedJob, ObservedPod, ReconcilePlan, pod_of, reconcile
 from rlhf_operator.reconcile.conditions import rfc3339
@@ -107,9 +108,7 @@ class SimulatedCluster:
             occupied=self.occupied,
             status_written=self.written,
             served=self.served,
-            workload=self.workload,
-            flavors=self.flavors,
-            priority=self.priority,
+            queue=KueueState(self.workload, self.flavors, self.priority),
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 

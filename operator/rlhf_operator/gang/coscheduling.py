@@ -28,7 +28,8 @@ class CoschedulingBackend:
     version: str
     """apiVersion."""
     mode: str = COSCHEDULING
-    fixed: bool = False
+    makes_objects: bool = True
+    immutable: bool = False
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The PodGroup."""

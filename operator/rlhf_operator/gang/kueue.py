@@ -1,34 +1,28 @@
-"""The queue of Kueue: a Workload of our own with a pod set for each group; no pod before it is admitted.
+"""The queue of Kueue: a Workload of our own with a pod set for each group; no pod exists before it is admitted.
 
 Rule: pure. The pod sets hold what Kueue counts and places by, so that another image or another environment is no reason
-to queue again. What it decided (`kueue_workload`) comes back as node selectors and tolerations of the pods.
-Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
+to queue again. What Kueue decided (`kueue_workload`, `kueue_queue`) comes back as node selectors and tolerations of the
+pods. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.scheduling import QUEUE_LABEL
-from rlhf_api.names import GROUP, LABEL_GROUP, Group
+from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_operator.gang.apis import KUEUE
-from rlhf_operator.gang.backend import labelled, with_scheduler
-from rlhf_operator.gang.kueue_workload import QueueDecision, QueuePriority
-from rlhf_operator.gang.members import counts, scheduler
+from rlhf_operator.gang.backend import QueueAdmission, QueueState, labelled, with_scheduler
+from rlhf_operator.gang.kueue_queue import KueueAdmission, KueueState, QueuePriority, gate
+from rlhf_operator.gang.kueue_workload import REQUESTS_HASH, workload_name
+from rlhf_operator.gang.members import counts, quota_template, requests_hash, scheduler
 from rlhf_operator.manifests import identity
 
 Json = dict[str, Any]
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
-CLAIMS: Final = f"{GROUP}/claims"
-"""Annotation of a Workload: fingerprint of what one pod of each group asks for."""
-PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
-"""Label of a job that names a WorkloadPriorityClass."""
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
-_PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resourceClaims")
 
 
 @dataclass(frozen=True)
@@ -38,39 +32,59 @@ class KueueBackend:
     version: str
     """apiVersion."""
     mode: str = KUEUE
-    fixed: bool = False
-    decision: QueueDecision | None = None
+    makes_objects: bool = True
+    immutable: bool = False
+    admission: KueueAdmission | None = None
     """Where admitted pods go; None before there is an admission."""
     priority: QueuePriority | None = None
-    claims: str = ""
-    """Fingerprint of what one pod of each group asks for, where that is another one than `claims` computes."""
+    requests_hash: str = ""
+    """That of the job's revision; empty: it is computed from the pods."""
+
+    def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
+        """Return whether the job's pods may exist, by what Kueue says of its Workload."""
+        known = state if isinstance(state, KueueState) else KueueState()
+        workload, priority = known.workload, known.priority
+        sizes = {group.value: count for group, count in counts(job).items()}
+        decided = gate(queue_of(job) or "", workload, sizes, requests_hash)
+        backend = replace(self, priority=priority, requests_hash=requests_hash)
+        if priority is not None and priority.value is None and not decided.open:
+            return QueueAdmission(backend, decided, f"{priority.kind} {priority.name} cannot be read")
+        if workload is None or not decided.open:
+            return QueueAdmission(backend, decided)
+        admission = KueueAdmission(workload, known.flavors)
+        unknown, blocked = admission.unknown_flavors, ""
+        if unknown:
+            blocked = f"ResourceFlavor {', '.join(unknown)}, which Kueue assigned, cannot be read"
+        return QueueAdmission(replace(backend, admission=admission), decided, blocked)
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """The Workload."""
-        meta = identity.metadata(job, workload_name(job), identity.labels(job))
-        meta["annotations"] = {CLAIMS: self.claims or claims(job, pods)}
+        """Return the Workload."""
+        meta = identity.metadata(job, workload_name(job.name), identity.labels(job))
+        meta["annotations"] = {REQUESTS_HASH: self.requests_hash or requests_hash(job, pods)}
         spec = {"queueName": queue_of(job), "podSets": pod_sets(job, pods), **self._priority()}
         return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """The pod where its pod set was admitted to; the template's own selectors win, as Kueue chose by them."""
+        """Return the pod where its pod set was admitted to; the template's own selectors win, as Kueue chose by
+        them."""
         group = str(pod["metadata"]["labels"][LABEL_GROUP])
-        placed = self.decision.placement(group) if self.decision else None
+        placement = self.admission.placement(group) if self.admission else None
         joined = with_scheduler(labelled(pod, {PODSET_LABEL: group}), scheduler(job, None))
-        if placed is None:
+        if placement is None:
             return joined
         spec = joined["spec"]
         more: Json = {}
-        if selector := {**placed.node_selector, **(spec.get("nodeSelector") or {})}:
+        if selector := {**placement.node_selector, **(spec.get("nodeSelector") or {})}:
             more["nodeSelector"] = selector
         known = list(spec.get("tolerations") or [])
-        if tolerations := [*known, *(dict(each) for each in placed.tolerations if dict(each) not in known)]:
+        added = [dict(toleration) for toleration in placement.tolerations if dict(toleration) not in known]
+        if tolerations := [*known, *added]:
             more["tolerations"] = tolerations
         merged = {**joined, "spec": {**spec, **more}}
         meta = merged["metadata"]
         # Ours win: an admission check may add labels, not take our pods away from us.
         return labelled(
-            merged, {**placed.labels, **meta["labels"]}, {**placed.annotations, **meta.get("annotations", {})}
+            merged, {**placement.labels, **meta["labels"]}, {**placement.annotations, **meta.get("annotations", {})}
         )
 
     def _priority(self) -> Json:
@@ -85,57 +99,28 @@ class KueueBackend:
         return {**named, "priority": self.priority.value}
 
 
-def priority_of(labels: Mapping[str, str], spec: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(kind, name) of the class that orders a stored job; Kueue's own wins."""
-    if name := labels.get(PRIORITY_LABEL):
-        return "WorkloadPriorityClass", name
-    name = (spec.get("scheduling") or {}).get("priorityClassName")
-    return ("PriorityClass", str(name)) if name else None
-
-
 def queue_of(job: RLHFJob) -> str | None:
-    """The LocalQueue that the job's label names."""
+    """Return the LocalQueue that the job's label names; None when it has no such label."""
     name = (job.metadata.get("labels") or {}).get(QUEUE_LABEL)
     return str(name) if name else None
 
 
-def workload_name(job: RLHFJob) -> str:
-    """`rlhfjob-<job>`; Kueue's own integrations name theirs alike, by kind and job."""
-    return workload_named(job.name)
+def asked_by(job: RLHFJob) -> str:
+    """Return the label by which the job asks for Kueue, in words; empty when it has none."""
+    queue = queue_of(job)
+    return "" if queue is None else f"the label {QUEUE_LABEL}: {queue}"
 
 
-def workload_named(name: str) -> str:
-    """That of the job of this name."""
-    return f"rlhfjob-{name}"
+def lacks(job: RLHFJob) -> str:
+    """Return what the job needs to be queued, in words; empty when it has it."""
+    if queue_of(job) is not None:
+        return ""
+    return f"needs the label {QUEUE_LABEL}: set it to the name of a LocalQueue of the namespace"
 
 
 def pod_sets(job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-    """One for each group: its size, and what one of its pods asks for."""
+    """Return one pod set per group: its size, and what one of its pods asks for."""
     return [
-        {"name": group.value, "count": count, "template": _template(job, group, pods[group])}
+        {"name": group.value, "count": count, "template": quota_template(job, group, pods[group])}
         for group, count in counts(job).items()
     ]
-
-
-def claims(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
-    """Fingerprint of what the pods ask for, the number of pods aside; `pods`: one of each group."""
-    listed = (group for group in Group if group in counts(job))
-    asked: Mapping[str, Json] = {group.value: _template(job, group, pods[group]) for group in listed}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _template(job: RLHFJob, group: Group, made: Json) -> Json:
-    """A pod as far as quota and placement are concerned."""
-    spec = made["spec"]
-    kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
-    for kind in ("initContainers", "containers"):
-        if spec.get(kind):
-            # An image is required, and says nothing here.
-            kept[kind] = [
-                {"name": each["name"], "image": "unused"}
-                | ({"resources": each["resources"]} if each.get("resources") else {})
-                for each in spec[kind]
-            ]
-    if name := job.spec.scheduling.priority_class_name:
-        kept["priorityClassName"] = name
-    return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}

@@ -5,18 +5,21 @@ pod it may be), one generation worker, and one inference worker where the job ha
 when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_operator.manifests.quantity import amount, written
 from rlhf_operator.manifests.render import Images, pod, workers
 
 Json = dict[str, Any]
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+_PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resourceClaims")
 
 
 def counts(job: RLHFJob) -> dict[Group, int]:
@@ -60,6 +63,31 @@ def requests(manifest: Json) -> dict[str, Decimal]:
         for name, asked in _asked(container).items():
             found[name] = max(found.get(name, Decimal(0)), asked)
     return found
+
+
+def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
+    """Return the hash of what the pods ask for and are placed by, the number of pods aside. `pods` has one of each
+    group. A queue that admitted a job by another hash has to admit it anew."""
+    listed = (group for group in Group if group in counts(job))
+    asked: Mapping[str, Json] = {group.value: quota_template(job, group, pods[group]) for group in listed}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
+    """Return the pod as far as quota and placement are concerned: another image is no reason to queue again."""
+    spec = pod["spec"]
+    kept = {key: spec[key] for key in _PLACED_BY if spec.get(key)}
+    for kind in ("initContainers", "containers"):
+        if spec.get(kind):
+            # An image is required, and says nothing here.
+            kept[kind] = [
+                {"name": container["name"], "image": "unused"}
+                | ({"resources": container["resources"]} if container.get("resources") else {})
+                for container in spec[kind]
+            ]
+    if name := job.spec.scheduling.priority_class_name:
+        kept["priorityClassName"] = name
+    return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}
 
 
 def schedulers(job: RLHFJob) -> set[str]:

@@ -30,9 +30,10 @@ class NativeBackend:
     version: str
     """apiVersion."""
     mode: str = NATIVE
+    makes_objects: bool = True
 
     @property
-    def fixed(self) -> bool:
+    def immutable(self) -> bool:
         """Both alpha versions refuse any change of the minimum."""
         return not self.version.endswith("/v1beta1")
 
@@ -67,7 +68,7 @@ class NativeBackend:
     def _priority(self, job: RLHFJob) -> Json:
         """In 1.36 the field is there only with a feature gate of its own, WorkloadAwarePreemption."""
         name = job.spec.scheduling.priority_class_name
-        return {"priorityClassName": name} if name and not self.fixed else {}
+        return {"priorityClassName": name} if name and not self.immutable else {}
 
     def _object(self, job: RLHFJob, kind: str, spec: Json) -> Json:
         meta = identity.metadata(job, job.name, identity.labels(job))

@@ -29,7 +29,8 @@ class VolcanoBackend:
     version: str
     """apiVersion."""
     mode: str = VOLCANO
-    fixed: bool = False
+    makes_objects: bool = True
+    immutable: bool = False
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """The PodGroup."""

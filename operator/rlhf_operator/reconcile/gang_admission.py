@@ -13,11 +13,10 @@ from rlhf_api.conditions import AdmittedReason, ConditionType, RunningReason, Su
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.scheduling import OURS
 from rlhf_api.names import Group
-from rlhf_operator.gang import choose, kueue, kueue_workload, members
+from rlhf_operator.gang import choose, members
 from rlhf_operator.gang.apis import RESOURCES, kind_of
-from rlhf_operator.gang.backend import GangBackend
-from rlhf_operator.gang.kueue import KueueBackend
-from rlhf_operator.gang.kueue_workload import QueueDecision, QueueGate, WorkloadReport
+from rlhf_operator.gang.backend import GangBackend, QueueGate, QueueingBackend, WorkloadReport
+from rlhf_operator.gang.none import NoGangBackend
 from rlhf_operator.reconcile.conditions import Conditions
 from rlhf_operator.reconcile.diagnostics import occupied, unread
 from rlhf_operator.reconcile.last_applied import fingerprint
@@ -41,126 +40,106 @@ def foreign(stored: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class GangAdmission:
-    """What a visit goes by."""
+    """The gang of a job, and whether its pods may exist."""
 
-    backend: GangBackend | None = None
+    backend: GangBackend = field(default_factory=NoGangBackend)
     gate: QueueGate | None = None
     """Of a queue; None when there is none."""
     note: str = ""
+    """What the user should know of the choice of the backend."""
     blocked: str = ""
-    """Why no pod is made for now, though pods may exist."""
+    """Why no pod is made for now, though pods may exist; empty when they are."""
     pods: Mapping[Group, Json] = field(default_factory=dict)
-    """One of each group, as they are made."""
+    """One of each group, as they are made, where the backend makes objects."""
 
     @property
     def closed(self) -> bool:
-        """No pod may exist."""
+        """Return whether no pod may exist."""
         return self.gate is not None and not self.gate.open
 
-    def pod(self, job: RLHFJob, made: Json) -> Json:
-        """A pod of the job as its gang and its priority have it."""
+    def pod(self, job: RLHFJob, pod: Json) -> Json:
+        """Return a pod of the job as its gang and its priority have it."""
         name = job.spec.scheduling.priority_class_name
-        if name and not made["spec"].get("priorityClassName"):
-            made = {**made, "spec": {**made["spec"], "priorityClassName": name}}
-        return self.backend.join(job, made) if self.backend else made
+        if name and not pod["spec"].get("priorityClassName"):
+            pod = {**pod, "spec": {**pod["spec"], "priorityClassName": name}}
+        return self.backend.join(job, pod)
 
 
-def placed(admission: PinnedJob, observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
-    """The placement of a job, and its admission with what is wrong with that."""
-    job = admission.job
-    if job is None or not admission.planned:
-        return admission, GangAdmission()
+def admit_gang(pinned: PinnedJob, observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
+    """Return the gang of a job, and the job with what is wrong with that."""
+    job = pinned.job
+    if job is None or not pinned.planned:
+        return pinned, GangAdmission()
     choice = choose(job, observed.served)
     if choice.problem:
-        return replace(admission, problem=choice.problem, reason=choice.reason), GangAdmission(note=choice.note)
-    backend, revision = choice.backend, admission.revision if choice.backend else None
-    if backend is None or revision is None:
-        return admission, GangAdmission(note=choice.note)
-    pods = revision.pods
-    if not isinstance(backend, KueueBackend):
-        going = _going(job, backend, pods, observed)
-        return admission, GangAdmission(backend, note=choice.note, blocked=going, pods=pods)
-    counts = {group.value: count for group, count in members.counts(job).items()}
-    found = kueue_workload.gate(kueue.queue_of(job) or "", observed.workload, counts, revision.claims)
-    backend = replace(backend, priority=observed.priority, claims=revision.claims)
-    if observed.priority is not None and observed.priority.value is None and not found.open:
-        unread = f"{observed.priority.kind} {observed.priority.name} cannot be read"
-        return admission, GangAdmission(backend, found, blocked=unread, pods=pods)
-    if observed.workload is None or not found.open:
-        return admission, GangAdmission(backend, found, pods=pods)
-    decision = QueueDecision(observed.workload, observed.flavors)
-    blocked = ""
-    if decision.unknown:
-        blocked = f"ResourceFlavor {', '.join(decision.unknown)}, which Kueue assigned, cannot be read"
-    return admission, GangAdmission(replace(backend, decision=decision), found, blocked=blocked, pods=pods)
+        return replace(pinned, problem=choice.problem, reason=choice.reason), GangAdmission(note=choice.note)
+    backend, revision = choice.backend, pinned.revision if choice.backend.makes_objects else None
+    if revision is None:
+        return pinned, GangAdmission(note=choice.note)
+    if isinstance(backend, QueueingBackend):
+        queue = backend.admit(job, revision.requests_hash, observed.queue)
+        return pinned, GangAdmission(queue.backend, queue.gate, choice.note, queue.blocked, revision.pods)
+    blocked = _going(job, backend, revision.pods, observed)
+    return pinned, GangAdmission(backend, None, choice.note, blocked, revision.pods)
 
 
-def wanted(job: RLHFJob, placement: GangAdmission, observed: ObservedJob) -> list[Json]:
-    """Objects of the gang to apply now, without our fingerprint."""
-    if placement.backend is None or (placement.closed and placement.blocked):
+def gang_objects(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> list[Json]:
+    """Return the objects of the gang to apply now, without our fingerprint."""
+    if gang.closed and gang.blocked:
         return []
-    found = []
-    for body, mark, fresh in _compared(job, placement.backend, placement.pods, observed):
-        reserved = observed.workload is not None and (observed.workload.cluster_queue or observed.workload.going)
-        kept = mark is not None and (mark == "" or placement.backend.fixed or (placement.gate and reserved))
-        if mark != fresh and not kept:
-            found.append(body)
-    return found
+    reserved = gang.gate is not None and observed.queue is not None and observed.queue.reserved
+    changed = []
+    for body, applied, wanted in _compared(job, gang.backend, gang.pods, observed):
+        kept = applied is not None and (applied == "" or gang.backend.immutable or reserved)
+        if applied != wanted and not kept:
+            changed.append(body)
+    return changed
 
 
-def withdrawn(
-    job: RLHFJob, placement: GangAdmission, observed: ObservedJob, *, given_back: bool
+def withdrawn_objects(
+    job: RLHFJob, gang: GangAdmission, observed: ObservedJob, *, given_back: bool
 ) -> tuple[ObjectKey, ...]:
-    """Objects of gangs to delete now; none while a pod is left, which may be of them.
+    """Return the objects of gangs to delete now; none while a pod is left, which may be of them.
 
     Those of a job that has given everything back too: schedulers and queues keep room for a group that is there.
     """
     if observed.pods:
         return ()
-    ours = {place for place, mark in observed.applied.items() if place[0] in RESOURCES and mark}
-    if placement.backend is None:
-        return tuple(sorted(ours))
-    keep = set()
-    for body, mark, fresh in _compared(job, placement.backend, placement.pods, observed):
-        if (
-            not given_back
-            and not (placement.gate and placement.gate.renew)
-            and (mark == fresh or not placement.backend.fixed)
-        ):
-            keep.add((kind_of(body), str(body["metadata"]["name"])))
-    return tuple(sorted(ours - keep))
+    ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
+    renewed = gang.gate is not None and gang.gate.renew
+    kept = {
+        (kind_of(body), str(body["metadata"]["name"]))
+        for body, applied, wanted in _compared(job, gang.backend, gang.pods, observed)
+        if not given_back and not renewed and (applied == wanted or not gang.backend.immutable)
+    }
+    return tuple(sorted(ours - kept))
 
 
-def report(job: RLHFJob, placement: GangAdmission, observed: ObservedJob, *, given_back: bool) -> WorkloadReport | None:
-    """What the queue is to be told."""
-    if placement.gate is None or observed.workload is None or given_back:
+def queue_report(
+    job: RLHFJob, gang: GangAdmission, observed: ObservedJob, *, given_back: bool
+) -> WorkloadReport | None:
+    """Return what the queue is to be told."""
+    if gang.gate is None or observed.queue is None or given_back:
         return None
-    listed = list(observed.pods.values())
+    pods = list(observed.pods.values())
     ready = all(
-        sum(pod.group == group and pod.ready and pod.active for pod in listed) >= count
+        sum(pod.group == group and pod.ready and pod.active for pod in pods) >= count
         for group, count in members.minimum(job).items()
     )
-    return kueue_workload.report(placement.gate, observed.workload, pods=bool(listed), ready=ready)
+    return observed.queue.report(gang.gate, pods_left=bool(pods), ready=ready)
 
 
-def finished(observed: ObservedJob, message: str, *, succeeded: bool) -> WorkloadReport | None:
-    """What the queue is told of a job that has ended."""
-    if observed.workload is None or observed.workload.going:
-        return None
-    return kueue_workload.finished(observed.workload, message, succeeded=succeeded)
-
-
-def admitted(conditions: Conditions, placement: GangAdmission, job: RLHFJob, observed: ObservedJob) -> None:
+def admitted(conditions: Conditions, gang: GangAdmission, job: RLHFJob, observed: ObservedJob) -> None:
     """Sets Admitted of a job that is not finished."""
-    if placement.gate is not None:
-        refused = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if placement.closed]
-        refused += [*unread(observed), *occupied(job, observed)] if placement.closed else []
-        told = ". ".join(each for each in (placement.gate.message, placement.blocked, *refused) if each)
-        conditions.set(ConditionType.ADMITTED, placement.gate.open, placement.gate.reason, told)
+    if gang.gate is not None:
+        refused = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
+        refused += [*unread(observed), *occupied(job, observed)] if gang.closed else []
+        told = ". ".join(each for each in (gang.gate.message, gang.blocked, *refused) if each)
+        conditions.set(ConditionType.ADMITTED, gang.gate.open, gang.gate.reason, told)
         return
-    told = f"no queueing system is used; {placement.note}" if placement.note else "no queueing system is used"
-    if placement.backend is not None:
-        told += f"; gang: {placement.backend.mode}"
+    told = f"no queueing system is used; {gang.note}" if gang.note else "no queueing system is used"
+    if gang.backend.makes_objects:
+        told += f"; gang: {gang.backend.mode}"
     conditions.set(ConditionType.ADMITTED, True, AdmittedReason.NO_QUEUE, told)
 
 
@@ -183,7 +162,7 @@ def waiting(conditions: Conditions, job: RLHFJob, gate: QueueGate, pods: Iterabl
 def _compared(
     job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob
 ) -> list[tuple[Json, str | None, str]]:
-    """(object, fingerprint of the one that exists, fingerprint of this one); "" is one that is being deleted."""
+    """Return (object, fingerprint of the one that exists, fingerprint of this one); "" is one that is being deleted."""
     return [
         (body, observed.applied.get((kind_of(body), body["metadata"]["name"])), fingerprint(body))
         for body in backend.objects(job, pods)
@@ -191,8 +170,9 @@ def _compared(
 
 
 def _going(job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob) -> str:
-    """A pod that named a group on its way out would keep it there."""
-    if not backend.fixed or observed.pods:
+    """Return why no pod may name the gang now: a pod that named a group on its way out would keep it there."""
+    if not backend.immutable or observed.pods:
         return ""
-    gone = [body for body, mark, fresh in _compared(job, backend, pods, observed) if mark is not None and mark != fresh]
+    compared = _compared(job, backend, pods, observed)
+    gone = [body for body, applied, wanted in compared if applied is not None and applied != wanted]
     return f"the {gone[0]['kind']} of another size has to be gone first" if gone else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rlhf_operator.gang.apis import Served
-from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement, QueuePriority
+from rlhf_operator.gang.backend import QueueState
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.revisions.revision import StoredRevision
@@ -86,9 +86,5 @@ class ObservedJob:
     """The operator's namespace; empty where it runs outside of the cluster."""
     served: Served = field(default_factory=Served)
     """APIs of schedulers and queues that can be used."""
-    workload: KueueWorkload | None = None
-    """The job's Workload, as Kueue has it."""
-    flavors: Mapping[str, PodPlacement] = field(default_factory=dict)
-    """ResourceFlavors that its admission names, by name, of those that could be read."""
-    priority: QueuePriority | None = None
-    """The class by which a queue orders the job; None when it names none, or has no queue."""
+    queue: QueueState | None = None
+    """What the job's queue says of it; None when no queue says anything."""

@@ -63,7 +63,7 @@ def reconcile(job: Mapping[str, Any], observed: ObservedJob, now: datetime) -> R
         return ReconcilePlan()
     if job["metadata"].get("deletionTimestamp"):
         return finalizer.deleting(job, conditions, observed, now)
-    admission, placed = gang_admission.placed(pin_revision(parse_job(job), job, observed), observed)
+    admission, placed = gang_admission.admit_gang(pin_revision(parse_job(job), job, observed), observed)
     if admission.planned and observed.verdict and not admission.settled:
         admission = replace(admission, problem=observed.verdict, reason=PlannedReason.REFUSED)
     if admission.job is None:
@@ -102,7 +102,8 @@ def _finished(
     overdue = [*scaling.overdue(observed.pods.values(), now, force), *scaling.strangers(observed.unreadable)]
     looks = [scaling.next_overdue(observed.pods.values(), now, force), _seconds(expiry, now)]
     told, succeeded = conditions.message(ConditionType.RUNNING), conditions.holds(ConditionType.COMPLETE)
-    report = None if left else gang_admission.finished(observed, told, succeeded=succeeded)
+    queue = None if left else observed.queue
+    report = queue.finished_report(told, succeeded=succeeded) if queue is not None else None
     return ReconcilePlan(delete=(*_deletions(left), *overdue), report=report, requeue_after=_soonest(looks))
 
 
@@ -205,7 +206,7 @@ class _Visit:
             leaving = lifecycle.suspended(self.conditions, self.job, self.pods.values())
         else:
             leaving = gang_admission.waiting(self.conditions, self.job, self.placed.gate, self.pods.values())
-            apply = tuple(map(with_fingerprint, gang_admission.wanted(self.job, self.placed, self.observed)))
+            apply = tuple(map(with_fingerprint, gang_admission.gang_objects(self.job, self.placed, self.observed)))
         if not self.pods and not self.released:
             self.started = None
         # A queue has a back-off of its own; what its user suspended begins anew.
@@ -283,7 +284,7 @@ class _Visit:
             return (), False
         expire = self.observed.certificates_expire
         issue = expire is None or expire <= self.now
-        made = [*self._outdated(), *gang_admission.wanted(self.job, self.placed, self.observed)]
+        made = [*self._outdated(), *gang_admission.gang_objects(self.job, self.placed, self.observed)]
         found = [with_fingerprint(each) for each in made]
         missing = self._missing()[:MAX_PODS_PER_RECONCILE] if expire is not None and not self.placed.blocked else []
         revision, epochs = self.admission.revision if missing else None, self.wanted.epochs
@@ -331,8 +332,8 @@ class _Visit:
         draft = replace(draft, delete=(*_deletions(leaving), *draft.delete))
         if completion is None:
             asked, given_back = (self.job, self.placed, self.observed), self.job.spec.suspend or self.released
-            withdraw = gang_admission.withdrawn(*asked, given_back=given_back)
-            draft = replace(draft, withdraw=withdraw, report=gang_admission.report(*asked, given_back=given_back))
+            withdraw = gang_admission.withdrawn_objects(*asked, given_back=given_back)
+            draft = replace(draft, withdraw=withdraw, report=gang_admission.queue_report(*asked, given_back=given_back))
         if job_status.news(written) == job_status.news(self.before):
             return draft if self._age() < job_status.PROGRESS_SECONDS else replace(draft, labels=self._labels(draft))
         held = self._held(written)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_operator.gang.kueue_workload import WorkloadReport
+from rlhf_operator.gang.backend import WorkloadReport
 
 Json = dict[str, Any]
 

@@ -22,7 +22,9 @@ from rlhf_api.job.status import RLHFJobStatus
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_operator.cluster import yaml_of
 from rlhf_operator.coordinator_client import reading_of
-from rlhf_operator.gang.kueue_workload import WorkloadReport, flavor_of, priority_value, with_report
+from rlhf_operator.gang.backend import WorkloadReport
+from rlhf_operator.gang.kueue_queue import KueueApi
+from rlhf_operator.gang.kueue_workload import flavor_of, priority_value
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of, reconcile
 from rlhf_operator.reconcile.termination_log import last_report, readable
 from rlhf_operator.untrusted import UnreadableError, UnreadableObject
@@ -107,8 +109,8 @@ def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any
     if job is None:
         return
     pods, taken = operator.index.pods(KEY, uid)
-    workload = operator.index.workload(KEY, uid)
-    for turn in range(2):
+    queue = KueueApi().state(job, operator.index.queue_object(KEY, uid), {})
+    for attempt in range(2):
         observed = ObservedJob(
             pods=pods,
             taken=taken,
@@ -116,11 +118,11 @@ def checked(operator: SimulatedOperator, job: Json | None, uid: str, served: Any
             ended=operator.index.ended(KEY, uid),
             applied=operator.index.applied(KEY, uid),
             certificates_expire=START + timedelta(days=200),
-            workload=workload,
+            queue=queue,
             **({"served": served} if served else {}),
             **more,
         )
-        plan = reconcile(job, observed, START + timedelta(seconds=20 * (turn + 1)))
+        plan = reconcile(job, observed, START + timedelta(seconds=20 * (attempt + 1)))
         operator.metrics.see(job, observed, plan)
         for event in plan.events:
             event.message.encode(errors="replace")
@@ -208,7 +210,7 @@ def test_workloads_and_what_they_name(changes: list[tuple[int, int]]) -> None:
     readers: list[tuple[Callable[[Json], Any], Json]] = [
         (flavor_of, {"spec": {"nodeLabels": {"a": "b"}, "tolerations": [{"key": "a"}]}}),
         (priority_value, {"value": 5}),
-        (lambda each: with_report(each, REPORT, "2026-08-22T10:00:00Z"), WORKLOAD),
+        (lambda each: KueueApi().with_report(each, REPORT, "2026-08-22T10:00:00Z"), WORKLOAD),
     ]
     for reader, good in readers:
         try:

@@ -13,7 +13,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import Served, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
-from rlhf_operator.gang.members import amount, examples, min_count, minimum, written
+from rlhf_operator.gang.members import examples, min_count, minimum
+from rlhf_operator.gang.none import NoGangBackend
+from rlhf_operator.manifests.quantity import amount, written
 from rlhf_operator.manifests.render import Images, pod, workers
 from rlhf_operator.reconcile.parsed_job import parse_job
 
@@ -133,12 +135,12 @@ def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_
 @pytest.mark.parametrize(
     ("spec", "queue", "cluster", "expected"),
     [
-        ({}, None, served(), None),
+        ({}, None, served(), "Disabled"),
         ({}, None, ALL, "Native"),
         ({}, "team", ALL, "Kueue"),
         ({}, "team", served("scheduling.k8s.io/v1beta1"), "Native"),
-        (gang("Disabled"), "team", ALL, None),
-        ({}, None, served("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"), None),
+        (gang("Disabled"), "team", ALL, "Disabled"),
+        ({}, None, served("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"), "Disabled"),
         ({"generation": {"template": {"spec": {"schedulerName": "volcano"}}}}, None, ALL, "Volcano"),
         (
             {"training": {"template": {"spec": {"schedulerName": "scheduler-plugins-scheduler"}}}},
@@ -146,17 +148,17 @@ def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_
             ALL,
             "Coscheduling",
         ),
-        ({"generation": {"template": {"spec": {"schedulerName": "somebody"}}}}, None, ALL, None),
-        ({}, None, Served(ALL.apis, frozenset(["Native"])), None),
+        ({"generation": {"template": {"spec": {"schedulerName": "somebody"}}}}, None, ALL, "Disabled"),
+        ({}, None, Served(ALL.apis, frozenset(["Native"])), "Disabled"),
         (gang("Kueue"), "team", served("kueue.x-k8s.io/v1beta1"), "Kueue"),
     ],
 )
 def test_auto_takes_the_queue_then_the_scheduler_that_is_named_then_kubernetes_own(
-    spec: Json, queue: str | None, cluster: Served, expected: str | None
+    spec: Json, queue: str | None, cluster: Served, expected: str
 ) -> None:
     choice = choose(job(queue, **spec), cluster)
     assert choice.problem == ""
-    assert (choice.backend.mode if choice.backend else None) == expected
+    assert choice.backend.mode == expected
 
 
 def test_a_label_that_nobody_reads_is_told() -> None:
@@ -184,7 +186,7 @@ def test_kueue_without_a_queue_and_two_schedulers_for_one_gang_are_refused() -> 
     refused = choose(job(**two, **gang("Volcano")), ALL)
     assert refused.reason == PlannedReason.INVALID
     assert "a, b" in refused.problem
-    assert choose(job(**two), ALL).backend is None
+    assert choose(job(**two), ALL).backend == NoGangBackend()
 
 
 @pytest.mark.parametrize(

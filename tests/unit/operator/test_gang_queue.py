@@ -10,8 +10,8 @@ from tests.support.simulated_cluster import SimulatedCluster
 from tests.unit.operator.test_gang import ALL, QUEUE
 
 from rlhf_api import names
-from rlhf_operator.gang.kueue import CLAIMS
-from rlhf_operator.gang.kueue_workload import PodPlacement, QueuePriority, with_report, workload_of
+from rlhf_operator.gang.kueue_queue import KueueApi, QueuePriority
+from rlhf_operator.gang.kueue_workload import PodPlacement, workload_of
 from rlhf_operator.reconcile import ReconcilePlan
 from rlhf_operator.reconcile.conditions import rfc3339
 
@@ -36,7 +36,7 @@ class QueuedCluster(SimulatedCluster):
         super().carry_out(plan, only_status=only_status)
         if plan.report is not None and not only_status:
             self.reports.append(sorted(plan.report.conditions))
-            self.status = with_report(self._body(), plan.report, rfc3339(self.now))["status"]
+            self.status = KueueApi().with_report(self._body(), plan.report, rfc3339(self.now))["status"]
         if PLACE not in self.bodies:
             self.status = {}
         self.see()
@@ -50,7 +50,7 @@ class QueuedCluster(SimulatedCluster):
 
     def see(self) -> None:
         """The watch delivers the Workload."""
-        self.workload = workload_of(self._body(), CLAIMS) if PLACE in self.bodies else None
+        self.workload = workload_of(self._body()) if PLACE in self.bodies else None
 
     def condition_of_workload(self, kind: str, status: str, reason: str, message: str = "") -> None:
         kept = [each for each in self.status.get("conditions", []) if each["type"] != kind]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rlhf_api import mode_words, protocol
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
-from rlhf_operator.gang import kueue, members
+from rlhf_operator.gang import members
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
 from rlhf_operator.manifests.identity import INDEX
@@ -58,11 +58,11 @@ def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Obser
         {group: _as_running(_hashed(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
         for made in (shapes(job, images), spares(job, images))
     )
-    claims = kueue.claims(job, pods) if members.counts(job).keys() <= pods.keys() else ""
+    requests_hash = members.requests_hash(job, pods) if members.counts(job).keys() <= pods.keys() else ""
     same = before is None or all(template_hash(before, group) == template_hash(job, group) for group in hashes)
-    if observed.workload is not None and same:
-        claims = observed.workload.claims or claims
-    return Revision(images, stored, text_of(written), pods, others, job.spec.training.ranks, hashes, claims)
+    if observed.queue is not None and same:
+        requests_hash = observed.queue.requests_hash or requests_hash
+    return Revision(images, stored, text_of(written), pods, others, job.spec.training.ranks, hashes, requests_hash)
 
 
 def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[ObservedPod]) -> str:

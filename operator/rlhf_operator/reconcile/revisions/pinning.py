@@ -28,7 +28,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.structure import pruned, schema_at, with_defaults, without_nulls
 from rlhf_operator.bounded_cache import cached
-from rlhf_operator.gang import kueue, members
+from rlhf_operator.gang import members
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
@@ -110,9 +110,9 @@ def _started(text: str, images: Images, home: str) -> PinnedJob:
     assert job is not None
     pods, hashes = shapes(job, images), {group: template_hash(job, group) for group in desired(job)}
     ranks = job.spec.training.ranks
-    claims = kueue.claims(job, pods)
+    requests_hash = members.requests_hash(job, pods)
     written = text_of(document(job))
-    return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, claims), home)
+    return _of(job, Revision(images, stored, written, pods, spares(job, images), ranks, hashes, requests_hash), home)
 
 
 @cached(REMEMBERED)
@@ -164,13 +164,13 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
     written = carried(base, document(then), document(now))
     spec = known(written["spec"], base["spec"], spec_schema())[0]
     written = {**written, "spec": mode_words.like(base["spec"], spec)}
-    claims = revision.claims
+    requests_hash = revision.requests_hash
     if not members.counts(then).keys() <= revision.pods.keys() or (
-        kueue.claims(then, revision.pods) != kueue.claims(now, pods)
+        members.requests_hash(then, revision.pods) != members.requests_hash(now, pods)
     ):
-        claims = kueue.claims(now, pods)
+        requests_hash = members.requests_hash(now, pods)
     text = _with_metadata(text_of(written), now)
-    return Revision(images, stored, text, pods, others, now.spec.training.ranks, hashes, claims)
+    return Revision(images, stored, text, pods, others, now.spec.training.ranks, hashes, requests_hash)
 
 
 def _carried(

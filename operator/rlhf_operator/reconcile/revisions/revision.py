@@ -116,7 +116,7 @@ class Revision:
     ranks: int
     hashes: Mapping[Group, str]
     """Template hash of each group."""
-    claims: str
+    requests_hash: str
     """Fingerprint of what a queue was asked for."""
 
     @property
@@ -131,7 +131,7 @@ class Revision:
             spares={group.value: pod for group, pod in self.spares.items()},
             ranks=self.ranks,
             template_hashes={group.value: value for group, value in self.hashes.items()},
-            claims=self.claims,
+            claims=self.requests_hash,
         )
         return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump(exclude_defaults=True)))}
 

@@ -1,0 +1,258 @@
+"""Whether a job may run by what Kueue says of its Workload, and what Kueue is told in return.
+
+Rule: pure and level-triggered. A reservation belongs to the job until its pods are gone: an evicted job saves its
+checkpoint and ends its pods first, and then gives the reservation back, which is the duty of a job's own controller
+(Kueue's job framework does it for the kinds it knows). Nothing is decided on a condition's time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlhf_api.conditions import AdmittedReason
+from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_operator.gang.apis import PRIORITY_CLASS
+from rlhf_operator.gang.backend import QueueGate, QueueObject, Reference, WorkloadReport
+from rlhf_operator.gang.kueue_workload import (
+    KueueWorkload,
+    PodPlacement,
+    flavor_of,
+    is_workload,
+    priority_value,
+    workload_name,
+    workload_of,
+)
+from rlhf_operator.untrusted import bounded, listed, mapping
+
+Json = dict[str, Any]
+
+PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
+"""Label of a job that names a WorkloadPriorityClass."""
+REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
+"""Evictions after which the job may be admitted again at once; after others Kueue says when."""
+REPORT_MESSAGE_MAX: Final = 32768
+"""Characters of a condition's message, as the API server has it."""
+
+
+@dataclass(frozen=True)
+class QueuePriority:
+    """The class by which Kueue orders a job among those that wait."""
+
+    kind: str
+    """WorkloadPriorityClass (Kueue's own, named by a label of the job) or PriorityClass (that of its pods)."""
+    name: str
+    value: int | None
+    """None: the class cannot be read."""
+
+
+@dataclass(frozen=True)
+class KueueAdmission:
+    """An admission, with the flavors that it names."""
+
+    workload: KueueWorkload
+    flavors: Mapping[str, PodPlacement]
+    """ResourceFlavor -> its node labels and tolerations, of those that could be read."""
+
+    @property
+    def unknown_flavors(self) -> list[str]:
+        """Return the flavors that were assigned and could not be read."""
+        named = {name for names in self.workload.flavors.values() for name in names}
+        return sorted(named - self.flavors.keys())
+
+    def placement(self, pod_set: str) -> PodPlacement:
+        """Return what the pods of a pod set get from all flavors and admission checks together."""
+        parts = [self.flavors[name] for name in self.workload.flavors.get(pod_set, ()) if name in self.flavors]
+        if pod_set in self.workload.updates:
+            parts.append(self.workload.updates[pod_set])
+        merged = PodPlacement()
+        for part in parts:
+            added = [toleration for toleration in part.tolerations if toleration not in merged.tolerations]
+            merged = PodPlacement(
+                {**merged.node_selector, **part.node_selector},
+                [*merged.tolerations, *added],
+                {**merged.labels, **part.labels},
+                {**merged.annotations, **part.annotations},
+            )
+        return merged
+
+
+@dataclass(frozen=True)
+class KueueState:
+    """What Kueue says of a job."""
+
+    workload: KueueWorkload | None = None
+    flavors: Mapping[str, PodPlacement] = field(default_factory=dict)
+    """ResourceFlavors that its admission names, by name, of those that could be read."""
+    priority: QueuePriority | None = None
+    """None when the job names no class, or has no queue."""
+
+    @property
+    def reserved(self) -> bool:
+        """Return whether quota is reserved, or the Workload is on its way out."""
+        return self.workload is not None and bool(self.workload.cluster_queue or self.workload.going)
+
+    @property
+    def requests_hash(self) -> str:
+        """Return the hash of the requests that the Workload was made with; empty when there is none."""
+        return self.workload.requests_hash if self.workload is not None else ""
+
+    def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
+        """Return what the Workload's status should say beside what it says; None when it says that."""
+        if self.workload is None:
+            return None
+        if gate.open:
+            return _pods_ready(self.workload, ready=ready)
+        if not gate.release or pods_left:
+            return None
+        reason, message = self.workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[
+            1:
+        ]
+        return WorkloadReport(
+            {
+                "Requeued": (str(reason in REQUEUED_BY), reason, message),
+                "QuotaReserved": ("False", "Pending", message),
+                "Admitted": ("False", "NoReservation", "The workload has no reservation"),
+            },
+            release=True,
+        )
+
+    def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
+        """Return the report of a job that has ended, which frees its quota; None when it was given."""
+        if self.workload is None or self.workload.going or self.workload.holds("Finished"):
+            return None
+        return WorkloadReport({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
+
+
+class KueueApi:
+    """How Workloads, ResourceFlavors and priority classes are read, and Workloads are written."""
+
+    def reads(self, kind: str) -> bool:
+        """Return whether `kind`, named with its apiVersion, is Kueue's Workload."""
+        return is_workload(kind)
+
+    def object_name(self, job_name: str) -> str:
+        """Return the name of the Workload of the job of this name."""
+        return workload_name(job_name)
+
+    def parse(self, body: Mapping[str, Any]) -> KueueWorkload:
+        """Return the record of a Workload. Raises UnreadableError."""
+        return workload_of(body)
+
+    def references(self, version: str, stored: Mapping[str, Any], known: QueueObject | None) -> Sequence[Reference]:
+        """Return the flavors that the admission names, and the class that orders the job."""
+        named = {name for names in known.flavors.values() for name in names} if isinstance(known, KueueWorkload) else ()
+        flavors = [(f"{version}/ResourceFlavor", name) for name in named]
+        priority = _priority_of(stored)
+        if priority is None:
+            return flavors
+        kind, name = priority
+        return [*flavors, (PRIORITY_CLASS if kind == "PriorityClass" else f"{version}/{kind}", name)]
+
+    def parse_reference(self, kind: str, body: Mapping[str, Any]) -> PodPlacement | int:
+        """Return a flavor as what it asks of pods, or the value of a class. Raises UnreadableError."""
+        return flavor_of(body) if kind.endswith("/ResourceFlavor") else priority_value(body)
+
+    def state(
+        self, stored: Mapping[str, Any], known: QueueObject | None, records: Mapping[Reference, object]
+    ) -> KueueState:
+        """Return what Kueue says of a job."""
+        flavors = {name: record for (_, name), record in records.items() if isinstance(record, PodPlacement)}
+        priority = _priority_of(stored)
+        values = [
+            record if isinstance(record, int) else None
+            for (kind, _), record in records.items()
+            if not kind.endswith("/ResourceFlavor")
+        ]
+        known_priority = QueuePriority(*priority, values[0]) if priority is not None and values else None
+        return KueueState(known if isinstance(known, KueueWorkload) else None, flavors, known_priority)
+
+    def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
+        """Return the Workload with the report in its status; times of conditions that do not change are kept.
+
+        Raises UnreadableError.
+        """
+        bounded(body)
+        meta, status = mapping(body.get("metadata"), "metadata"), dict(mapping(body.get("status"), "status"))
+        known = {str(entry.get("type")): entry for entry in listed(status.get("conditions"), "status.conditions")}
+        for kind, (value, reason, message) in report.conditions.items():
+            before = known.get(kind, {})
+            moved = before.get("status") != value
+            known[kind] = {
+                "type": kind,
+                "status": value,
+                "reason": reason,
+                "message": message[:REPORT_MESSAGE_MAX],
+                "lastTransitionTime": now if moved else before.get("lastTransitionTime") or now,
+                "observedGeneration": meta.get("generation", 1),
+            }
+        status["conditions"] = list(known.values())
+        if report.release:
+            status.pop("admission", None)
+        return {**body, "status": status}
+
+
+def gate(queue: str, workload: KueueWorkload | None, counts: Mapping[str, int], requests_hash: str) -> QueueGate:
+    """Return whether a job's pods may exist. `counts`: pods that the job wants, by group; `requests_hash`: that of what
+    they ask for."""
+    asks = f"asks LocalQueue {queue} for {sum(counts.values())} pods"
+    if workload is None:
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
+    if workload.going:
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
+    reserved = bool(workload.cluster_queue)
+    if workload.holds("Evicted") or not workload.active:
+        return QueueGate(False, AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
+    if workload.holds("Finished"):
+        message = f"{asks} anew, as its Workload was marked as finished by somebody else"
+        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
+    if not reserved or not workload.holds("Admitted"):
+        return QueueGate(False, AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
+    if workload.requests_hash != requests_hash:
+        message = f"{asks} anew, as its pods ask for something else now"
+        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
+    more = {name: count for name, count in counts.items() if count > workload.counts.get(name, 0)}
+    if more or queue != workload.queue:
+        why = ", ".join(f"{name} is {count}, not {workload.counts.get(name, 0)}" for name, count in more.items())
+        message = f"{asks} anew: {why or f'it was admitted through {workload.queue}'}"
+        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
+    return QueueGate(
+        True, AdmittedReason.ADMITTED, f"LocalQueue {queue}: ClusterQueue {workload.cluster_queue} has room"
+    )
+
+
+def _pods_ready(workload: KueueWorkload, *, ready: bool) -> WorkloadReport | None:
+    status = workload.conditions.get("PodsReady", ("", "", ""))[0]
+    if ready == (status == "True") and status:
+        return None
+    reason = "Started" if ready else "WaitForRecovery" if status == "True" else "WaitForStart"
+    message = "all pods that an iteration needs are ready" if ready else "pods that an iteration needs are not ready"
+    return WorkloadReport({"PodsReady": (str(ready), reason, message)})
+
+
+def _why_not(workload: KueueWorkload) -> str:
+    """Return why there is no admission, in Kueue's own words."""
+    for kind in ("Admitted", "QuotaReserved"):
+        status, _, message = workload.conditions.get(kind, ("", "", ""))
+        if status == "False" and message:
+            return message.rstrip(".")
+    return "admission checks are not done" if workload.cluster_queue else "no quota is reserved yet"
+
+
+def _evicted(queue: str, workload: KueueWorkload) -> str:
+    reason, message = workload.conditions.get("Evicted", ("", "", ""))[1:]
+    if not workload.active:
+        return f"LocalQueue {queue}: the Workload is deactivated (its spec.active is false): set it to true to go on"
+    return (
+        f"LocalQueue {queue} took the admission back ({reason}: {message.rstrip('.')}); the job waits to get it again"
+    )
+
+
+def _priority_of(stored: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return (kind, name) of the class that orders a stored job in a queue; Kueue's own wins."""
+    labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
+    if QUEUE_LABEL not in labels:
+        return None
+    if name := labels.get(PRIORITY_LABEL):
+        return "WorkloadPriorityClass", name
+    name = (spec.get("scheduling") or {}).get("priorityClassName")
+    return ("PriorityClass", str(name)) if name else None
