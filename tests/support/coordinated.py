@@ -176,10 +176,8 @@ class Coordinated:
         """Waits until the job is in a phase of an iteration, or beyond that iteration."""
         run, end = self.run, time.monotonic() + seconds
         assert run is not None
-        while run.state.iteration < iteration or (
-            run.state.iteration == iteration and run.iteration_metrics.phase != phase
-        ):
-            assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.iteration_metrics.phase}"
+        while run.state.iteration < iteration or (run.state.iteration == iteration and run.times.phase != phase):
+            assert time.monotonic() < end, f"waited for {phase} of {iteration}, is {run.times.phase}"
             await asyncio.sleep(0.002)
 
     async def until_checkpoint(self, version: int, seconds: float = 120.0) -> None:

@@ -30,9 +30,7 @@ def estimate_gain(run: JobRun) -> None:
         return
     trace = trace_of(run)
     if trace is not None:
-        run.replaying = asyncio.get_running_loop().create_task(
-            _estimate(run, run.state.iteration, trace, costs_of(run))
-        )
+        run.background.start("incremental gain", _estimate(run, run.state.iteration, trace, costs_of(run)))
 
 
 def trace_of(run: JobRun) -> Trace | None:

@@ -29,8 +29,6 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 
 log = logging.getLogger(__name__)
 
-FUSED_PHASES: Final = ("Generating", "Scoring")
-"""What fusion makes shorter, and is to add little to."""
 BALANCE_INTERVAL_SECONDS: Final = 0.25
 """Between two looks at how evenly samples are spread."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
@@ -151,7 +149,7 @@ def plan_next_iteration(run: JobRun) -> None:
 
 def _plan_in_background(run: JobRun, iteration: int, layout: IterationSetup) -> None:
     run.state.fusion.planning = iteration, layout
-    run.choosing = asyncio.get_running_loop().create_task(_choose(run, iteration, layout))
+    run.background.start("fusion choice", _choose(run, iteration, layout))
 
 
 async def _choose(run: JobRun, iteration: int, layout: IterationSetup) -> None:
@@ -194,41 +192,3 @@ def track_consolidation(run: JobRun) -> None:
     kind, words = ("pool-formed", ", ".join(pool)) if pool else ("pool-dissolved", "every response is finished")
     text = f"{state.ledger.unfinished} samples are unfinished; the tail gathers on {words}" if pool else words
     run.event(kind, text, workers=",".join(pool))
-
-
-def fusion_metrics(run: JobRun) -> dict[str, float]:
-    """What the fusion of an iteration did, and what was learned from it, for its metrics."""
-    learning.learn(run)
-    state, fusion = run.state, run.state.fusion
-    seconds, moved = run.iteration_metrics.seconds, fusion.moved
-    taken = max(1e-9, sum(seconds.get(phase, 0.0) for phase in FUSED_PHASES))
-    control = sum(run.iteration_metrics.control.get(phase, 0.0) for phase in FUSED_PHASES)
-    metrics = dict(fusion.learned or {})
-    for group in (Group.GENERATION, Group.INFERENCE):
-        idle = [idle_share(run, worker.name) for worker in state.fleet.of(group)]
-        if idle:
-            metrics[f"idle/{group}"] = statistics.fmean(idle)
-    if release.possible(run.context, state):
-        fused = release.fuses(run.context, state)
-        metrics |= {
-            "fusion/threshold": float(fusion.choice.threshold if fused else 0),
-            "fusion/pool": float(fusion.choice.pool if fused else state.fleet.sizes[Group.GENERATION]),
-            "fusion/decode_busy": sum(busy.get("decode", 0.0) for busy in fusion.busy.values()),
-            "fusion/score_busy": sum(busy.get("score", 0.0) for busy in fusion.busy.values()),
-            "fusion/moved_kv": float(moved.kv),
-            "fusion/moved_tokens": float(moved.tokens),
-            "fusion/stayed": float(moved.stayed),
-            "fusion/moved_bytes": float(moved.bytes),
-            "fusion/migration_seconds": moved.seconds,
-            "fusion/paused_seconds": moved.paused,
-            "fusion/overhead_share": (control + moved.longest_pause) / taken,
-        }
-    return metrics
-
-
-def idle_share(run: JobRun, worker: str) -> float:
-    """Of the generation and inference of the iteration so far: share in which a worker neither decoded nor scored."""
-    seconds = run.iteration_metrics.seconds
-    taken = seconds.get("Generating", 0.0) + seconds.get("Scoring", 0.0)
-    spent = sum(run.state.fusion.busy.get(worker, {}).values())
-    return min(1.0, max(0.0, 1 - spent / taken)) if taken else 0.0

@@ -117,21 +117,3 @@ def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
     log.warning("%s could not score what is unfinished: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0
-
-
-def incremental_metrics(run: JobRun) -> dict[str, float]:
-    """What incremental scoring did in an iteration, for its metrics."""
-    incremental_state = run.state.incremental
-    if not incremental.possible(run.context):
-        return {}
-    predicted = (
-        {}
-        if incremental_state.predicted is None
-        else {"incremental/predicted_gain_seconds": incremental_state.predicted}
-    )
-    return predicted | {
-        "incremental/on": float(incremental.on(run.context, run.state)),
-        "incremental/early_share": incremental_state.early_tokens / max(1, incremental_state.tokens),
-        "incremental/dropped": float(incremental_state.dropped),
-        "incremental/cache_bytes": float(incremental_state.most_bytes),
-    }

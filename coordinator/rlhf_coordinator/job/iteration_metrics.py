@@ -1,20 +1,23 @@
-"""What an iteration took and made: seconds by phase, tokens, rewards, counts; the numbers that reports and status show.
+"""The metrics of an iteration: all that is computed of it for metrics.jsonl, trackers, Prometheus, status and journal.
 
-Rule: the times come in; nothing here changes what the job does. Every sum is in sample order.
-`control` is the time between the message that ended a phase and the commands that begin the next one: what the
-coordinator itself adds to an iteration's critical path.
+Owns every name in them. A mechanism keeps its counts in the state; this module alone makes numbers for people of them.
+Rule: read only; every sum is in sample order. A value that is not finite, and a reward that nobody gave, is absent and
+never zero.
 """
 
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Graph
+from rlhf_api.names import Group
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.scheduling import incremental, release, training_group
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_planner.schedule.methods import METHODS
 
 PHASE_METRICS: Final = {
     "Generating": "seconds/generation",
@@ -24,83 +27,65 @@ PHASE_METRICS: Final = {
     "Checkpointing": "seconds/checkpoint",
     "Recovering": "seconds/recovery",
 }
+FUSED_PHASES: Final = ("Generating", "Scoring")
+"""What inter-stage fusion makes shorter, and is to add little to."""
 
 
-@dataclass
-class IterationMetrics:
-    """Of the iteration in progress; times are seconds of one monotonic clock."""
-
-    begun: float
-    phase: str = "Starting"
-    phase_begun: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-    control: dict[str, float] = field(default_factory=dict)
-    """By the phase that ended."""
-    turns: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds in which its device changed hands between training and the other roles."""
-
-    def enter(self, phase: str, now: float) -> float:
-        """Another phase begins; returns the seconds of the one before."""
-        spent = now - self.phase_begun
-        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + spent
-        self.phase, self.phase_begun = phase, now
-        return spent
-
-    def begin(self, now: float) -> None:
-        """The next iteration begins."""
-        self.enter(self.phase, now)
-        self.begun, self.seconds, self.control, self.turns = now, {}, {}, {}
-
-    def observe(self, worker: str, observation: pb.Observation) -> None:
-        """Take in that a worker's device changed hands: a role went to host memory or came back."""
-        if observation.WhichOneof("work") in ("offload", "onload"):
-            seconds = (observation.end_ns - observation.start_ns) / 1e9
-            self.turns[worker] = self.turns.get(worker, 0.0) + seconds
-
-    def metrics(self, graph: Graph, ledger: Ledger, training: Mapping[str, float], now: float) -> dict[str, float]:
-        """Everything worth keeping of a finished iteration. A reward that nobody gave is absent, never zero."""
-        self.enter(self.phase, now)
-        seconds = max(1e-9, now - self.begun)
-        result = {
-            **batch_metrics(ledger, graph),
-            "samples_per_second": len(ledger.samples) / seconds,
-            "tokens_per_second": ledger.tokens / seconds,
-            "seconds/iteration": seconds,
-            "control_share": sum(self.control.values()) / seconds,
-            "samples/returned": float(ledger.returned),
-            "samples/migrated": float(ledger.migrated),
-            "samples/retried": float(ledger.retried),
-        }
-        for phase, name in PHASE_METRICS.items():
-            result[name] = self.seconds.get(phase, 0.0)
-        result["seconds/generation_and_inference"] = result["seconds/generation"] + result["seconds/inference"]
-        if self.turns:
-            result["seconds/turns"] = max(self.turns.values())
-        if (skipped := training.get("train/nonfinite_steps_total")) is not None:
-            result["nonfinite_steps"] = skipped
-        result.update({f"training/{name}": value for name, value in training.items()})
-        return {name: value for name, value in result.items() if math.isfinite(value)}
+def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
+    """Return the metrics of the iteration that ends at the moment `now`, by name."""
+    run.times.enter(run.times.phase, now)
+    metrics = {
+        **batch_metrics(run.state.ledger, run.context.graph),
+        **time_metrics(run, now),
+        **{f"training/{name}": value for name, value in run.training_metrics.items()},
+        **fusion_metrics(run),
+        **incremental_metrics(run),
+    }
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
-    """What is said of an iteration whose training left out steps; empty when it left out none."""
-    count = round(training.get("train/nonfinite_steps", 0.0))
-    if not count:
-        return ""
-    steps = "1 optimizer step was" if count == 1 else f"{count} optimizer steps were"
-    total = round(training.get("train/nonfinite_steps_total", count))
-    return (
-        f"iteration {iteration + 1}: {steps} skipped, because a loss or gradient was infinite or NaN; {total} so far "
-        "in this job"
-    )
+# ---------------------------------------------------------------- time
+
+
+def time_metrics(run: JobRun, now: float) -> dict[str, float]:
+    """Return seconds by phase, rates per second, and how samples changed hands meanwhile."""
+    ledger, times = run.state.ledger, run.times
+    seconds = max(1e-9, now - times.start)
+    metrics = {
+        "samples_per_second": len(ledger.samples) / seconds,
+        "tokens_per_second": ledger.tokens / seconds,
+        "seconds/iteration": seconds,
+        "control_share": sum(times.control_seconds.values()) / seconds,
+        "samples/returned": float(ledger.returned),
+        "samples/migrated": float(ledger.migrated),
+        "samples/retried": float(ledger.retried),
+    }
+    metrics |= {name: times.seconds.get(phase, 0.0) for phase, name in PHASE_METRICS.items()}
+    metrics["seconds/generation_and_inference"] = metrics["seconds/generation"] + metrics["seconds/inference"]
+    if times.turn_seconds:
+        metrics["seconds/turns"] = max(times.turn_seconds.values())
+    if (skipped := run.training_metrics.get("train/nonfinite_steps_total")) is not None:
+        metrics["nonfinite_steps"] = skipped
+    return metrics
+
+
+def idle_share(run: JobRun, worker: str) -> float:
+    """Return the share, 0..1, of generation and inference so far in which a worker neither decoded nor scored."""
+    elapsed = sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES)
+    busy = sum(run.state.fusion.busy.get(worker, {}).values())
+    return min(1.0, max(0.0, 1 - busy / elapsed)) if elapsed else 0.0
+
+
+# ---------------------------------------------------------------- samples
 
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Mean reward and its deviation over the samples that have one; mean length; divergence from the reference."""
+    """Return mean and deviation of the reward over the samples that have one, response lengths in tokens, and the
+    divergence from the reference."""
     field = graph.reward_fields[0]
-    rewards = np.array([_one(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
+    rewards = np.array([_scalar(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
     lengths = np.array([len(sample.response) for sample in ledger.samples], dtype=np.float64)
-    result = {
+    metrics = {
         "response_tokens_mean": float(lengths.mean()),
         "response_tokens_max": float(lengths.max()),
         "tokens": float(lengths.sum()),
@@ -108,13 +93,13 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
         "samples/truncated": float(sum(sample.finish_reason == "length" for sample in ledger.samples)),
     }
     if rewards.size:
-        result |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
-    return result | divergence(ledger, graph)
+        metrics |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+    return metrics | divergence(ledger, graph)
 
 
 def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """`kl`: log p - log q summed over a response, mean over responses, in nats: what klTarget is compared with;
-    `kl_per_token`: mean over their tokens. Over what is trained on: an abstained sample has none; empty without any."""
+    """Return `kl`, log p - log q summed over a response, mean over responses, in nats, which klTarget is compared with;
+    and `kl_per_token`, its mean over tokens. An abstained sample is not trained on and has none; empty without any."""
     pairs = [
         (sample.response.log_probabilities, sample.fields[field])
         for field in graph.compared_fields[:1]
@@ -128,5 +113,77 @@ def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     return {"kl": total / len(pairs), "kl_per_token": total / len(policy)}
 
 
-def _one(value: bytes) -> float:
+def _scalar(value: bytes) -> float:
     return float(np.frombuffer(value, dtype="<f4")[0])
+
+
+# ---------------------------------------------------------------- training
+
+
+def training_metrics(run: JobRun) -> dict[str, float]:
+    """Return what the ranks measured of their training, and the schedule they trained by, as its place in METHODS."""
+    schedule = run.state.schedule
+    metrics = training_group.merged_metrics(run.state)
+    metrics["schedule"] = float(METHODS.index(schedule.method))
+    if schedule.predicted:
+        metrics["predicted_step_seconds"] = schedule.predicted
+    return metrics
+
+
+def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
+    """Return what to say of an iteration whose training left out steps; empty when it left out none."""
+    count = round(training.get("train/nonfinite_steps", 0.0))
+    if not count:
+        return ""
+    steps = "1 optimizer step was" if count == 1 else f"{count} optimizer steps were"
+    total = round(training.get("train/nonfinite_steps_total", count))
+    return (
+        f"iteration {iteration + 1}: {steps} skipped, because a loss or gradient was infinite or NaN; {total} so far "
+        "in this job"
+    )
+
+
+# ---------------------------------------------------------------- fusion
+
+
+def fusion_metrics(run: JobRun) -> dict[str, float]:
+    """Return what inter-stage fusion did, what was learned from the iteration, and how idle the groups were."""
+    state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
+    metrics = dict(fusion.learned or {})
+    for group in (Group.GENERATION, Group.INFERENCE):
+        shares = [idle_share(run, worker.name) for worker in state.fleet.of(group)]
+        if shares:
+            metrics[f"idle/{group}"] = statistics.fmean(shares)
+    if not release.possible(run.context, state):
+        return metrics
+    fused = release.fuses(run.context, state)
+    elapsed = max(1e-9, sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES))
+    control = sum(run.times.control_seconds.get(phase, 0.0) for phase in FUSED_PHASES)
+    return metrics | {
+        "fusion/threshold": float(fusion.choice.threshold if fused else 0),
+        "fusion/pool": float(fusion.choice.pool if fused else state.fleet.sizes[Group.GENERATION]),
+        "fusion/decode_busy": sum(busy.get("decode", 0.0) for busy in fusion.busy.values()),
+        "fusion/score_busy": sum(busy.get("score", 0.0) for busy in fusion.busy.values()),
+        "fusion/moved_kv": float(moved.kv),
+        "fusion/moved_tokens": float(moved.tokens),
+        "fusion/stayed": float(moved.stayed),
+        "fusion/moved_bytes": float(moved.bytes),
+        "fusion/migration_seconds": moved.seconds,
+        "fusion/paused_seconds": moved.paused,
+        "fusion/overhead_share": (control + moved.longest_pause) / elapsed,
+    }
+
+
+def incremental_metrics(run: JobRun) -> dict[str, float]:
+    """Return what incremental scoring did; empty where the job cannot score incrementally."""
+    counts = run.state.incremental
+    if not incremental.possible(run.context):
+        return {}
+    gain = counts.predicted
+    predicted = {} if gain is None else {"incremental/predicted_gain_seconds": gain}
+    return predicted | {
+        "incremental/on": float(incremental.on(run.context, run.state)),
+        "incremental/early_share": counts.early_tokens / max(1, counts.tokens),
+        "incremental/dropped": float(counts.dropped),
+        "incremental/cache_bytes": float(counts.most_bytes),
+    }

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.job.iteration_metrics import IterationMetrics
+from rlhf_coordinator.job.background_tasks import BackgroundTasks
+from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.recorder import Recorder
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.scheduling.schedule import candidates, question
@@ -59,7 +60,7 @@ class JobRun:
     prompts: PromptSet
     recorder: Recorder
     sessions: Sessions
-    iteration_metrics: IterationMetrics
+    times: IterationTimes
     coordinator_epoch: int
     started_ns: int
     rewards: list[float]
@@ -72,12 +73,7 @@ class JobRun:
     """When the first message arrived that was not decided on yet; 0: none."""
     outcome: JobOutcome | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    search: "asyncio.Task[None] | None" = None
-    """For training schedules; here so that it is not collected while it runs."""
-    choosing: "asyncio.Task[None] | None" = None
-    """For the tail of the iteration; likewise."""
-    replaying: "asyncio.Task[None] | None" = None
-    """The iteration before, with and without incremental scoring; likewise."""
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     def wake(self) -> None:
         """Something changed: decide again."""
@@ -124,7 +120,7 @@ def begin_run(
         prompts=prompts,
         recorder=recorder,
         sessions=Sessions(),
-        iteration_metrics=IterationMetrics(begun, phase_begun=now),
+        times=IterationTimes(begun, phase_start=now),
         coordinator_epoch=restored.coordinator_epoch,
         started_ns=restored.started_ns,
         rewards=restored.rewards,

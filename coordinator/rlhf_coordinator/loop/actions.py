@@ -13,9 +13,9 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample_moves
+from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, sample_moves
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.iteration_metrics import skipped_steps
+from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.scheduling import decisions as d
@@ -214,13 +214,10 @@ class Actions:
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
-        metrics = training_group.merged_metrics(run.state)
-        metrics["schedule"] = schedule_choice.schedule_number(run)
-        if run.state.schedule.predicted:
-            metrics["predicted_step_seconds"] = run.state.schedule.predicted
-        if told := skipped_steps(metrics, run.state.iteration):
-            log.warning(told)
-            run.event("steps-skipped", told)
+        metrics = training_metrics(run)
+        if warning := skipped_steps(metrics, run.state.iteration):
+            log.warning(warning)
+            run.event("steps-skipped", warning)
         result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
@@ -231,9 +228,8 @@ class Actions:
 
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
-        graph, ledger = run.context.graph, run.state.ledger
-        metrics = run.iteration_metrics.metrics(graph, ledger, run.training_metrics, time.monotonic())
-        metrics |= fusion_planning.fusion_metrics(run) | incremental_scoring.incremental_metrics(run)
+        learning.learn(run)
+        metrics = iteration_metrics(run, time.monotonic())
         moved = run.state.fusion.moved
         run.totals.moved_kv += moved.kv
         run.totals.moved_tokens += moved.tokens
@@ -254,7 +250,7 @@ class Actions:
         if run.context.last(iteration):
             self._finish(d.Finish("Complete"))
             return
-        run.iteration_metrics.begin(time.monotonic())
+        run.times.begin_iteration(time.monotonic())
         self.begin_iteration(iteration + 1)
 
     def _finish(self, decision: d.Finish) -> None:

@@ -130,7 +130,7 @@ class EventHandlers:
             self._task(observation.scoring.task)
         learning.observe(self._run, worker, observation)
         incremental_scoring.observe(self._run, observation)
-        self._run.iteration_metrics.observe(worker, observation)
+        self._run.times.observe(worker, observation)
 
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key

@@ -80,13 +80,13 @@ class Loop:
 
     def _enter_phase(self, arrived: float) -> None:
         run, now = self._run, time.monotonic()
-        phase, before = iteration.phase(run.context, run.state), run.iteration_metrics.phase
+        phase, before = iteration.phase(run.context, run.state), run.times.phase
         if phase == before:
             return
-        seconds = run.iteration_metrics.enter(phase, now)
+        seconds = run.times.enter(phase, now)
         run.totals.phase_seconds[before] = run.totals.phase_seconds.get(before, 0.0) + seconds
         if arrived:
-            run.iteration_metrics.control[before] = run.iteration_metrics.control.get(before, 0.0) + now - arrived
+            run.times.add_control(before, now - arrived)
         end = time.time_ns()
         run.record_span(before, end - int(seconds * 1e9), end, run.state.iteration)
         log.info("%s (iteration %d)", phase, run.state.iteration)

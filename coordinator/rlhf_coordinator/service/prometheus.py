@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from rlhf_api.endpoint import Application, Endpoint
 from rlhf_api.names import METRICS_PREFIX, PHASES, ExitCode
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.fusion.fusion_planning import idle_share
+from rlhf_coordinator.job.iteration_metrics import idle_share
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.service.status import worker_status
@@ -32,7 +32,7 @@ class JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every series."""
         run, state = self._run, self._run.state
-        phase = run.outcome.phase if run.outcome else run.iteration_metrics.phase
+        phase = run.outcome.phase if run.outcome else run.times.phase
         trained, now = run.context.graph.trained, time.monotonic()
         workers = [worker_status(worker, state.ledger, trained, now) for worker in list(state.fleet)]
         yield self._gauge("iteration", "Iteration in progress, from 0.", {(): state.iteration})

@@ -50,11 +50,10 @@ async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint:
         actions.carry_out(Finish("Complete"))
         return JobOutcome("Complete")
     server = await start_server(CoordinatorService(run, event_handlers), addresses.listen, addresses.certificates)
-    beating = None
     if endpoint is not None:
         endpoint.metrics = prometheus_application(run)
-        beating = asyncio.create_task(endpoint.keep_beating())
-    watching = asyncio.create_task(_watch(run.journal))
+        run.background.start("heartbeat of the endpoint", endpoint.keep_beating())
+    run.background.start("journal lock", _watch(run.journal))
     try:
         learning.restore_learned(run, restored.inter_stage)
         if restored.begun_ns is None:
@@ -70,9 +69,7 @@ async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint:
         await server.stop(STOP_SECONDS)
     finally:
         await server.stop(None)
-        watching.cancel()
-        if beating is not None:
-            beating.cancel()
+        await run.background.cancel_all()
         run.journal.close()
     assert run.outcome is not None
     return run.outcome

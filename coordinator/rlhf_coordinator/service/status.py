@@ -18,7 +18,7 @@ def job_status(run: JobRun) -> pb.JobStatus:
     state, now = run.state, time.monotonic()
     status = pb.JobStatus(
         job=run.context.job.name,
-        phase=run.outcome.phase if run.outcome else run.iteration_metrics.phase,
+        phase=run.outcome.phase if run.outcome else run.times.phase,
         iteration=state.iteration,
         iterations=run.context.spec.iterations,
         ledger=state.ledger.counts(),
@@ -67,7 +67,7 @@ def seconds_left(run: JobRun, now: float) -> float:
     if run.outcome is not None or not pace:
         return 0.0
     remaining = run.context.spec.iterations - run.state.iteration
-    return max(0.0, remaining * pace - min(pace, now - run.iteration_metrics.begun))
+    return max(0.0, remaining * pace - min(pace, now - run.times.start))
 
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:

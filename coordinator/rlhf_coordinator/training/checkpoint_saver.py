@@ -36,7 +36,6 @@ class CheckpointSaver:
         self._version = 0
         self._waiting: set[str] = set()
         self._results: list[pb.CheckpointResult] = []
-        self._task: asyncio.Task[None] | None = None
         self._begun = 0
 
     def begin(self, version: int) -> None:
@@ -65,7 +64,7 @@ class CheckpointSaver:
         self._results.append(result)
         if not self._waiting:
             self._run.state.checkpoint.stage = "finalizing"
-            self._task = asyncio.get_running_loop().create_task(self._finish())
+            self._run.background.start("checkpoint", self._finish())
 
     def lost(self, rank: str) -> None:
         """A rank is gone: when its part was missing, so is the checkpoint."""

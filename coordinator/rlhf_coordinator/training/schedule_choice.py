@@ -63,7 +63,7 @@ def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
         return
     if state.stage == "stages":
         state.stage = "searching"
-        run.search = asyncio.get_running_loop().create_task(_search(run))
+        run.background.start("schedule search", _search(run))
     else:
         _decide(run, _mini_batch_seconds(run))
 
@@ -75,11 +75,6 @@ def use_serial_schedule(run: JobRun, why: str) -> None:
     log.warning("no fused training schedule is used: %s", why)
     run.event("schedule-not-fused", why)
     _store_choice(run, SERIAL, {}, why)
-
-
-def schedule_number(run: JobRun) -> float:
-    """The schedule in force as a number, for metrics."""
-    return float(METHODS.index(run.state.schedule.method))
 
 
 # ---------------------------------------------------------------- searching

@@ -19,7 +19,8 @@ from tests.support.simulated_worker import Pace, SimulatedWorker
 from rlhf_api import control_pb2 as pb
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
-from rlhf_coordinator.fusion import fusion_planning, incremental_scoring
+from rlhf_coordinator.fusion import fusion_planning
+from rlhf_coordinator.job.iteration_metrics import incremental_metrics
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -219,7 +220,7 @@ class Iteration:
             assert sample.response.data == tokens
             for task in self.plan.tasks:
                 assert sample.fields[task.produces[0]].data == score(task.name, tokens)
-        figures = incremental_scoring.incremental_metrics(self.run)
+        figures = incremental_metrics(self.run)
         assert 0 <= figures["incremental/early_share"] <= 1
 
 

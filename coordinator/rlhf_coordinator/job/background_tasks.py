@@ -1,0 +1,43 @@
+"""What runs concurrently with the loop: simulations in threads, searches in child processes, files that are completed.
+
+Owns the tasks of one job, by name, from their start until they end or are cancelled with the job.
+Rule: a task changes the state only on the event loop's thread, and checks first that its answer is still wanted. A task
+that fails is logged by its name and changes nothing; whoever starts it catches what it can expect.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """The tasks of one job."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the tasks that run, sorted."""
+        return sorted(task.get_name() for task in self._tasks)
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task. An earlier one of the same name goes on."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def cancel_all(self) -> None:
+        """Cancel every task and wait until all have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background task %s failed: %s", task.get_name(), error, exc_info=error)
