@@ -76,7 +76,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
     """Check every job of a file as the API server and the operator would; every problem at once."""
-    from rlhf_cli.validate import Target
+    from rlhf_cli.load_job import Target
     from rlhf_cli.validate import validate as validate_manifest
 
     if target not in list(Target):

@@ -1,46 +1,23 @@
-"""`--set path=value`: changes to a manifest before it is checked.
+"""`--set path=value`: changes to the data of a manifest before it is checked. Pure.
 
-Rule: the changed manifest goes through the same checks as a written one, so nothing can be set that could not be
-written. Values are true, false, null, numbers, `[...]`, `{...}`, or else text.
+Rule: values are true, false, null, numbers, `[...]`, `{...}`, or else text. Whether a field exists and takes the value
+is checked afterwards, with the rest of the manifest (`load_job`).
 """
 
 import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from rlhf_api import manifest
-from rlhf_api.job import RLHFJob
-from rlhf_api.problems import ManifestError, Problem
 from rlhf_cli.local.errors import RunError
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
-def load(path: Path, overrides: Sequence[str]) -> RLHFJob:
-    """The checked job of a manifest with its overrides. Raises ManifestError, RunError."""
-    if not overrides:
-        return manifest.load(path)
-    try:
-        data = manifest.job_document(path.read_text(encoding="utf-8")).data
-    except (OSError, UnicodeDecodeError, ManifestError):
-        return manifest.load(path)  # says what is wrong with the file itself
-    for override in overrides:
-        data = apply(data, override)
-    try:
-        return manifest.parse(json.dumps(data), str(path))
-    except ManifestError as error:
-        # Lines of the changed text would mislead.
-        problems = [Problem(each.field, each.value, each.message) for each in error.problems]
-        raise ManifestError(problems, f"{path} with --set {' --set '.join(overrides)}") from error
-
-
 def apply(data: Any, override: str) -> Any:
-    """`data` with one `path=value` set, or removed for null. Raises RunError for what cannot be a path."""
+    """Return `data` with one `path=value` set, or the field removed for null. Raises RunError for what is no path."""
     path, separator, text = override.partition("=")
     parts = path.strip().split(".")
     if not separator or parts[0] not in ("spec", "metadata") or len(parts) < 2 or not all(map(_PART.fullmatch, parts)):
@@ -64,7 +41,7 @@ def apply(data: Any, override: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """The value a person means by `text`."""
+    """Return the value that a person means by `text`. Raises RunError for broken YAML in brackets or quotes."""
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}
     if stripped in words:

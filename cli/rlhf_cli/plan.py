@@ -15,15 +15,14 @@ from rich.table import Table
 from rlhf_api import manifest as manifests
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
-from rlhf_cli import overrides
 from rlhf_cli.console import output, size
 from rlhf_cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
+from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
-from rlhf_cli.local.resolve import resolve
-from rlhf_cli.local.run_folder import RUNS, RunPaths
+from rlhf_cli.local.run_folder import RUNS
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart
@@ -31,14 +30,12 @@ from rlhf_planner.inter_stage.threshold_chart import threshold_chart
 NO_ESTIMATE: Final = Estimate({})
 
 
-def show_plan(path: Path, changes: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
+def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
     """The whole command. Raises ManifestError, RunError, TemplateError."""
     _check_picture(picture)
-    job = overrides.load(path, changes)
-    base = path.absolute().parent
-    run_dir = (RUNS / f"{job.name}-<time>").absolute()
-    resolved = resolve(job, base, run_dir)
-    local = plan_processes(resolved, RunPaths(run_dir, base), this_machine())
+    loaded = load_resolved(path, overrides, lambda job: RUNS / f"{job.name}-<time>")
+    resolved = loaded.resolved
+    local = plan_processes(loaded, this_machine())
     sizes = read_sizes(resolved.spec)
     memory = estimates(resolved.spec, sizes)
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)

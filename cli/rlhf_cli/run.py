@@ -20,8 +20,8 @@ from rich.live import Live
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_cli import overrides as manifests
 from rlhf_cli.console import errors, output
+from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.local_job import LocalJob, prepare_job
@@ -56,10 +56,14 @@ class RunOptions:
 
 def run_job(options: RunOptions) -> int:
     """The whole command; returns its exit code. Raises ManifestError, RunError, TemplateError before it starts any."""
-    job = manifests.load(options.manifest, options.overrides)
-    run_dir = choose_run_dir(job, options.run_dir, datetime.now().astimezone(), resume=options.resume)
-    folder = RunFolder(run_dir, options.manifest.absolute().parent, resume=options.resume)
-    local = prepare_job(job, folder, this_machine(), options.port, resume=options.resume)
+    now = datetime.now().astimezone()
+    loaded = load_resolved(
+        options.manifest,
+        options.overrides,
+        lambda job: choose_run_dir(job, options.run_dir, now, resume=options.resume),
+    )
+    folder = RunFolder(loaded.run_paths, resume=options.resume)
+    local = prepare_job(loaded, folder, this_machine(), options.port, resume=options.resume)
     return asyncio.run(_LocalRun(options, folder, local).run())
 
 

@@ -1,13 +1,13 @@
-"""`rlhf validate job.yaml`: every problem of every RLHFJob in a file at once, one paragraph each; starts nothing.
+"""`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; starts nothing.
 
-Rule: it says what the API server and the operator would say, from the same models, rules and checks; it never fixes
+Rule: it says what the API server and the operator would say, from the same models, rules and checks. It never fixes
 anything and never looks at models, prompts or devices. What pods are made of (templates, where checkpoints lie) is
-judged for a cluster, and left out for `rlhf run`, which makes none. A warning is no problem: the exit code is that of a
+checked for a cluster, and left out for `rlhf run`, which makes none. A warning is no error: the exit code is that of a
 valid manifest. With `--json` the last line is one object for programs.
 """
 
 import json
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,94 +15,62 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.manifest import Examined, ManifestError, Problem, examine, placed, readable, resolve
+from rlhf_api.manifest import read_text
 from rlhf_api.names import ExitCode, Group
-from rlhf_api.problems import Severity
+from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_cli.console import output
-from rlhf_operator.manifests.checks import problems_of_pods
-
-_PODS_ROOT = Path("/")
-"""In a pod there is no manifest that a path could be relative to."""
-
-
-class Target(StrEnum):
-    """Where the jobs are to run."""
-
-    CLUSTER = "cluster"
-    LOCAL = "local"
+from rlhf_cli.load_job import LoadedJob, Target, load_documents
 
 
 def validate(
     path: Path, *, target: Target = Target.CLUSTER, as_json: bool = False, console: Console | None = None
 ) -> int:
-    """Check a file and print the findings; ExitCode.OK, or ExitCode.USAGE when there are problems."""
+    """Check a file and print its problems. Return ExitCode.OK, or ExitCode.USAGE when there are errors."""
     console = console or output()
     try:
-        found = judged(readable(path), target)
+        documents = load_documents(read_text(path), target)
     except ManifestError as error:
         if as_json:
-            problems = [each.as_dict() for each in error.problems]
+            problems = [problem.as_dict() for problem in error.problems]
             _print_json(console, {"path": str(path), "valid": False, "documents": [], "problems": problems})
         else:
             print_problems(error, console)
         return ExitCode.USAGE
     if as_json:
-        _print_json(console, _report(path, found))
+        _print_json(console, _report(path, documents))
     else:
-        for each in found:
-            _print(console, path, each, several=len(found) > 1)
-    return ExitCode.USAGE if any(_errors(each) for each in found) else ExitCode.OK
-
-
-def judged(text: str, target: Target = Target.CLUSTER) -> list[Examined]:
-    """Every document of a text with everything that is wrong with it. Raises ManifestError for what is no YAML, and
-    where there is no RLHFJob at all.
-    """
-    found = examine(text)
-    if all(each.other for each in found):
-        listed = ", ".join(each.named for each in found)
-        raise ManifestError([Problem("", None, f"the file holds no RLHFJob: it has {listed}")])
-    return [each if each.job is None else _with_pods(each, each.job, target) for each in found]
+        for index, loaded in enumerate(documents, 1):
+            several = f"{path}, document {index} ({loaded.name})"
+            _print_document(console, several if len(documents) > 1 else str(path), loaded)
+            if len(documents) > 1 and not loaded.of_another_kind:
+                console.print()
+    return ExitCode.USAGE if any(loaded.errors for loaded in documents) else ExitCode.OK
 
 
 def print_problems(error: ManifestError, console: Console) -> None:
-    """A heading, then a paragraph a problem: field and line, the value given, what would be right."""
+    """Print a heading, then one paragraph per problem: field and line, the value given, what would be right."""
     _print_heading(console, error.source, error.problems)
     _print_paragraphs(console, error.problems)
 
 
-def _with_pods(examined: Examined, job: RLHFJob, target: Target) -> Examined:
-    if target is Target.LOCAL:
-        return examined
-    found = [placed(each, examined.document) for each in problems_of_pods(resolve(job, _PODS_ROOT))]
-    return Examined(examined.index, examined.document, job, [*found, *examined.problems])
-
-
-def _errors(examined: Examined) -> list[Problem]:
-    return [each for each in examined.problems if each.severity is not Severity.WARNING]
-
-
-def _print(console: Console, path: Path, examined: Examined, *, several: bool) -> None:
-    source = f"{path}, document {examined.index} ({examined.named})" if several else str(path)
-    if examined.other:
+def _print_document(console: Console, source: str, loaded: LoadedJob) -> None:
+    if loaded.of_another_kind:
         console.print(Text.assemble(("not checked", "dim"), f"  {source}"))
         return
-    if _errors(examined):
-        _print_heading(console, source, _errors(examined))
+    if loaded.errors:
+        _print_heading(console, source, loaded.errors)
     else:
-        assert examined.job is not None
-        console.print(Text.assemble(("valid", "bold green"), f"  {source}: {_summary(examined.job)}"))
-    _print_paragraphs(console, examined.problems)
-    if several:
-        console.print()
+        assert loaded.job is not None
+        console.print(Text.assemble(("valid", "bold green"), f"  {source}: {_summary(loaded.job)}"))
+    _print_paragraphs(console, loaded.problems)
 
 
-def _print_heading(console: Console, source: str, problems: list[Problem]) -> None:
+def _print_heading(console: Console, source: str, problems: Sequence[Problem]) -> None:
     count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
     console.print(Text.assemble(("invalid", "bold red"), f"  {source}: {count}"))
 
 
-def _print_paragraphs(console: Console, problems: list[Problem]) -> None:
+def _print_paragraphs(console: Console, problems: Sequence[Problem]) -> None:
     for problem in problems:
         line = f"  line {problem.line}" if problem.line is not None else ""
         warning = "warning  " if problem.severity is Severity.WARNING else ""
@@ -113,16 +81,24 @@ def _print_paragraphs(console: Console, problems: list[Problem]) -> None:
         console.print(Padding(Text(problem.message), (0, 0, 0, 2), expand=False))
 
 
-def _report(path: Path, found: list[Examined]) -> dict[str, object]:
-    """`problems` are those of all documents, each with its document's index."""
+def _report(path: Path, documents: Sequence[LoadedJob]) -> dict[str, object]:
+    """Return the object of --json; its problems are those of all documents, with the index of the document."""
+    indexed = list(enumerate(documents, 1))
     return {
         "path": str(path),
-        "valid": not any(_errors(each) for each in found),
+        "valid": not any(loaded.errors for loaded in documents),
         "documents": [
-            {"index": each.index, "object": each.named, "checked": not each.other, "valid": not _errors(each)}
-            for each in found
+            {
+                "index": index,
+                "object": loaded.name,
+                "checked": not loaded.of_another_kind,
+                "valid": not loaded.errors,
+            }
+            for index, loaded in indexed
         ],
-        "problems": [{"document": each.index} | problem.as_dict() for each in found for problem in each.problems],
+        "problems": [
+            {"document": index} | problem.as_dict() for index, loaded in indexed for problem in loaded.problems
+        ],
     }
 
 
@@ -138,7 +114,7 @@ def _summary(job: RLHFJob) -> str:
     )
     if spec.rank_group is not Group.TRAINING:
         workers += f" ranks in {spec.rank_group} workers"
-    told = f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"
+    text = f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"
     if spec.operator_class:
-        told += f"; only an operator with --operator-class={spec.operator_class} reconciles it"
-    return told
+        text += f"; only an operator with --operator-class={spec.operator_class} reconciles it"
+    return text

@@ -7,7 +7,6 @@ on other fields or on the manifest's folder explicit. Only `load` and `resolve` 
 
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,14 +20,13 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.models import Models, ModelSource
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
-from rlhf_api.rules.advice import advice
 from rlhf_api.rules.rule import UnknownValueError, Values
 from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
 from rlhf_api.structure import job_schema, with_defaults, without_nulls
 
 __all__ = [
-    "Examined", "ManifestError", "Problem", "changes", "check", "dump", "examine", "load", "parse", "placed",
-    "readable", "resolve", "stored",
+    "ManifestError", "Problem", "broken_rules", "checked_job", "dump", "forbidden_changes", "is_foreign",
+    "job_document", "load", "object_name", "parse", "parse_stored", "read_text", "resolve",
 ]  # fmt: skip
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -37,10 +35,10 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def load(path: Path) -> RLHFJob:
     """The checked job of a manifest file. Raises ManifestError; its `source` is the path."""
-    return parse(readable(path), str(path))
+    return parse(read_text(path), str(path))
 
 
-def readable(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The text of a manifest file. Raises ManifestError."""
     try:
         return path.read_text(encoding="utf-8")
@@ -55,7 +53,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
     with every problem, in the order of the file.
     """
     try:
-        return checked(job_document(text), source)
+        return checked_job(job_document(text), source)
     except ManifestError as error:
         raise ManifestError(error.problems, source) from error
 
@@ -63,7 +61,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 def job_document(text: str) -> Document:
     """The one RLHFJob among the documents of a text, not checked. Raises ManifestError."""
     documents = read_all(text)
-    jobs = documents if len(documents) == 1 else [each for each in documents if not is_other(each)]
+    jobs = documents if len(documents) == 1 else [each for each in documents if not is_foreign(each)]
     if len(jobs) != 1:
         line = jobs[1].first_line if jobs else None
         found = f"the file holds {len(jobs) or 'no'} RLHFJobs: give one with a single RLHFJob"
@@ -71,53 +69,17 @@ def job_document(text: str) -> Document:
     return jobs[0]
 
 
-@dataclass(frozen=True)
-class Examined:
-    """One document of a file, as `examine` finds it."""
-
-    index: int
-    """From 1, empty documents left out."""
-    document: Document
-    job: RLHFJob | None
-    problems: list[Problem]
-    """What is wrong, and warnings."""
-
-    @property
-    def named(self) -> str:
-        """Kind and name, as far as it has them."""
-        return " ".join(_named(self.document)) or "no object"
-
-    @property
-    def other(self) -> bool:
-        """An object of another kind, of which nothing is known here."""
-        return self.job is None and not self.problems
+def object_name(document: Document) -> str:
+    """Return kind and name of a document's object, such as `RLHFJob tiny`, as far as it has them."""
+    data = document.data if isinstance(document.data, dict) else {}
+    metadata = data.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    parts = (data.get("kind"), names.get("name") or names.get("generateName"))
+    return " ".join(str(part) for part in parts if part)
 
 
-def examine(text: str) -> list[Examined]:
-    """Every document of a manifest's text with what the models and rules say of it. Raises ManifestError for what is no
-    YAML.
-    """
-    documents = read_all(text)
-    found = []
-    for index, document in enumerate(documents, 1):
-        job, problems = None, list[Problem]()
-        if len(documents) == 1 or not is_other(document):
-            try:
-                job = checked(document, "")
-                problems = [placed(each, document) for each in advice(job)]
-            except ManifestError as error:
-                problems = error.problems
-        found.append(Examined(index, document, job, problems))
-    return found
-
-
-def placed(problem: Problem, document: Document) -> Problem:
-    """A problem that was found in a job, with its line in the document."""
-    return replace(problem, line=document.line_of(problem.field))
-
-
-def is_other(document: Document) -> bool:
-    """A whole object that is no RLHFJob and is not meant to be one."""
+def is_foreign(document: Document) -> bool:
+    """Return whether a document is a whole object that is no RLHFJob and is not meant to be one."""
     data = document.data
     if not isinstance(data, dict):
         return False
@@ -127,16 +89,16 @@ def is_other(document: Document) -> bool:
     return kind.lower() != KIND.lower() and version.partition("/")[0] != GROUP
 
 
-def stored(data: dict[str, Any]) -> RLHFJob:
+def parse_stored(data: dict[str, Any]) -> RLHFJob:
     """The checked job of an object as the API server stores it: `parse` of what is read already, at a tenth of its
     cost. The API server kept the words for modes of an earlier version (`mode_words`). Raises ManifestError.
     """
     if isinstance(spec := data.get("spec"), dict):
         data = {**data, "spec": mode_words.present(spec)}
-    return checked(Document(data), "")
+    return checked_job(Document(data), "")
 
 
-def checked(document: Document, source: str) -> RLHFJob:
+def checked_job(document: Document, source: str) -> RLHFJob:
     """The job of a document that was read. Raises ManifestError."""
     if document.problems:
         raise ManifestError(document.problems, source)
@@ -153,12 +115,12 @@ def checked(document: Document, source: str) -> RLHFJob:
     return job
 
 
-def check(job: RLHFJob) -> list[Problem]:
+def broken_rules(job: RLHFJob) -> list[Problem]:
     """What the rules say about a job that was not read from a manifest, or not by this version."""
     return _crossing(Document(_plain(job)), [])
 
 
-def changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
+def forbidden_changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
     """Fields of a live job that may not change and did; what the API server's transition rules say, for `--resume`."""
     before, after = Values(_plain(old)), Values(_plain(new))
     found = []
@@ -258,13 +220,6 @@ def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:
         for field, message in said
         if message is not None
     ]
-
-
-def _named(document: Document) -> list[str]:
-    data = document.data if isinstance(document.data, dict) else {}
-    metadata = data.get("metadata")
-    names = metadata if isinstance(metadata, dict) else {}
-    return [str(each) for each in (data.get("kind"), names.get("name") or names.get("generateName")) if each]
 
 
 def _value(values: Values, path: str) -> Any:

@@ -15,11 +15,11 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, Group
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import read_job
+from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local.devices import LocalMachine, allot_devices
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
-from rlhf_cli.local.resolve import resolve
-from rlhf_cli.local.run_folder import RunFolder, RunPaths
+from rlhf_cli.local.run_folder import RunFolder
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
 from rlhf_operator.manifests.paths import JOB_KEY
@@ -41,36 +41,38 @@ class LocalJob:
     """Content of the file from which the coordinator reads the job."""
 
 
-def plan_processes(job: RLHFJob, paths: RunPaths, machine: LocalMachine, port: int | None = None) -> LocalJob:
-    """Return the processes of a resolved job without starting or writing anything.
+def plan_processes(loaded: LoadedJob, machine: LocalMachine, port: int | None = None) -> LocalJob:
+    """Return the processes of a job loaded for this machine without starting or writing anything.
 
     `port` is the port that the user asked for the coordinator, None for a free one. Raises RunError, TemplateError.
     """
+    job = loaded.resolved
     objects = render(job, {})
     allotment = allot_devices(device_demands(objects), machine)
     free = free_ports(Random())  # noqa: S311 only to keep two runs apart
     ports = JobPorts(free, None if port is None else claim(port))
-    processes = local_processes(objects, paths, allotment.shares, ports, os.environ)
+    processes = local_processes(objects, loaded.run_paths, allotment.shares, ports, os.environ)
     address = f"{LOOPBACK}:{ports.coordinator}"
     return LocalJob(job, processes, allotment.notes, address, job_file_content(objects))
 
 
-def prepare_job(job: RLHFJob, folder: RunFolder, machine: LocalMachine, port: int | None, *, resume: bool) -> LocalJob:
-    """Resolve and place a job, write its job file and certificates into the run folder, and return it.
+def prepare_job(
+    loaded: LoadedJob, folder: RunFolder, machine: LocalMachine, port: int | None, *, resume: bool
+) -> LocalJob:
+    """Place a job, write its job file and certificates into the run folder, and return it.
 
     Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields have changed.
     """
     paths = folder.paths
-    resolved = resolve(job, paths.base, paths.run_dir)
     if resume:
-        check_unchanged(paths.job_file, resolved)
-    local = plan_processes(resolved, paths, machine, port)
+        check_unchanged(paths.job_file, loaded.resolved)
+    local = plan_processes(loaded, machine, port)
     if resume:
         for process in local.processes:
             if process.group is Group.COORDINATOR:
                 process.env[Env.RESUME] = "1"
     now = datetime.now(UTC)
-    new_authority(resolved.name, now).issue([LOOPBACK, "localhost"], now).write(paths.certificates)
+    new_authority(local.job.name, now).issue([LOOPBACK, "localhost"], now).write(paths.certificates)
     folder.write(JOB_KEY, local.job_file)
     return local
 
@@ -80,5 +82,5 @@ def check_unchanged(job_file: Path, job: RLHFJob) -> None:
     if not job_file.is_file():
         return
     before = read_job(json.loads(job_file.read_bytes()))
-    if problems := manifest.changes(before, job):
+    if problems := manifest.forbidden_changes(before, job):
         raise ManifestError(problems, f"cannot resume the run in {job_file.parent}")

@@ -69,9 +69,9 @@ def holds_run(folder: Path) -> bool:
 class RunFolder:
     """A folder that is ours until this process ends."""
 
-    def __init__(self, folder: Path, base: Path, *, resume: bool) -> None:
+    def __init__(self, paths: RunPaths, *, resume: bool) -> None:
         """Creates and locks it. Raises RunError when it is in use, or holds (or lacks) a run."""
-        self.paths = RunPaths(folder, base)
+        self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
             raise RunError(f"--resume: there is no run in {folder}")
         try:

@@ -76,7 +76,7 @@ def parse_job(body: Mapping[str, Any]) -> ParsedJob:
 @cached(REMEMBERED)
 def _parse(text: str) -> ParsedJob:
     try:
-        job = manifest.resolve(manifest.stored(json.loads(text)), _PODS_ROOT)
+        job = manifest.resolve(manifest.parse_stored(json.loads(text)), _PODS_ROOT)
     except ManifestError as error:
         return ParsedJob(None, _told(error.problems), _reason(error.problems))
     except ValidationError as error:

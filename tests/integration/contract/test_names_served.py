@@ -11,7 +11,7 @@ from tests.support.manifest_cases import changed
 from cluster import Cluster
 from cluster.processes import wait_until
 from rlhf_api import crd
-from rlhf_api.manifest import stored
+from rlhf_api.manifest import parse_stored
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_a_job_that_is_older_than_the_rule_stays_writable_and_readable(served: S
         finalizer = {"metadata": {"finalizers": ["rlhf.dev/checkpoint"]}}
         served.api.patch_namespaced_custom_object(*KIND, NAME, finalizer)
         last = served.api.patch_namespaced_custom_object(*KIND, NAME, {"metadata": {"finalizers": None}})
-        assert stored(last).name == NAME, "the operator goes on with it"
+        assert parse_stored(last).name == NAME, "the operator goes on with it"
     finally:
         api_cluster.apply(crd.PATH)
         served.remove(NAME)

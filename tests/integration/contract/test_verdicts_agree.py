@@ -15,7 +15,7 @@ from tests.support.manifest_cases import Verdict, verdicts
 from cluster import Cluster
 from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
-from rlhf_cli.validate import judged
+from rlhf_cli.load_job import load_documents
 from rlhf_operator.cluster import connect
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.parsed_job import parse_job
@@ -31,7 +31,7 @@ ACCOUNT = {
 
 
 def of_validate(case: Verdict) -> str:
-    problems = [problem for each in judged(case.text) for problem in each.problems]
+    problems = [problem for each in load_documents(case.text) for problem in each.problems]
     if any(each.severity is not Severity.WARNING for each in problems):
         return "invalid"
     return "warning" if problems else "valid"
@@ -69,7 +69,7 @@ def test_both_sides_give_the_same_verdicts(served: Served, api_cluster: Cluster)
             # New ones, as an earlier row's verdict would be remembered for a job of the same generation.
             theirs, words = of_cluster(served, Trials(cluster, Images()), loop, case)
             if (ours, theirs) != (case.verdict, case.verdict):
-                told = [str(problem) for each in judged(case.text) for problem in each.problems]
+                told = [str(problem) for each in load_documents(case.text) for problem in each.problems]
                 differ.append(f"{case.name}: wanted {case.verdict}, validate {ours} {told}, cluster {theirs} {words}")
         loop.run_until_complete(cluster.close())
     finally:

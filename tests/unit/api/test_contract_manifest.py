@@ -9,7 +9,7 @@ from tests.support.manifest_cases import EXAMPLES, changed
 
 from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
-from rlhf_api.manifest import ManifestError, changes, check, dump, parse, resolve, stored
+from rlhf_api.manifest import ManifestError, broken_rules, dump, forbidden_changes, parse, parse_stored, resolve
 from rlhf_api.structure import job_schema, with_defaults
 
 EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
@@ -19,16 +19,16 @@ EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
 def test_examples_validate_in_forty_lines(path: Path) -> None:
     text = path.read_text()
     (job,) = [parse(each) for each in text.split("---\n") if "kind: RLHFJob" in each]
-    assert check(job) == []
+    assert broken_rules(job) == []
     assert len(text.splitlines()) <= 40
 
 
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
 def test_an_object_as_the_api_server_stores_it_is_the_job_of_its_text(example: str) -> None:
     text = changed(example, {"spec.checkpoints": None}, [])
-    assert stored(json.loads(json.dumps(read(text).data))) == parse(text)
+    assert parse_stored(json.loads(json.dumps(read(text).data))) == parse(text)
     with pytest.raises(ManifestError, match=r"spec\.iterations"):
-        stored(read(changed(example, {"spec.iterations": "many"}, [])).data)
+        parse_stored(read(changed(example, {"spec.iterations": "many"}, [])).data)
 
 
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
@@ -143,7 +143,7 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
     assert job.spec.training.optimizer.critic_learning_rate == 9e-6
     assert job.spec.algorithm.fields.clip_range_high == job.spec.algorithm.fields.clip_range
     assert resolve(job, Path("/elsewhere")) == job
-    assert check(job) == []
+    assert broken_rules(job) == []
 
 
 def test_resolve_leaves_hub_ids_alone(tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ def test_the_algorithm_alone_may_be_changed_and_models_it_does_not_need_are_left
 def test_changes_names_what_may_not_change() -> None:
     old = parse(changed("ppo", {}, []))
     allowed = {"spec.iterations": 200, "spec.suspend": True, "spec.generation.replicas": 2, "spec.checkpoints.every": 5}
-    assert changes(old, parse(changed("ppo", allowed, []))) == []
+    assert forbidden_changes(old, parse(changed("ppo", allowed, []))) == []
     new = parse(changed("ppo", {"spec.seed": 8, "spec.training.optimizer.learningRate": 1e-5}, ["spec.checkpoints"]))
-    assert next(str(problem) for problem in changes(old, new)) == (
+    assert next(str(problem) for problem in forbidden_changes(old, new)) == (
         "spec.seed = 8: cannot be changed in an existing job: set it back, or create a new job (it was 7)"
     )
-    assert [problem.field for problem in changes(old, new)] == [
+    assert [problem.field for problem in forbidden_changes(old, new)] == [
         "spec.seed",
         "spec.training.optimizer",
         "spec.checkpoints.path",
@@ -184,6 +184,6 @@ def test_job_built_in_python_is_checked_by_the_same_rules() -> None:
     job = parse(changed("ppo", {}, []))
     rollout = job.spec.rollout.model_copy(update={"batch_size": 100})
     wrong = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
-    assert [problem.field for problem in check(wrong)] == ["spec.rollout.batchSize"]
+    assert [problem.field for problem in broken_rules(wrong)] == ["spec.rollout.batchSize"]
     with pytest.raises(ManifestError):
         parse(yaml.safe_dump(dump(wrong)))

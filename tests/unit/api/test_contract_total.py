@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.manifest_cases import EXAMPLES
 
 from rlhf_api.manifest import ManifestError, Problem
-from rlhf_cli.validate import judged
+from rlhf_cli.load_job import load_documents
 from rlhf_operator.reconcile.parsed_job import parse_job
 
 BASE: dict[str, Any] = json.loads(json.dumps(yaml.safe_load((EXAMPLES / "ppo.yaml").read_text())))
@@ -34,7 +34,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def told(text: str) -> list[Problem]:
     """What `rlhf validate` says of a text."""
     try:
-        return [problem for each in judged(text) for problem in each.problems]
+        return [problem for each in load_documents(text) for problem in each.problems]
     except ManifestError as error:
         return error.problems
 
@@ -69,5 +69,5 @@ def test_any_value_in_any_place_is_judged_by_both(path: tuple[Any, ...], value: 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abc:-{}[]&*!|>\"'#%@ \n\t0123~<", max_size=60))
-def test_any_text_is_judged(text: str) -> None:
+def test_any_text_is_load_documents(text: str) -> None:
     assert all(str(each) for each in told(text))

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from tests.support.manifest_cases import EXAMPLES, changed
 
-from rlhf_cli.validate import Target, validate
+from rlhf_cli.load_job import Target
+from rlhf_cli.validate import validate
 
 
 def run(path: Path, *, as_json: bool = False) -> tuple[int, str]:

@@ -6,7 +6,7 @@ import pytest
 from tests.support.manifest_cases import Verdict, verdicts
 
 from rlhf_api.problems import Severity
-from rlhf_cli.validate import judged
+from rlhf_cli.load_job import load_documents
 
 TABLE = verdicts()
 FEWEST = 100
@@ -23,7 +23,7 @@ def test_there_are_many_of_each() -> None:
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_the_verdict_and_its_field(case: Verdict) -> None:
-    problems = [problem for each in judged(case.text) for problem in each.problems]
+    problems = [problem for each in load_documents(case.text) for problem in each.problems]
     errors = [each for each in problems if each.severity is not Severity.WARNING]
     found = "invalid" if errors else "warning" if problems else "valid"
     assert found == case.verdict, [str(each) for each in problems]

@@ -68,7 +68,7 @@ def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> 
     assert parse_job(colocated(generation=GPUS | {"replicas": 0}, suspend=True)).planned
     before, after = job(), parse_job(stored_job(generation=GPUS, inference={"replicas": 0})).job
     assert after is not None
-    assert [problem.field for problem in manifest.changes(before, after)] == ["spec.placement"]
+    assert [problem.field for problem in manifest.forbidden_changes(before, after)] == ["spec.placement"]
 
 
 @pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])

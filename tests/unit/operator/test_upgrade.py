@@ -226,7 +226,7 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
         settle(upgraded, 1)
     was = uids(upgraded)
     SimulatedCluster.evict(upgraded, "generation-0")
-    take = manifest.stored
+    take = manifest.parse_stored
 
     def stricter(data: Json) -> Any:
         problems = [Problem("spec.seed", 7, "must be even in this version")]

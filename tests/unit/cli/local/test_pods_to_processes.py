@@ -8,11 +8,11 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
+from rlhf_cli.load_job import resolve_here
 from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import JobPorts
-from rlhf_cli.local.resolve import resolve
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import render
 
@@ -45,7 +45,7 @@ def manifest(**changes: object) -> RLHFJob:
 
 
 def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, LocalProcess]:
-    objects = render(resolve(manifest(**changes), base, base / "run"), {})
+    objects = render(resolve_here(manifest(**changes), RunPaths(base / "run", base)), {})
     shares = {d.name: DeviceShare(frozenset({1}), ("7",) if d.gpus else ()) for d in device_demands(objects)}
     found = local_processes(objects, RunPaths(base / "run", base), shares, JobPorts(iter(range(5000, 6000))), caller)
     return {process.name: process for process in found}
@@ -76,7 +76,9 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
 
 
 def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
-    job = RLHFJob.model_validate_json(job_file_content(render(resolve(manifest(), base, base / "run"), {})))
+    job = RLHFJob.model_validate_json(
+        job_file_content(render(resolve_here(manifest(), RunPaths(base / "run", base)), {}))
+    )
     assert job.spec.models.actor.path == str(base / "policy")
 
 
@@ -103,7 +105,7 @@ def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> 
 
 
 def test_demands_are_what_the_pods_ask_for(base: Path) -> None:
-    found = device_demands(render(resolve(manifest(), base, base / "run"), {}))
+    found = device_demands(render(resolve_here(manifest(), RunPaths(base / "run", base)), {}))
     assert [(d.group, d.threads, d.gpus) for d in found] == [
         (Group.COORDINATOR, 1, 0),
         (Group.GENERATION, 3, 0),
@@ -114,13 +116,13 @@ def test_demands_are_what_the_pods_ask_for(base: Path) -> None:
 
 
 def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
-    once = resolve(manifest(), base, base / "run")
+    once = resolve_here(manifest(), RunPaths(base / "run", base))
     assert once.spec.checkpoints is not None
     assert once.spec.checkpoints.path == str(base / "run" / "checkpoints")
     assert once.spec.prompts.path == str(base / "prompts.jsonl")
     assert once.spec.models.reward.function is not None
     assert once.spec.models.reward.function.file == str(base / "reward.py")
-    assert resolve(once, Path("/elsewhere"), base / "other") == once
+    assert resolve_here(once, RunPaths(base / "other", Path("/elsewhere"))) == once
 
 
 @pytest.mark.parametrize(
@@ -157,11 +159,11 @@ def test_what_does_not_exist_is_refused_before_anything_starts(
     base: Path, changes: dict[str, object], message: str, exit_code: ExitCode
 ) -> None:
     with pytest.raises(RunError) as refused:
-        resolve(manifest(**changes), base, base / "run")
+        resolve_here(manifest(**changes), RunPaths(base / "run", base))
     assert str(refused.value).startswith(message.format(base=base))
     assert refused.value.exit_code == exit_code
 
 
 def test_a_hub_id_is_left_alone(base: Path) -> None:
     job = manifest(models={"actor": {"path": "org/name"}, "reward": {"function": {"module": "m"}}})
-    assert resolve(job, base, base / "run").spec.models.actor.path == "org/name"
+    assert resolve_here(job, RunPaths(base / "run", base)).spec.models.actor.path == "org/name"

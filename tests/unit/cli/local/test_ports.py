@@ -9,8 +9,10 @@ from random import Random
 import pytest
 import yaml
 
+from rlhf_api.document import Document
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
+from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local import ports
 from rlhf_cli.local.devices import LocalMachine
 from rlhf_cli.local.errors import RunError
@@ -43,7 +45,8 @@ def ports_of_a_job(placement: str, port: int | None = None) -> list[int]:
     document["spec"]["placement"] = placement
     document["spec"]["generation"]["replicas"] = 4
     job = RLHFJob.model_validate(document)
-    local = plan_processes(job, RunPaths(Path("/run"), Path("/")), LocalMachine(tuple(range(64))), port)
+    loaded = LoadedJob(Document(document), job, paths=RunPaths(Path("/run"), Path("/")))
+    local = plan_processes(loaded, LocalMachine(tuple(range(64))), port)
     opened = [process.env[name] for process in local.processes for name in VARIABLES if name in process.env]
     return [int(value.rpartition(":")[2]) for value in opened]
 

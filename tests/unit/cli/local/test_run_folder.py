@@ -8,7 +8,7 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local.errors import RunError
-from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
+from rlhf_cli.local.run_folder import RunFolder, RunPaths, choose_run_dir
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 JOB = RLHFJob.model_validate(
@@ -44,23 +44,23 @@ def test_resume_finds_the_latest_run_of_this_job(tmp_path: Path, monkeypatch: py
 
 def test_a_folder_with_a_run_needs_resume_and_the_other_way_round(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run in"):
-        RunFolder(tmp_path / "new", tmp_path, resume=True)
+        RunFolder(RunPaths(tmp_path / "new", tmp_path), resume=True)
     (tmp_path / "old" / "journal").mkdir(parents=True)
     with pytest.raises(RunError, match="holds a run already; give --resume"):
-        RunFolder(tmp_path / "old", tmp_path, resume=False)
-    RunFolder(tmp_path / "old", tmp_path, resume=True).release()
+        RunFolder(RunPaths(tmp_path / "old", tmp_path), resume=False)
+    RunFolder(RunPaths(tmp_path / "old", tmp_path), resume=True).release()
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    first = RunFolder(tmp_path / "run", tmp_path, resume=False)
+    first = RunFolder(RunPaths(tmp_path / "run", tmp_path), resume=False)
     with pytest.raises(RunError, match="another `rlhf run` is using this folder"):
-        RunFolder(tmp_path / "run", tmp_path, resume=False)
+        RunFolder(RunPaths(tmp_path / "run", tmp_path), resume=False)
     first.release()
-    RunFolder(tmp_path / "run", tmp_path, resume=False).release()
+    RunFolder(RunPaths(tmp_path / "run", tmp_path), resume=False).release()
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="--run-dir") as refused:
-        RunFolder(tmp_path / "file" / "run", tmp_path, resume=False)
+        RunFolder(RunPaths(tmp_path / "file" / "run", tmp_path), resume=False)
     assert refused.value.exit_code == 23

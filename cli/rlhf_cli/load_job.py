@@ -1,0 +1,200 @@
+"""From a manifest file to the jobs in it: the one way by which `rlhf run`, `rlhf plan` and `rlhf validate` read it.
+
+Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
+defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
+Rule: files are looked for, never opened, except the manifest; nothing is written and nothing is started.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from rlhf_api import manifest
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.document import Document, read_all
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.policy import Checkpoints
+from rlhf_api.names import ExitCode
+from rlhf_api.problems import ManifestError, Problem, Severity
+from rlhf_api.rules.advice import advice
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.run_folder import RunPaths
+from rlhf_cli.overrides import apply
+from rlhf_operator.manifests.checks import problems_of_pods
+
+CHECKPOINTS: Final = "checkpoints"
+"""Folder in the run folder that takes the checkpoints of a job that names none: Ctrl-C and --resume need one."""
+_POD_ROOT: Final = Path("/")
+"""Folder against which relative paths are resolved in a pod, where there is no manifest."""
+
+
+class Target(StrEnum):
+    """Where jobs are to run."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """One document of a manifest file after the whole pass."""
+
+    document: Document
+    job: RLHFJob | None
+    """The resolved job; None for a job that is wrong, and for an object of another kind."""
+    problems: tuple[Problem, ...] = ()
+    """Errors and warnings, with their lines."""
+    paths: RunPaths | None = None
+    """Where the files of a run on this machine are; None for a job that was loaded for a cluster."""
+
+    @property
+    def resolved(self) -> RLHFJob:
+        """The resolved job. Raises ManifestError where there is none."""
+        if self.job is None:
+            raise ManifestError(self.errors)
+        return self.job
+
+    @property
+    def run_paths(self) -> RunPaths:
+        """Where the files of a run on this machine are. Raises ValueError for a job that was loaded for a cluster."""
+        if self.paths is None:
+            raise ValueError(f"{self.name} was not loaded for a run on this machine")
+        return self.paths
+
+    @property
+    def name(self) -> str:
+        """Kind and name of the object, as far as it has them."""
+        return manifest.object_name(self.document) or "no object"
+
+    @property
+    def of_another_kind(self) -> bool:
+        """Whether this is an object of another kind, which is not checked here."""
+        return self.job is None and not self.problems
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Problems that keep the job from being run."""
+        return [problem for problem in self.problems if problem.severity is not Severity.WARNING]
+
+
+def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RLHFJob], Path]) -> LoadedJob:
+    """Return the single job of a manifest file, changed by `overrides` and resolved for a run on this machine.
+
+    `run_dir_of` returns the run folder of the checked job. Raises ManifestError with everything that is wrong with the
+    manifest, and RunError for an override that is no path or for the first file that is missing.
+    """
+    document, source = _single_document(path, overrides)
+    checked = manifest.checked_job(document, source)
+    problems = tuple(_with_line(problem, document) for problem in advice(checked))
+    paths = RunPaths(run_dir_of(checked).absolute(), path.absolute().parent)
+    return LoadedJob(document, resolve_here(checked, paths), problems, paths)
+
+
+def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
+    """Return a checked job resolved for a run on this machine: absolute paths, and a folder for checkpoints.
+
+    Raises RunError for the first file that is missing.
+    """
+    resolved = manifest.resolve(job, paths.base)
+    if resolved.spec.checkpoints is None:
+        checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
+        resolved = resolved.model_copy(update={"spec": resolved.spec.model_copy(update={"checkpoints": checkpoints})})
+    _check_files(resolved)
+    return resolved
+
+
+def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob]:
+    """Return every document of a manifest's text with everything that is wrong with it.
+
+    For a cluster the pods of the jobs are checked too. Raises ManifestError for a text that is no YAML, or that holds
+    no RLHFJob.
+    """
+    documents = read_all(text)
+    loaded = [
+        LoadedJob(document, None) if len(documents) > 1 and manifest.is_foreign(document) else _load(document, target)
+        for document in documents
+    ]
+    if all(document.of_another_kind for document in loaded):
+        listed = ", ".join(document.name for document in loaded)
+        raise ManifestError([Problem("", None, f"the file holds no RLHFJob: it has {listed}")])
+    return loaded
+
+
+def _load(document: Document, target: Target) -> LoadedJob:
+    try:
+        job = manifest.checked_job(document, "")
+    except ManifestError as error:
+        return LoadedJob(document, None, tuple(error.problems))
+    warnings = advice(job)
+    job = manifest.resolve(job, _POD_ROOT)
+    problems = [*problems_of_pods(job), *warnings] if target is Target.CLUSTER else warnings
+    return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
+
+
+def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:
+    """Return (the document of the one RLHFJob of a file, changed by `overrides`; what to call it in messages)."""
+    source = str(path)
+    try:
+        document = manifest.job_document(manifest.read_text(path))
+    except ManifestError as error:
+        raise ManifestError(error.problems, source) from error
+    if not overrides or document.problems:
+        return document, source
+    data = document.data
+    for override in overrides:
+        data = apply(data, override)
+    # Read again, so that nothing can be set that could not be written. It has no lines: they would mislead.
+    [changed] = read_all(json.dumps(data))
+    return Document(changed.data, problems=_without_lines(changed.problems)), _with_overrides(source, overrides)
+
+
+def _with_overrides(source: str, overrides: Sequence[str]) -> str:
+    return f"{source} with --set {' --set '.join(overrides)}"
+
+
+def _without_lines(problems: Sequence[Problem]) -> list[Problem]:
+    return [replace(problem, line=None) for problem in problems]
+
+
+def _with_line(problem: Problem, document: Document) -> Problem:
+    return replace(problem, line=document.line_of(problem.field))
+
+
+def _check_files(job: RLHFJob) -> None:
+    """Raise RunError for the first file or folder of a resolved job that is not there.
+
+    The exit code is the one with which the job itself would end. A model path that is a hub id is left to the workers.
+    """
+    spec = job.spec
+    for role in ModelRole:
+        if source := spec.models.given(role):
+            _check_model(spec.models.path_field(role), source.path)
+    reward = spec.models.reward
+    if reward.function is not None:
+        field = "spec.models.reward.function"
+        if reward.function.file is not None:
+            _check_file(f"{field}.file", reward.function.file, ExitCode.USAGE)
+        if reward.function.config_map is not None:
+            raise RunError(
+                f"{field}.configMap = {reward.function.config_map!r}: there are no ConfigMaps on one machine; "
+                f"give {field}.file or {field}.module"
+            )
+    _check_file("spec.prompts.path", spec.prompts.path, ExitCode.BAD_DATA)
+
+
+def _check_model(field: str, path: str) -> None:
+    folder = Path(path)
+    if not folder.is_absolute():  # a hub id
+        return
+    if not folder.is_dir():
+        raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"{field} = {path!r}: the folder has no config.json", ExitCode.BAD_MODEL)
+
+
+def _check_file(field: str, path: str, exit_code: ExitCode) -> None:
+    if not Path(path).is_file():
+        raise RunError(f"{field} = {path!r}: no such file; paths are relative to the manifest's folder", exit_code)
