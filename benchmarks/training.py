@@ -25,6 +25,8 @@ import torch
 import transformers
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
@@ -32,7 +34,7 @@ from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.batch import batch_from
 from rlhf_workers.training.role import build_trainer, join
 
-FIELDS = ("log_probabilities", "reference_log_probabilities", "values", "reward")
+FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 PHASES = {"F": "forward", "B": "backward", "wait-F": "waiting", "wait-B": "waiting"}
 VOCABULARY = 512
 

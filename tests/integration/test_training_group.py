@@ -34,6 +34,8 @@ from tests.unit.workers.training.test_training_role import Outbox, finish, train
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import control_pb2_grpc
+from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env
 from rlhf_workers.training.batch import batch_from
@@ -42,7 +44,7 @@ from rlhf_workers.training.role import build
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORLD, ITERATIONS, WAIT = 4, 2, 240
-FIELDS = ("log_probabilities", "reference_log_probabilities", "values", "reward")
+FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 ALGORITHM = {"ppo": {"miniBatchSize": 8, "epochs": 2, "klTarget": 2.0}}
 
 

@@ -14,10 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
+from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.batch import Batch, batch_from
 from rlhf_workers.training.layout import Layout
@@ -148,13 +151,18 @@ def make_samples(
     return samples
 
 
-PPO_FIELDS = ("log_probabilities", "reference_log_probabilities", "values", "reward")
+PPO_FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 
 
 def make_batch(**arguments: Any) -> Batch:
     """`make_samples` as a batch."""
     samples = make_samples(**arguments)
     return batch_from(samples, len(samples), PPO_FIELDS)
+
+
+def prepared(job: RLHFJob, batch: Batch) -> Batch:
+    """The batch as the job's algorithm, in its first state, prepares it for training."""
+    return build_algorithm(job.spec, CPU).prepare(batch)
 
 
 def on_ranks(world: int, work: Callable[[int, ThreadPeers], Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.api_model import ApiModel, PositiveOrOff
 
 Mode = Literal["Disabled", "Auto"]
@@ -124,6 +125,10 @@ class Optimizer(ApiModel):
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
     """Optimizer steps in a row whose gradient may be infinite or NaN: each is skipped and counted, one more fails the
     job. 0 fails it at the first."""
+
+    def peak_learning_rate(self, role: ModelRole) -> float:
+        """Return the peak learning rate of a trained role."""
+        return self.critic_learning_rate if role.kind is ModelKind.VALUE else self.learning_rate
 
 
 class Training(GroupFields):

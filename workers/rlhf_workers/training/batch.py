@@ -8,17 +8,14 @@ sum.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import SampleField, Shape
 from rlhf_api.arrays import unpack
 from rlhf_workers.role import WorkError
-
-PER_TOKEN: Final = ("log_probabilities", "reference_log_probabilities", "values")
-"""Fields with one float32 a response token; `reward` is the one with a single number."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class MicroBatch:
         )
 
 
-def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[str]) -> Batch:
+def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[SampleField]) -> Batch:
     """A batch of `size` samples in sample order; every one that did not abstain has the `needed` fields.
 
     WorkError BatchIncomplete names the sample and the field.
@@ -94,15 +91,18 @@ def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[st
         raise _incomplete(f"expected samples 0 to {size - 1} once each, got {len(ordered)} samples")
     responses = [_ints(sample, sample.response, "response") for sample in ordered]
     longest = max(len(response) for response in responses)
-    fields = {name: torch.zeros(size, longest) for name in needed if name in PER_TOKEN}
+    fields: dict[str, torch.Tensor] = {
+        name: torch.zeros(size, longest) for name in needed if name.shape is Shape.PER_TOKEN
+    }
+    judged = [name for name in needed if name.shape is Shape.PER_SAMPLE][:1]
     rewards, tokens = torch.zeros(size), torch.zeros(size, longest, dtype=torch.int64)
     for row, (sample, response) in enumerate(zip(ordered, responses, strict=True)):
         tokens[row, : len(response)] = response
         for name in fields:
             if not sample.abstained or name in sample.fields:
                 fields[name][row, : len(response)] = _floats(sample, name, len(response))
-        if "reward" in needed and not sample.abstained:
-            rewards[row] = _floats(sample, "reward", 1)[0]
+        for name in judged if not sample.abstained else ():
+            rewards[row] = _floats(sample, name, 1)[0]
     lengths = torch.tensor([len(response) for response in responses])
     valid = torch.tensor([not sample.abstained for sample in ordered])
     return Batch(

@@ -10,7 +10,7 @@ Rule: the folder is private until the coordinator renames it; nothing half-writt
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
@@ -35,10 +35,12 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
         moments = f"optimizer/{model}-stage-{stage:05d}.safetensors"
         files.append(write_tensors(folder, moments, optimizer.state(), ""))
     if trainer.layout.rank == 0:
+        of_algorithm = trainer.algorithm.state()
         state = {
+            **of_algorithm,  # where versions before the registry of algorithms look for klCoefficient
             "version": version,
             "steps": trainer.progress.steps,
-            "klCoefficient": trainer.progress.kl_coefficient,
+            "algorithm": of_algorithm,
             "horizon": asdict(trainer.progress.horizon),
             "nonFiniteSteps": asdict(trainer.progress.non_finite),
         }
@@ -47,8 +49,13 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 
 
 def restore(trainer: Trainer, folder: Path, version: int) -> None:
-    """Optimizer and progress of a checkpoint into a trainer whose stages were built from its weights."""
-    held, trainer.progress = _read_state(folder, trainer.progress.horizon)
+    """Read optimizer, progress and algorithm of a checkpoint into a trainer whose stages hold its weights."""
+    try:
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        held, trainer.progress = state["version"], _progress(state, trainer.progress.horizon)
+        trainer.algorithm.restore(state.get("algorithm", state))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
     if held != version:
         raise _corrupt(folder, f"{STATE_FILE} holds version {held}, not {version}")
     for (model, _), optimizer in trainer.optimizers.items():
@@ -56,15 +63,11 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
 
 
-def _read_state(folder: Path, horizon: Horizon) -> tuple[int, Progress]:
-    """The version, and the rest; of older checkpoints, which lack them, `horizon` and no skipped step."""
-    try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
-        horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
-        return state["version"], Progress(int(state["steps"]), float(state["klCoefficient"]), horizon, non_finite)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
+def _progress(state: dict[str, Any], horizon: Horizon) -> Progress:
+    """Return the progress; of older checkpoints, which lack them, with `horizon` and without a skipped step."""
+    non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
+    horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
+    return Progress(int(state["steps"]), horizon, non_finite)
 
 
 def _corrupt(folder: Path, why: str) -> WorkError:

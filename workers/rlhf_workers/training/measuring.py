@@ -18,8 +18,9 @@ from typing import Any, Final
 import torch
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Shape
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.schedule import Action, Kind, ScheduleTable
-from rlhf_workers.training.advantages import REFERENCE
 from rlhf_workers.training.batch import Batch
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.trainer import Trainer
@@ -54,12 +55,13 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 def made_up_batch(trainer: Trainer) -> Batch:
     """One mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
-    spec, size = trainer.spec, trainer.algorithm.mini_batch_size
+    spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
     tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
     wave = _wave((size, response))
-    fields = ("log_probabilities", REFERENCE, "values", "advantages", "returns")
+    scored = (field for field in trainer.algorithm.context.graph.scored_fields if field.shape is Shape.PER_TOKEN)
+    fields = (SAMPLED_FIELD, *scored, *trainer.algorithm.prepared)
     return Batch(
         prompts=tuple(row[:prompt] for row in tokens),
         responses=tokens[:, prompt:].contiguous(),
@@ -75,7 +77,7 @@ def made_up_batch(trainer: Trainer) -> Batch:
 def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
     """`made_up_batch` as work of this rank's stages, with objectives of its own."""
     return trainer.mini_batch(
-        made_up_batch(trainer), list(range(trainer.algorithm.mini_batch_size)), trainer.objectives()
+        made_up_batch(trainer), list(range(trainer.spec.algorithm.fields.mini_batch_size)), trainer.objectives()
     )
 
 

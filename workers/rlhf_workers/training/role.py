@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
@@ -40,7 +41,7 @@ from rlhf_workers.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-HEADS: Final[Mapping[str, Head]] = {"actor": "lm", "critic": "value"}
+HEADS: Final[Mapping[ModelKind, Head]] = {ModelKind.POLICY: "lm", ModelKind.VALUE: "value"}
 
 
 class BatchSource(Protocol):
@@ -181,7 +182,7 @@ class TrainingRole:
         start, start_ns = time.monotonic(), time.time_ns()
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
-        needed = ("log_probabilities", *graph_of(spec).scored_fields)
+        needed = (SAMPLED_FIELD, *graph_of(spec).scored_fields)
         batch = batch_from(samples, spec.rollout.batch_size, needed)
         metrics: dict[str, float] = yield from self._trainer.train(iteration, batch, order.iterations)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
@@ -268,14 +269,15 @@ def load_stage(
     job: RLHFJob, layout: Layout, model: str, stage: int, checkpoint_folder: str, device: torch.device
 ) -> Stage:
     """One stage from the checkpoint, or from the manifest's folder when there is none."""
-    field = f"spec.models.{model}.path"
-    source = getattr(job.spec.models, model)
-    assert source is not None  # the algorithm's graph trains this role, and validation asks for its model
+    role = ModelRole(model)
+    field = job.spec.models.path_field(role)
+    source = job.spec.models.source(role)
+    assert source is not None  # a role that is trained is a model
     folder = Path(checkpoint_folder) / model if checkpoint_folder else model_folder(source.path, field)
     config = read_config(folder, field, layout.stages(model))
     attention: Any = "eager" if job.spec.deterministic else "sdpa"
     tensors = model_tensors(folder, field)
-    return build_stage(config, tensors, layout.stages(model), stage, HEADS[model], device, attention)
+    return build_stage(config, tensors, layout.stages(model), stage, HEADS[role.kind], device, attention)
 
 
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: Layout) -> Peers:

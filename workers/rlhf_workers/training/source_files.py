@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_workers.models import model_folder
 from rlhf_workers.training.layout import Layout
@@ -29,11 +30,13 @@ def read_source_files(job: RLHFJob, layout: Layout, checkpoint_folder: str) -> S
     """Files of the hub models whose first stage this rank writes; from the checkpoint when it starts from one."""
     files = {}
     for model, stage in layout.held:
-        source = getattr(job.spec.models, model)
+        role = ModelRole(model)
+        source = job.spec.models.source(role)
+        assert source is not None  # a role that is trained is a model
         if stage or not layout.writes(model, stage) or Path(source.path).is_dir():
             continue
         cached = Path(checkpoint_folder) / model if checkpoint_folder else None
-        files[model] = _read(cached or model_folder(source.path, f"spec.models.{model}.path"))
+        files[model] = _read(cached or model_folder(source.path, job.spec.models.path_field(role)))
     return files
 
 

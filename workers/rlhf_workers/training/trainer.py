@@ -16,18 +16,17 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.schedule import ScheduleTable
-from rlhf_workers.losses.kl import adapted_coefficient
+from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
+from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.role import WorkError
-from rlhf_workers.training.advantages import batch_metrics, token_weights, with_advantages
 from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
 from rlhf_workers.training.executor import Measured, execute
 from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.nonfinite import NonFiniteSteps
-from rlhf_workers.training.objectives import MISMATCH_WARNING, ActorObjective, CriticObjective, Objective, Statistics
 from rlhf_workers.training.optimizer import Horizon, StageOptimizer, learning_rate
 from rlhf_workers.training.peers import Peers
 from rlhf_workers.training.stage_copy import StageCopy
@@ -48,11 +47,10 @@ class SpanSink(Protocol):
 
 @dataclass
 class Progress:
-    """State beyond weights and moments; saved in trainer.json."""
+    """State beyond weights, moments and the algorithm's own; saved in trainer.json."""
 
     steps: int
     """Optimizer steps so far; the position in the learning-rate schedule."""
-    kl_coefficient: float
     horizon: Horizon
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
 
@@ -73,11 +71,10 @@ class Trainer:
         """`stages` are those of `layout.held`. WorkError when the mini-batch does not divide."""
         self.spec, self.layout, self.stages, self.peers = spec, layout, stages, peers
         self.device, self.compute, self._span = device, compute, span
-        self.algorithm = spec.algorithm.fields
-        self.progress = Progress(0, self.algorithm.kl_coefficient, Horizon(self._steps_of(spec.iterations)))
+        self.algorithm = build_algorithm(spec, device)
+        self.progress = Progress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
-        peaks = {"critic": fields.critic_learning_rate}
-        self.peaks = {model: peaks.get(model, fields.learning_rate) for model in layout.models}
+        self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
         self._copies = [StageCopy(stage, self.optimizers[key], device) for key, stage in stages.items()]
         for stage in stages.values():
@@ -100,13 +97,13 @@ class Trainer:
         self.step_seconds, self.bubble_seconds = [], 0.0
         self._look_ahead(self._steps_of(iterations or self.spec.iterations))
         with self._measured("train/advantages"):
-            batch = with_advantages(batch, self.algorithm, self.progress.kl_coefficient)
+            batch = self.algorithm.prepare(batch)
             objectives = self.objectives()
         norms: dict[str, list[float]] = {model: [] for model in self.layout.models}
         skipped, steps, non_finite = 0, self.progress.steps, self.progress.non_finite.total
-        for epoch in range(self.algorithm.epochs):
+        for epoch in range(self.spec.algorithm.fields.epochs):
             order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts))
-            for rows in mini_batches(order, self.algorithm.mini_batch_size):
+            for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
                 if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
                     skipped += 1
                     continue
@@ -119,7 +116,7 @@ class Trainer:
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
         metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)
-        self._adapt(metrics)
+        self.algorithm.finish_iteration(metrics)
         return metrics
 
     def sleep(self) -> None:
@@ -205,7 +202,7 @@ class Trainer:
 
     def mini_batch(self, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]) -> dict[int, StageWork]:
         """What this rank computes for the samples `rows`, by pipeline index."""
-        weights = token_weights(batch, rows, self.algorithm, self.layout.models)
+        weights = self.algorithm.token_weights(batch, rows)
         made: dict[tuple[int, ...], MicroBatch] = {}
         lengths = batch.lengths
         work = {}
@@ -261,22 +258,14 @@ class Trainer:
     # ------------------------------------------------------------ metrics
 
     def objectives(self) -> dict[str, Objective]:
-        """Fresh ones, without statistics."""
-        objectives: dict[str, Objective] = {}
-        for model in self.layout.models:
-            if model == "critic":
-                assert isinstance(self.algorithm, PPO)
-                objectives[model] = CriticObjective(self.algorithm, self.device)
-            else:
-                actor = ActorObjective(self.algorithm, self.spec.rollout.temperature, self.device)
-                actor.kl_coefficient = self.progress.kl_coefficient
-                objectives[model] = actor
-        return objectives
+        """Return trained role -> objective without statistics, in table order."""
+        objectives = self.algorithm.objectives()
+        return {model: objectives[model] for model in self.layout.models}
 
     def _metrics(
         self, batch: Batch, objectives: Mapping[str, Objective], norms: Mapping[str, list[float]]
     ) -> dict[str, float]:
-        metrics = batch_metrics(batch)
+        metrics = self.algorithm.batch_metrics(batch)
         for model, objective in objectives.items():
             self.peers.sum(objective.statistics.sums, self._everyone)
             self.peers.maximum(objective.statistics.maxima, self._everyone)
@@ -285,26 +274,15 @@ class Trainer:
             metrics[f"{model}/loss"] = metrics.pop(f"{model}/loss_sum") / steps
             metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
             metrics[f"learning_rate/{model}"] = self._rates[model] if norms[model] else self.rate(model)
-        if metrics.get("actor/mismatch", 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
+        mismatch = f"{self.algorithm.context.graph.policy}/mismatch"
+        if metrics.get(mismatch, 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
             log.warning(
                 "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "
                 "the policy loss is biased by as much",
-                metrics["actor/mismatch"],
-                metrics["actor/mismatch_max"],
+                metrics[mismatch],
+                metrics[f"{mismatch}_max"],
             )
         return metrics
-
-    def _adapt(self, metrics: dict[str, float]) -> None:
-        """Moves the KL coefficient for the next iteration, where it is adaptive."""
-        metrics["actor/kl_coefficient"] = self.progress.kl_coefficient
-        if isinstance(self.algorithm, PPO) and self.algorithm.kl_target and "actor/kl" in metrics:
-            self.progress.kl_coefficient = adapted_coefficient(
-                self.progress.kl_coefficient,
-                metrics["actor/kl"],
-                self.algorithm.kl_target,
-                self.spec.rollout.batch_size,
-                self.algorithm.kl_horizon,
-            )
 
     def _report(self, measured: list[Measured], start_ns: int, end_ns: int) -> None:
         busy = sum(step.end_ns - step.start_ns for step in measured if step.action.peer is None)

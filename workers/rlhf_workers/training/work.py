@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.training.batch import MicroBatch
-from rlhf_workers.training.objectives import Objective
 from rlhf_workers.training.stages import Stage
 
 

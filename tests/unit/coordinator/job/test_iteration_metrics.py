@@ -10,7 +10,7 @@ from tests.support.training_ranks import PPO_FIELDS, make_samples
 from rlhf_api.algorithms import full_graph
 from rlhf_api.arrays import unpack
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
-from rlhf_workers.training.advantages import batch_metrics as trained_metrics
+from rlhf_workers.algorithms.base import batch_metrics as trained_metrics
 from rlhf_workers.training.batch import batch_from
 
 GRAPH = full_graph("ppo")
@@ -44,7 +44,7 @@ class Response:
 def test_kl_is_that_of_the_trainer_both_ways(abstained: tuple[int, ...]) -> None:
     samples = make_samples(abstained=abstained)
     shown = batch_metrics(ledger_of(samples), GRAPH)
-    trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS))
+    trained = trained_metrics(batch_from(samples, len(samples), PPO_FIELDS), GRAPH)
     assert shown["kl"] == pytest.approx(trained["actor/kl"], rel=1e-9)
     assert shown["kl_per_token"] == pytest.approx(trained["actor/kl_per_token"], rel=1e-9)
     assert shown["kl"] != pytest.approx(shown["kl_per_token"], rel=0.5)

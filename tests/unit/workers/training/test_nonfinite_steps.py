@@ -15,6 +15,7 @@ from tests.support.training_ranks import (
     make_batch,
     make_job,
     on_ranks,
+    prepared,
     serial,
     trainer_of,
     weights_of,
@@ -22,7 +23,6 @@ from tests.support.training_ranks import (
 
 from rlhf_workers.role import WorkError
 from rlhf_workers.training import checkpoint
-from rlhf_workers.training.advantages import with_advantages
 from rlhf_workers.training.batch import Batch
 from rlhf_workers.training.minibatches import epoch_order
 from rlhf_workers.training.trainer import Trainer
@@ -71,7 +71,7 @@ def test_a_skipped_step_leaves_what_a_batch_without_it_would(folder: Path) -> No
     table = serial(job, 1, 1, models=("actor",))
     skipped, without = (trainer_of(job, table, 0, 1, Alone()) for _ in range(2))
     metrics = exhaust(skipped.train(0, poisoned(make_batch(), order[0])))
-    ready = with_advantages(make_batch(), job.spec.algorithm.fields, 0.0)
+    ready = prepared(job, make_batch())
     objectives = without.objectives()
     objectives["actor"].first_pass = True
     norms = without._step(0, ready, order[4:], objectives)

@@ -11,12 +11,11 @@ import pytest
 import torch
 import transformers
 from tests.support import models
-from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, serial
+from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_workers.models import load_backbone_with_value_head
-from rlhf_workers.training.advantages import with_advantages
 from rlhf_workers.training.batch import Batch
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
@@ -31,10 +30,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def expected_gradients(job: RLHFJob, batch: Batch) -> dict[str, torch.Tensor]:
     """Gradients by transformers and written-out PPO, sample by sample."""
     spec = job.spec
-    algorithm = spec.algorithm.ppo
-    assert algorithm is not None
     assert spec.models.critic is not None
-    batch = with_advantages(batch, algorithm, algorithm.kl_coefficient)
+    batch = prepared(job, batch)
     actor = transformers.AutoModelForCausalLM.from_pretrained(spec.models.actor.path, attn_implementation="eager")
     critic = load_backbone_with_value_head(
         spec.models.critic.path, field="", dtype=torch.float32, device=CPU, attention="eager"

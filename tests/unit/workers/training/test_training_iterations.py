@@ -20,6 +20,7 @@ from tests.support.training_ranks import (
     make_batch,
     make_job,
     on_ranks,
+    prepared,
     run,
     serial,
     trainer_of,
@@ -32,7 +33,6 @@ from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.grpo import group_advantages
 from rlhf_workers.role import WorkError
 from rlhf_workers.training import checkpoint, tensor_file
-from rlhf_workers.training.advantages import with_advantages
 from rlhf_workers.training.trainer import Trainer
 
 
@@ -200,12 +200,11 @@ def test_a_batch_in_which_everyone_abstained_changes_no_weight(folder: Path) -> 
 def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: Path) -> None:
     """Its advantage, its tokens and its place in the mean are gone; another sample in its place changes nothing."""
     job = make_job(folder, folder)
-    ppo = job.spec.algorithm.fields
     batch, other = make_batch(abstained=(2,)), make_batch(abstained=(2,))
     other.responses[2] = 7
     other.fields["values"][2] = 99.0
     other.fields["reference_log_probabilities"][2] = -99.0
-    ready, changed = (with_advantages(each, ppo, 0.02) for each in (batch, other))
+    ready, changed = (prepared(job, each) for each in (batch, other))
     for name in ("advantages", "returns"):
         assert torch.equal(ready.fields[name], changed.fields[name])
         assert (ready.fields[name][2] == 0).all()
@@ -214,7 +213,7 @@ def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: 
 def test_grpo_trains_the_actor_alone(folder: Path) -> None:
     job = make_job(folder, algorithm={"grpo": {"miniBatchSize": 8, "groupSize": 4}})
     batch = make_batch()
-    ready = with_advantages(batch, job.spec.algorithm.fields, 0.02)
+    ready = prepared(job, batch)
     expected = group_advantages(batch.rewards, batch.groups, batch.valid, scale=True)
     assert torch.equal(ready.fields["advantages"][:, 0], expected)
 

@@ -1,26 +1,31 @@
-"""Losses of the last stages, and the sums that become metrics: one objective a model role.
+"""Losses of the last stages, and the sums that become metrics: one objective per trained model role.
 
 Rule: the loss of a micro-batch is a weighted *sum* whose weights come from the whole mini-batch, so adding
 micro-batches, pipelines and replicas gives the mini-batch's loss and gradient exactly. Sums stay on the device until
 the iteration ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import torch
 
-from rlhf_api.algorithms.grpo import GRPO
-from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
-from rlhf_workers.losses.ppo import limited_log_ratio, policy_loss, value_loss
-from rlhf_workers.training.advantages import REFERENCE
+from rlhf_workers.losses.ppo import limited_log_ratio
 from rlhf_workers.training.batch import MicroBatch
 from rlhf_workers.training.stages import Stage
 
 MISMATCH_WARNING: Final = 0.02
 """Mean |difference| (nats) of generation's and training's log-probabilities above which ratios are biased visibly."""
+
+TokenLosses = tuple[torch.Tensor, torch.Tensor | None]
+"""(Loss of each token, floating [n]; bool [n]: the tokens whose loss was clipped, or None where there is no clip)."""
+PolicyFormula = Callable[[torch.Tensor, torch.Tensor, MicroBatch], TokenLosses]
+"""(log-probabilities [n], entropies [n], the micro-batch with its fields [n]) -> losses."""
+ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
+"""(values [n], the micro-batch with its fields [n]) -> losses."""
 
 
 class Statistics:
@@ -32,47 +37,52 @@ class Statistics:
         self.maxima = torch.zeros(len(maxima), dtype=torch.float64, device=device)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A sum so far, scalar."""
+        """Return a sum so far, scalar."""
         return self.sums[self.names.index(name)]
 
     def copy(self) -> "Statistics":
-        """As it is now, for the case that what is added next does not count after all."""
+        """Return it as it is now, for the case that what is added next does not count after all."""
         copied = Statistics(self.names, self.maximum_names, self.sums.device)
         copied.sums.copy_(self.sums)
         copied.maxima.copy_(self.maxima)
         return copied
 
     def add(self, sums: Mapping[str, torch.Tensor | float], maxima: Mapping[str, torch.Tensor]) -> None:
-        """Adds a micro-batch; names not given count zero."""
+        """Add those of a micro-batch; names that are not given count zero."""
         for place, name in enumerate(self.names):
             self.sums[place] += sums.get(name, 0.0)
         for place, name in enumerate(self.maximum_names):
             if name in maxima:
                 self.maxima[place] = torch.maximum(self.maxima[place], maxima[name].double())
 
+    def numbers(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return (sums by name, maxima by name)."""
+        return (
+            dict(zip(self.names, self.sums.tolist(), strict=True)),
+            dict(zip(self.maximum_names, self.maxima.tolist(), strict=True)),
+        )
+
 
 class Objective(Protocol):
     """Loss of one model role."""
 
     statistics: Statistics
+    """Holds at least the sum `loss`."""
     first_pass: bool
     """Set while the weights are still those that sampled: the only time a mismatch can be told from learning."""
 
     def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        """Weighted loss of a micro-batch from the last stage's normed states [b, L, hidden]."""
+        """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden]."""
 
     def metrics(self) -> dict[str, float]:
-        """Means from `statistics`, once those of all ranks were added up."""
+        """Return means from `statistics`, once those of all ranks were added up, and the sum `<role>/loss_sum`."""
 
 
-class ActorObjective:
-    """Clipped policy gradient, with KL to the reference in the loss and an entropy bonus where asked."""
+class PolicyObjective:
+    """A policy's loss by a formula over log-probabilities and entropies of the sampled tokens."""
 
-    def __init__(self, algorithm: PPO | GRPO, temperature: float, device: torch.device) -> None:
-        self._algorithm, self._temperature = algorithm, temperature
-        self._clip_high = algorithm.clip_range_high or algorithm.clip_range
-        self._kl_in_loss = isinstance(algorithm, GRPO) or algorithm.kl_in == "Loss"
-        self.kl_coefficient = algorithm.kl_coefficient
+    def __init__(self, role: str, formula: PolicyFormula, temperature: float, device: torch.device) -> None:
+        self._role, self._formula, self._temperature = role, formula, temperature
         self.first_pass = False
         sums = ("tokens", "loss", "clipped", "approximate_kl", "entropy", "mismatch", "mismatch_tokens")
         self.statistics = Statistics(sums, ("ratio", "mismatch"), device)
@@ -80,16 +90,9 @@ class ActorObjective:
     def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
         log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
-        old = microbatch.fields["log_probabilities"]
-        fields, advantages = self._algorithm, microbatch.fields["advantages"]
-        policy = policy_loss(log_p, old, advantages, fields.clip_range, self._clip_high, fields.dual_clip)
-        per_token = policy.loss
-        if self._kl_in_loss and self.kl_coefficient and REFERENCE in microbatch.fields:
-            per_token = per_token + self.kl_coefficient * k3(log_p, microbatch.fields[REFERENCE])
-        if self._algorithm.entropy_coefficient:
-            per_token = per_token - self._algorithm.entropy_coefficient * entropy
-        loss = (microbatch.weights["actor"] * per_token).sum()
-        self._observe(loss.detach(), log_p.detach(), old, entropy.detach(), policy.clipped)
+        per_token, clipped = self._formula(log_p, entropy, microbatch)
+        loss = (microbatch.weights[self._role] * per_token).sum()
+        self._observe(loss.detach(), log_p.detach(), microbatch.fields[SAMPLED_FIELD], entropy.detach(), clipped)
         return loss
 
     def _observe(
@@ -98,13 +101,13 @@ class ActorObjective:
         log_p: torch.Tensor,
         old: torch.Tensor,
         entropy: torch.Tensor,
-        clipped: torch.Tensor,
+        clipped: torch.Tensor | None,
     ) -> None:
         count, difference = log_p.numel(), log_p - old
         sums: dict[str, torch.Tensor | float] = {
             "tokens": float(count),
             "loss": loss,
-            "clipped": clipped.sum(),
+            "clipped": 0.0 if clipped is None else clipped.sum(),
             "approximate_kl": k3(old, log_p).double().sum(),
             "entropy": entropy.double().sum(),
         }
@@ -116,39 +119,36 @@ class ActorObjective:
         self.statistics.add(sums, largest)
 
     def metrics(self) -> dict[str, float]:
-        sums = dict(zip(self.statistics.names, self.statistics.sums.tolist(), strict=True))
-        maxima = dict(zip(self.statistics.maximum_names, self.statistics.maxima.tolist(), strict=True))
+        sums, maxima = self.statistics.numbers()
         tokens, first = max(sums["tokens"], 1.0), max(sums["mismatch_tokens"], 1.0)
         return {
-            "actor/clip_fraction": sums["clipped"] / tokens,
-            "actor/approximate_kl": sums["approximate_kl"] / tokens,
-            "actor/entropy": sums["entropy"] / tokens,
-            "actor/ratio_max": maxima["ratio"],
-            "actor/mismatch": sums["mismatch"] / first,
-            "actor/mismatch_max": maxima["mismatch"],
-            "actor/loss_sum": sums["loss"],
+            f"{self._role}/clip_fraction": sums["clipped"] / tokens,
+            f"{self._role}/approximate_kl": sums["approximate_kl"] / tokens,
+            f"{self._role}/entropy": sums["entropy"] / tokens,
+            f"{self._role}/ratio_max": maxima["ratio"],
+            f"{self._role}/mismatch": sums["mismatch"] / first,
+            f"{self._role}/mismatch_max": maxima["mismatch"],
+            f"{self._role}/loss_sum": sums["loss"],
         }
 
 
-class CriticObjective:
-    """Clipped squared error to the returns."""
+class ValueObjective:
+    """A value model's loss by a formula over the values of the states before the sampled tokens."""
 
-    def __init__(self, algorithm: PPO, device: torch.device) -> None:
-        self._algorithm = algorithm
+    def __init__(self, role: str, formula: ValueFormula, device: torch.device) -> None:
+        self._role, self._formula = role, formula
         self.first_pass = False
         self.statistics = Statistics(("tokens", "loss", "clipped", "value"), (), device)
 
     def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         values = stage.values(hidden.flatten(0, 1).index_select(0, microbatch.positions))
-        outcome = value_loss(
-            values, microbatch.fields["values"], microbatch.fields["returns"], self._algorithm.value_clip_range
-        )
-        loss = (microbatch.weights["critic"] * outcome.loss).sum()
+        per_token, clipped = self._formula(values, microbatch)
+        loss = (microbatch.weights[self._role] * per_token).sum()
         self.statistics.add(
             {
                 "tokens": float(values.numel()),
                 "loss": loss.detach(),
-                "clipped": outcome.clipped.sum(),
+                "clipped": 0.0 if clipped is None else clipped.sum(),
                 "value": values.detach().double().sum(),
             },
             {},
@@ -156,10 +156,10 @@ class CriticObjective:
         return loss
 
     def metrics(self) -> dict[str, float]:
-        sums = dict(zip(self.statistics.names, self.statistics.sums.tolist(), strict=True))
+        sums, _ = self.statistics.numbers()
         tokens = max(sums["tokens"], 1.0)
         return {
-            "critic/clip_fraction": sums["clipped"] / tokens,
-            "critic/value_mean": sums["value"] / tokens,
-            "critic/loss_sum": sums["loss"],
+            f"{self._role}/clip_fraction": sums["clipped"] / tokens,
+            f"{self._role}/value_mean": sums["value"] / tokens,
+            f"{self._role}/loss_sum": sums["loss"],
         }

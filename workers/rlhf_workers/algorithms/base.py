@@ -1,0 +1,128 @@
+"""What the trainer asks of an algorithm, with the answers that most algorithms share.
+
+Rule: everything is computed from the whole batch, the same on every rank, so that ranks agree without a word. What an
+algorithm remembers from one iteration to the next is in `state`, which checkpoints keep: a replay from a checkpoint
+gives the same bits. An algorithm must never draw random numbers, read a clock, or speak to other ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from rlhf_api.algorithms import Graph, ModelKind
+from rlhf_api.algorithms.fields import AlgorithmFields
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.algorithms.objectives import Objective, PolicyObjective, TokenLosses, ValueObjective
+from rlhf_workers.losses.grpo import token_mean_weights
+from rlhf_workers.losses.kl import sequence_kl, token_kl
+from rlhf_workers.training.batch import Batch, MicroBatch
+
+
+@dataclass(frozen=True)
+class AlgorithmContext:
+    """What an algorithm may know of its job and of the rank it is on."""
+
+    fields: AlgorithmFields
+    """Its numbers in the manifest."""
+    graph: Graph
+    batch_size: int
+    """Samples per iteration."""
+    temperature: float
+    """Of generation; log-probabilities are those of logits divided by it."""
+    device: torch.device
+    """Where losses are computed. Batches are on the CPU."""
+
+
+class Algorithm:
+    """An algorithm at work on one rank. A subclass gives `prepare` and `policy_loss`, and what else it does otherwise.
+
+    B samples, T response positions, n trained response tokens of a micro-batch laid end to end.
+    """
+
+    prepared: ClassVar[tuple[str, ...]] = ("advantages",)
+    """Fields that `prepare` adds to a batch."""
+
+    def __init__(self, context: AlgorithmContext) -> None:
+        self.context = context
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return the batch of an iteration with the fields of `prepared`, float32 [B, T], zero outside its mask.
+
+        Called once per iteration; it may change the algorithm's state.
+        """
+        raise NotImplementedError
+
+    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
+        """Return the loss of each token [n] of the policy, and which were clipped, bool [n] or None.
+
+        `log_p` [n] and `entropy` [n] are differentiable; `microbatch.fields` has every field of the batch as [n].
+        """
+        raise NotImplementedError
+
+    def value_loss(self, values: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
+        """Return the loss of each token [n] of a value model, and which were clipped; for graphs that train one."""
+        raise NotImplementedError
+
+    def token_weights(self, batch: Batch, rows: list[int]) -> dict[str, torch.Tensor]:
+        """Return model role -> weight [B, T] of each token in the loss of the mini-batch of samples `rows`.
+
+        The weights of a role sum to 1, or to 0 if the mini-batch has no token. Here: the mean over all its tokens.
+        """
+        weights = token_mean_weights(mini_batch_mask(batch, rows))
+        return dict.fromkeys(self.context.graph.trained, weights)
+
+    def objectives(self) -> dict[str, Objective]:
+        """Return model role -> objective without statistics, for every trained role."""
+        return {role: self._objective(role.value, role.kind) for role in self.context.graph.trained}
+
+    def batch_metrics(self, batch: Batch) -> dict[str, float]:
+        """Return what a prepared batch tells before any step."""
+        return batch_metrics(batch, self.context.graph)
+
+    def finish_iteration(self, metrics: dict[str, float]) -> None:
+        """Take in the metrics of a finished iteration; may add some, and change the state for the next one."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it remembers between iterations, as JSON-able data."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned for a checkpoint. KeyError, TypeError or ValueError when it cannot."""
+
+    def _objective(self, role: str, kind: ModelKind) -> Objective:
+        if kind is ModelKind.VALUE:
+            return ValueObjective(role, self.value_loss, self.context.device)
+        return PolicyObjective(role, self.policy_loss, self.context.temperature, self.context.device)
+
+
+def context_of(spec: RLHFJobSpec, graph: Graph, device: torch.device) -> AlgorithmContext:
+    """Return the context of a job's algorithm."""
+    return AlgorithmContext(spec.algorithm.fields, graph, spec.rollout.batch_size, spec.rollout.temperature, device)
+
+
+def mini_batch_mask(batch: Batch, rows: list[int]) -> torch.Tensor:
+    """Return the batch's mask, bool [B, T], with the samples outside `rows` masked out."""
+    mask = torch.zeros_like(batch.mask)
+    mask[rows] = batch.mask[rows]
+    return mask
+
+
+def batch_metrics(batch: Batch, graph: Graph) -> dict[str, float]:
+    """Return rewards, lengths and divergence from the reference of a batch; what it has no field for is left out."""
+    valid = batch.rewards[batch.valid].double()
+    lengths = batch.response_lengths.double()
+    metrics = {
+        "reward/abstained": float((~batch.valid).sum()),
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+    }
+    if len(valid):  # a batch that abstained throughout has no reward, not a zero one
+        metrics |= {"reward/mean": float(valid.mean()), "reward/std": float(valid.std(correction=0))}
+    for field in graph.compared_fields[:1]:
+        if field in batch.fields:
+            ours, reference = batch.fields[SAMPLED_FIELD], batch.fields[field]
+            metrics[f"{graph.policy}/kl"] = sequence_kl(ours, reference, batch.mask)
+            metrics[f"{graph.policy}/kl_per_token"] = token_kl(ours, reference, batch.mask)
+    return metrics

@@ -1,0 +1,30 @@
+"""Every algorithm by the name of its member in `spec.algorithm`, as the module and class that do it.
+
+To add one: a module beside this one, a line here, and the module of the same name in `rlhf_api.algorithms`.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.algorithms.base import Algorithm, context_of
+
+IMPLEMENTATIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "ppo": "rlhf_workers.algorithms.ppo:ProximalPolicyOptimization",
+        "grpo": "rlhf_workers.algorithms.grpo:GroupRelativePolicyOptimization",
+    }
+)
+"""Member of `spec.algorithm` -> `module:class`, a subclass of `Algorithm`."""
+
+
+def build_algorithm(spec: RLHFJobSpec, device: torch.device) -> Algorithm:
+    """Return a job's algorithm, in its first state. WorkError when it cannot be built."""
+    module, _, name = IMPLEMENTATIONS[spec.algorithm.name].partition(":")
+    implementation: type[Algorithm] = getattr(import_module(module), name)
+    return implementation(context_of(spec, graph_of(spec), device))
