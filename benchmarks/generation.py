@@ -23,9 +23,10 @@ import numpy as np
 import torch
 import transformers
 
+from rlhf_api.samples import SampleKey, SampleRequest
 from rlhf_workers.device import device_name
-from rlhf_workers.generation.protocol import Request, SampleKey, SamplingParameters
-from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 VOCABULARY = 64
 
@@ -68,11 +69,11 @@ def build_model(arguments: argparse.Namespace, attention: str, device: torch.dev
     return model.to(device).eval()
 
 
-def build_requests(arguments: argparse.Namespace) -> list[Request]:
+def build_requests(arguments: argparse.Namespace) -> list[SampleRequest]:
     random = np.random.default_rng(0)
     shortest = arguments.response if arguments.lengths == "equal" else arguments.response // 4
     return [
-        Request(
+        SampleRequest(
             SampleKey(0, index, 0),
             random.integers(1, VOCABULARY, random.integers(arguments.prompt // 2, arguments.prompt + 1)).astype(
                 np.int32
@@ -84,14 +85,14 @@ def build_requests(arguments: argparse.Namespace) -> list[Request]:
     ]
 
 
-def run_engine(engine: TorchEngine, requests: list[Request]) -> None:
+def run_engine(engine: TorchEngine, requests: list[SampleRequest]) -> None:
     """Decodes them all."""
     engine.submit(requests)
     while engine.held:
         engine.step()
 
 
-def run_transformers(model: Any, requests: list[Request], batch_size: int) -> None:
+def run_transformers(model: Any, requests: list[SampleRequest], batch_size: int) -> None:
     """The same with transformers.generate, batch after batch."""
     for first in range(0, len(requests), batch_size):
         prompts = [request.prompt for request in requests[first : first + batch_size]]

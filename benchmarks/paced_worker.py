@@ -64,11 +64,11 @@ class Pacer:
 
 def pace_workers(pace: Pace) -> Pacer:
     """From now on engines and scorers of this process go at this pace."""
-    from rlhf_workers.generation.torch_engine import TorchEngine
-    from rlhf_workers.inference.model_scorer import PAD, PrefixScorer
-    from rlhf_workers.inference.samples import Sample
+    from rlhf_api.samples import ScoringSample
+    from rlhf_workers.generation.torch_engine.engine import TorchEngine
+    from rlhf_workers.inference.model_scorer import PAD, TokenScorer
 
-    pacer, step, score = Pacer(), TorchEngine.step, PrefixScorer.score
+    pacer, step, score = Pacer(), TorchEngine.step, TokenScorer.score
 
     def paced_step(engine: TorchEngine) -> Any:
         started = time.perf_counter()
@@ -78,7 +78,7 @@ def pace_workers(pace: Pace) -> Pacer:
             pacer.wait(started, report.prefill_ns / 1e9 + seconds)
         return report
 
-    def paced_score(scorer: PrefixScorer, samples: Sequence[Sample]) -> Any:
+    def paced_score(scorer: TokenScorer, samples: Sequence[ScoringSample]) -> Any:
         started = time.perf_counter()
         answer = score(scorer, samples)
         longest = max(sample.length for sample in samples)
@@ -86,7 +86,7 @@ def pace_workers(pace: Pace) -> Pacer:
         return answer
 
     _replace(TorchEngine, "step", paced_step)
-    _replace(PrefixScorer, "score", paced_score)
+    _replace(TokenScorer, "score", paced_score)
     return pacer
 
 

@@ -22,7 +22,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weight_source import WeightSource
+from rlhf_workers.weight_source import WeightSourceService
 from rlhf_workers.weights import fetch
 
 MATRIX = (4096, 4096)
@@ -47,7 +47,7 @@ class Matrices:
 async def serve(stage: int, count: int, certificates: Path | None) -> None:
     """A source process: prints its port, then serves until it is killed."""
     matrices = Matrices(stage, count)
-    server = await start_server("127.0.0.1:0", certificates, WeightSource(lambda: matrices))
+    server = await start_server("127.0.0.1:0", certificates, WeightSourceService(lambda: matrices))
     print(server.port, flush=True)
     await asyncio.Event().wait()
 

@@ -39,7 +39,7 @@ RUN uv pip install --no-deps . \
     && cd "$VIRTUAL_ENV"/lib/python3*/site-packages \
     && rm -r rlhf_cli rlhf_coordinator rlhf_operator rlhf_planner "$VIRTUAL_ENV/bin/rlhf" "$VIRTUAL_ENV/bin/kubectl-rlhf" \
     && if "$VIRTUAL_ENV/bin/python" -c "import torch" 2>/dev/null; then \
-        PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_workers.roles, rlhf_workers.__main__; \
+        PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_workers.role_builders, rlhf_workers.__main__; \
             from transformers import AutoModelForCausalLM, AutoTokenizer"; \
     fi
 # What the quickstart trains is made by a worker image in the cluster.

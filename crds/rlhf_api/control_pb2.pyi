@@ -907,20 +907,20 @@ class ScoringCosts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
-    WAKE_SECONDS_FIELD_NUMBER: _builtins.int
-    wake_seconds: _builtins.float
-    """from parked to ready"""
+    ONLOAD_SECONDS_FIELD_NUMBER: _builtins.int
+    onload_seconds: _builtins.float
+    """from host memory to ready"""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskCost]: ...
     def __init__(
         self,
         *,
         tasks: _abc.Iterable[Global___TaskCost] | None = ...,
-        wake_seconds: _builtins.float = ...,
+        onload_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks", "wake_seconds", b"wake_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["onload_seconds", b"onload_seconds", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1369,7 +1369,7 @@ class Command(_message.Message):
     EXIT_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
     MIGRATE_FIELD_NUMBER: _builtins.int
-    PARK_FIELD_NUMBER: _builtins.int
+    OFFLOAD_FIELD_NUMBER: _builtins.int
     SCORE_PREFIX_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
@@ -1397,7 +1397,7 @@ class Command(_message.Message):
     @_builtins.property
     def migrate(self) -> Global___Migrate: ...
     @_builtins.property
-    def park(self) -> Global___Park: ...
+    def offload(self) -> Global___Offload: ...
     @_builtins.property
     def score_prefix(self) -> Global___ScorePrefix: ...
     def __init__(
@@ -1416,14 +1416,14 @@ class Command(_message.Message):
         exit: Global___Exit | None = ...,
         measure: Global___Measure | None = ...,
         migrate: Global___Migrate | None = ...,
-        park: Global___Park | None = ...,
+        offload: Global___Offload | None = ...,
         score_prefix: Global___ScorePrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "park", b"park", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "park", "score_prefix"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "offload", "score_prefix"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1459,8 +1459,8 @@ class BecomeInference(_message.Message):
 
     TASKS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
-    PARKED_FIELD_NUMBER: _builtins.int
-    parked: _builtins.bool
+    OFFLOADED_FIELD_NUMBER: _builtins.int
+    offloaded: _builtins.bool
     """models stay in host memory until the first Score"""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -1473,18 +1473,18 @@ class BecomeInference(_message.Message):
         *,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
         weights: _abc.Iterable[Global___LoadWeights] | None = ...,
-        parked: _builtins.bool = ...,
+        offloaded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked", b"parked", "tasks", b"tasks", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "tasks", b"tasks", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BecomeInference: _TypeAlias = BecomeInference  # noqa: Y015
 
 @_typing.final
-class Park(_message.Message):
+class Offload(_message.Message):
     """Move the device memory of a role (weights, KV cache) to host memory; its next work brings it back. A role that holds
     samples stays as it is. On a worker without an accelerator nothing moves.
     """
@@ -1504,7 +1504,7 @@ class Park(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Park: _TypeAlias = Park  # noqa: Y015
+Global___Offload: _TypeAlias = Offload  # noqa: Y015
 
 @_typing.final
 class BecomeTraining(_message.Message):

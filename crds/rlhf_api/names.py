@@ -35,6 +35,8 @@ METRICS_PORT: Final = 7790
 """Prometheus port of coordinator and workers."""
 
 METRICS_PREFIX: Final = "rlhf_"
+DEVICE_TURN_SPANS: Final = ("offload/", "onload/", "park/", "wake/")
+"""How names of spans begin in which a role gives up its device or takes it; the last two are of earlier versions."""
 
 
 class Group(StrEnum):

@@ -45,6 +45,6 @@ def test_ranks_in_generation_workers_change_no_bit_though_one_is_killed_decoding
     logs = {path.stem for path in (tmp_path / "colocated" / "logs").glob("*.log")}
     assert logs - {"fork-server"} == {"coordinator", "generation-0", "generation-1"}
     timeline = (tmp_path / "colocated" / "timeline.json").read_text()
-    for span in ("park/generation", "park/inference", "park/training", "wake/training", "wake/generation"):
+    for span in ("offload/generation", "offload/inference", "offload/training", "onload/training", "onload/generation"):
         assert f'"name":"{span}"' in timeline
     assert all(line["seconds/turns"] > 0 for line in read_metrics(tmp_path / "colocated" / "metrics.jsonl"))

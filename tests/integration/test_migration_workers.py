@@ -250,7 +250,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
     (stage.folder / "reward.py").write_text("def score(prompt, response, record):\n    raise SystemExit('called')\n")
     worker = stage.one
     tasks = ["reference", "reward"]
-    done = await worker.ask(become_inference=pb.BecomeInference(tasks=tasks, parked=True))
+    done = await worker.ask(become_inference=pb.BecomeInference(tasks=tasks, offloaded=True))
     assert not done.HasField("failure"), done.failure
     generation = (await worker.ask(measure=pb.Measure(measurement_id=5, role="generation"))).measure
     assert {cost.batch for cost in generation.generation.decode} >= {1, SLOTS}
@@ -282,7 +282,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
         at for at, message in enumerate(worker.session.received) if message.finished.key.sample == 200
     )
     for role in ("generation", "inference"):
-        assert not (await worker.ask(park=pb.Park(role=role))).HasField("failure")
+        assert not (await worker.ask(offload=pb.Offload(role=role))).HasField("failure")
     await worker.generate(sample(201))
     assert not (await worker.ask(score=pb.Score(samples=[score]))).HasField("failure")
     worker.session.end()

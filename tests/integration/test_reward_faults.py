@@ -14,9 +14,9 @@ import pytest
 from tests.support.reward_samples import sample
 
 from rlhf_api.job.models import RewardFunction
-from rlhf_workers.inference import reward_function
-from rlhf_workers.inference.reward_function import FunctionReward
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
+from rlhf_workers.inference.rewards import function as reward_function
+from rlhf_workers.inference.rewards.function import FunctionReward
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ async def test_a_function_that_cannot_start_fails_before_the_first_sample(
 
 PARENT = """
 import asyncio, os, sys
-from rlhf_workers.inference.reward_child import RewardChild
+from rlhf_workers.inference.rewards.function_process import RewardChild
 
 async def main():
     child = await RewardChild.start(["--file", sys.argv[1], "--name", "sync"], 1, 20.0)

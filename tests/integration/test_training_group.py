@@ -39,7 +39,7 @@ from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env
 from rlhf_workers.training.batch import batch_from
-from rlhf_workers.training.role import build
+from rlhf_workers.training.training_role import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

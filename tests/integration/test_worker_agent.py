@@ -27,9 +27,9 @@ from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
 from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
-from rlhf_workers.inference.samples import sample_of
 from rlhf_workers.peer_server import PeerServer, start_server
-from rlhf_workers.weight_source import WeightSource
+from rlhf_workers.sample_codec import scoring_sample_of
+from rlhf_workers.weight_source import WeightSourceService
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ class CriticStage:
         yield from self.parameters.items()
 
 
-class WaitingSource(WeightSource):
+class WaitingSource(WeightSourceService):
     """Describes at once; streams when the stage is opened."""
 
     def __init__(self, stage: CriticStage) -> None:
@@ -237,8 +237,8 @@ def check_scores(
     policy = models.load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
     for message in samples:
         number = message.key.sample
-        reference = LogProbabilityScorer(policy, 1.0, cpu, blocks=True).score([sample_of(message)])[0]
-        values = ValueScorer(value, cpu, blocks=True).score([sample_of(message)])[0]
+        reference = LogProbabilityScorer(policy, 1.0, cpu, blocks=True).score([scoring_sample_of(message)])[0]
+        values = ValueScorer(value, cpu, blocks=True).score([scoring_sample_of(message)])[0]
         assert unpack(scores[number, "reference"].result).tobytes() == reference.tobytes()
         assert unpack(scores[number, "values"].result).tobytes() == values.tobytes()
         assert all(scores[number, task].key == message.key for task in TASKS)

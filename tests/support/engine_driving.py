@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 from tests.support.models import SPECIAL, VOCABULARY
 
-from rlhf_workers.generation.protocol import Request, Response, SampleKey
-from rlhf_workers.generation.torch_engine import TorchEngine
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 
-def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[Request]:
+def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[SampleRequest]:
     """Samples with random prompts of 1 to `longest` tokens and random keys."""
     random = np.random.default_rng(seed)
     return [
-        Request(
+        SampleRequest(
             SampleKey(0, index, 0),
             random.integers(len(SPECIAL), VOCABULARY, random.integers(1, longest + 1)).astype(np.int32),
             int(random.integers(2**63)),
@@ -24,10 +24,10 @@ def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40
     ]
 
 
-def finish(engine: TorchEngine, samples: Sequence[Request] = ()) -> dict[int, Response]:
+def finish(engine: TorchEngine, samples: Sequence[SampleRequest] = ()) -> dict[int, ResponsePart]:
     """Submits `samples` and steps until the engine holds nothing; responses by sample number, each exactly once."""
     engine.submit(samples)
-    done: dict[int, Response] = {}
+    done: dict[int, ResponsePart] = {}
     while engine.held:
         for response in engine.step().finished:
             assert response.key.sample not in done
@@ -35,7 +35,7 @@ def finish(engine: TorchEngine, samples: Sequence[Request] = ()) -> dict[int, Re
     return done
 
 
-def resumed(request: Request, given: Response) -> Request:
+def resumed(request: SampleRequest, given: ResponsePart) -> SampleRequest:
     """The request that goes on from withdrawn tokens, under the next attempt."""
     return replace(
         request,
@@ -46,7 +46,7 @@ def resumed(request: Request, given: Response) -> Request:
     )
 
 
-def same_bits(one: Response, other: Response) -> bool:
+def same_bits(one: ResponsePart, other: ResponsePart) -> bool:
     """Equal tokens, log-probabilities to the last bit, and reason."""
     return (
         one.tokens.tobytes() == other.tokens.tobytes()

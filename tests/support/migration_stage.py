@@ -18,11 +18,12 @@ from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSess
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import Env
+from rlhf_api.samples import ResponsePart
 from rlhf_operator.certificates import new_authority
-from rlhf_workers.generation.messages import request_of
-from rlhf_workers.generation.protocol import Response, SamplingParameters
-from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
+from rlhf_workers.sample_codec import request_of
 
 RESPONSE = 480
 """Tokens of a response: about a second of decoding."""
@@ -133,7 +134,7 @@ class Stage:
     certificates: Path
     one: Worker
     other: Worker
-    undisturbed: Callable[[pb.GenerateSample], Response]
+    undisturbed: Callable[[pb.GenerateSample], ResponsePart]
     start: Callable[[int], Any]
 
     def check(self, told: pb.FinishedSample, tokens: int = RESPONSE) -> None:
@@ -174,7 +175,7 @@ async def set_up(folder: Path) -> AsyncIterator[Stage]:
         yield Stage(folder, certificates, one, other, oracle(folder / "policy"), start)
 
 
-def oracle(policy: Path) -> Callable[[pb.GenerateSample], Response]:
+def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
     torch.set_num_threads(1)
     path, cpu = str(policy), torch.device("cpu")
     model = load_causal_lm(path, field="", dtype=torch.float32, device=cpu, attention="eager")
@@ -185,9 +186,9 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], Response]:
         EngineLimits(TILE, 32, RESPONSE),
         deterministic=True,
     )
-    known: dict[tuple[int, int], Response] = {}
+    known: dict[tuple[int, int], ResponsePart] = {}
 
-    def undisturbed(one: pb.GenerateSample) -> Response:
+    def undisturbed(one: pb.GenerateSample) -> ResponsePart:
         first, tokens = one.key.sample, one.max_response_tokens
         if (first, tokens) not in known:  # those after it cost nothing: a pass has as many rows
             engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])

@@ -1,9 +1,9 @@
 """Samples as a reward function is given them."""
 
 import numpy as np
+from rlhf_workers.inference.samples import Sample
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.inference.samples import Sample
 
 
 def sample(response: str, prompt: str = "p") -> Sample:

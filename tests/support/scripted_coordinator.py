@@ -93,7 +93,7 @@ class ScriptedCoordinator(CoordinatorServicer):
     async def session(self) -> ScriptedSession:
         return await asyncio.wait_for(self._sessions.get(), PATIENCE)
 
-    async def Session(  # noqa: N802
+    async def CoordinatorSession(  # noqa: N802
         self, messages: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue()

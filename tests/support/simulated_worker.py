@@ -57,7 +57,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.lengths: list[int] = []
         """Method of the table of every Train."""
         self.schedule = ""
-        self.parks: list[str] = []
+        self.offloads: list[str] = []
         self.clashes: list[str] = []
         """Commands of one side that came while the other was at work; a worker that is also a rank takes turns."""
         self.measures = 0
@@ -239,7 +239,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     def _watch_turns(self, kind: str) -> None:
         training, samples = kind in ("train", "become_training"), bool(self._decoding or self._scores or self._to_score)
-        if samples if training else self._running and kind not in ("save_checkpoint", "park", "withdraw"):
+        if samples if training else self._running and kind not in ("save_checkpoint", "offload", "withdraw"):
             self.clashes.append(kind)
 
     def _on_load_weights(self, order: pb.LoadWeights, done: pb.CommandDone) -> None:
@@ -253,8 +253,8 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.versions |= {"critic": 0} if "values" in order.tasks else {}
         self._become("inference", list(order.weights))
 
-    def _on_park(self, order: pb.Park, done: pb.CommandDone) -> None:
-        self.parks.append(order.role)
+    def _on_offload(self, order: pb.Offload, done: pb.CommandDone) -> None:
+        self.offloads.append(order.role)
 
     def _start(self, command_id: int, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
         self._running = command_id or self._running

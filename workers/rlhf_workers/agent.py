@@ -25,14 +25,14 @@ from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
 from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
-from rlhf_workers.kv_sink import KvSink, most_arriving_bytes
+from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
 from rlhf_workers.logs import flush_logs
 from rlhf_workers.metrics import metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
-from rlhf_workers.session import IncompatibleError, Session, SessionBrokenError
-from rlhf_workers.settings import Settings, join_address, split_address
-from rlhf_workers.weight_source import WeightSource
+from rlhf_workers.session import CoordinatorSession, IncompatibleError, SessionBrokenError
+from rlhf_workers.settings import WorkerSettings, join_address, split_address
+from rlhf_workers.weight_source import WeightSourceService
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ ALARM_SECONDS: Final = 1.0
 class Agent:
     """One worker process."""
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, endpoint: Endpoint | None) -> None:
+    def __init__(self, settings: WorkerSettings, loop: asyncio.AbstractEventLoop, endpoint: Endpoint | None) -> None:
         self._settings = settings
         self._endpoint = endpoint
         self._loop = loop
@@ -68,7 +68,7 @@ class Agent:
         self._outbox = SessionOutbox(settings.worker, self._wake_up)
         self._device = open_device(settings.device)
         self._compute = Compute(self._device, self._outbox, settings.certificates, self._fatal.set_result)
-        self._kv_sink = KvSink(self._compute.receive, most_arriving_bytes())
+        self._kv_sink = KvSinkService(self._compute.receive, most_arriving_bytes())
         self._incarnation = uuid.uuid4().hex
         self._rendezvous = ""
         self._advertise = ""
@@ -82,7 +82,7 @@ class Agent:
         server = await start_server(
             self._settings.listen,
             self._settings.certificates,
-            WeightSource(lambda: self._compute.weight_provider),
+            WeightSourceService(lambda: self._compute.weight_provider),
             self._kv_sink,
         )
         if self._endpoint is not None:
@@ -173,7 +173,7 @@ class Agent:
 
         async with aio_channel(self._settings.coordinator, self._settings.certificates) as channel:
             try:
-                session = Session(channel, self._outbox, self._wake, self._heartbeat)
+                session = CoordinatorSession(channel, self._outbox, self._wake, self._heartbeat)
                 await session.run(self._register(), on_welcome, self._command)
             except IncompatibleError:
                 raise
@@ -273,7 +273,7 @@ def _nothing_held() -> "Future[list[pb.SampleProgress]]":
     return future
 
 
-def run_agent(settings: Settings, endpoint: Endpoint | None = None) -> ExitCode:
+def run_agent(settings: WorkerSettings, endpoint: Endpoint | None = None) -> ExitCode:
     """Runs the worker until it is done; see `Agent.run`."""
 
     async def main() -> ExitCode:

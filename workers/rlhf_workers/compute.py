@@ -21,11 +21,18 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_workers.failures import failure_of
+from rlhf_workers.device_arbiter import DeviceArbiter
+from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.outbox import SessionOutbox
-from rlhf_workers.role import KvReceiver, Outbox, Role, WeightProvider, WorkError
-from rlhf_workers.roles import BUILDERS, build_role
-from rlhf_workers.turns import Turns
+from rlhf_workers.role_builders import BUILDERS, build_role
+from rlhf_workers.worker_role import (
+    KvReceiver,
+    Outbox,
+    ReceivesSamples,
+    ReportsBetweenSteps,
+    WeightProvider,
+    WorkerRole,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +40,11 @@ POLL_SECONDS: Final = 0.005
 """Between two steps that found nothing while samples are held: results of reward calls arrive from other threads."""
 
 T = TypeVar("T")
-Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], Role]
+Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class WorkerSnapshot:
     """What the worker is, as of the last finished piece of work."""
 
     roles: tuple[str, ...] = ()
@@ -85,7 +92,7 @@ class Compute:
         build: Build = build_role,
     ) -> None:
         """`on_fatal` is called from the compute thread when a role broke outside any command: the process must end."""
-        self.snapshot = Snapshot()
+        self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
         self._device = device
         self._outbox = outbox
@@ -93,8 +100,8 @@ class Compute:
         self._on_fatal = on_fatal
         self._build = build
         self._job: RLHFJob | None = None
-        self._roles: dict[str, Role] = {}
-        self._turns = Turns(self._roles)
+        self._roles: dict[str, WorkerRole] = {}
+        self._arbiter = DeviceArbiter(self._roles)
         self._group_epoch = 0
         self._changed = threading.Condition()
         self._queue: deque[pb.Command | _Reset | _Call] = deque()
@@ -123,11 +130,11 @@ class Compute:
         """
 
         def call() -> T:
-            role = next((role for role in self._roles.values() if hasattr(role, "arrivals")), None)
+            role = next((role for role in self._roles.values() if isinstance(role, ReceivesSamples)), None)
             if role is None:
                 raise WorkError("WrongRole", "this worker does not decode", retryable=True)
-            self._turns.begin(role.name, "receive", self._outbox)
-            return work(role.arrivals, self._outbox)
+            self._arbiter.begin(role.name, "receive", self._outbox)
+            return work(role.receiver, self._outbox)
 
         answer: Future[T] = Future()
         with self._changed:
@@ -217,7 +224,7 @@ class Compute:
                 self._become(name, item)
             else:
                 role = self._role_for(name, item)
-                self._turns.begin(role.name, name, self._outbox)
+                self._arbiter.begin(role.name, name, self._outbox)
                 role.handle(item, self._outbox)
         except Exception as error:
             self._log(error, f"command {name} failed")
@@ -230,13 +237,13 @@ class Compute:
         former = self._roles.pop(kind, None)
         if former is not None:
             former.close()
-            if self.weight_provider is former:
+            if isinstance(former, WeightProvider) and self.weight_provider is former:
                 self.weight_provider = None
-        self._turns.begin(kind, name, self._outbox)
+        self._arbiter.begin(kind, name, self._outbox)
         started, start_ns = time.monotonic(), time.time_ns()
         role = self._build(self._job, command, self._device, self._certificates)
         self._roles[role.name] = role
-        if hasattr(role, "tensors"):
+        if isinstance(role, WeightProvider):
             self.weight_provider = role
         if name == "become_training":
             self._group_epoch = command.become_training.group_epoch
@@ -245,10 +252,10 @@ class Compute:
         self._outbox.span(f"become-{kind}", start_ns, time.time_ns(), 0)
         self._outbox.done(pb.CommandDone(command_id=command.id))
 
-    def _role_for(self, name: str, command: pb.Command) -> Role:
+    def _role_for(self, name: str, command: pb.Command) -> WorkerRole:
         able = [role for role in self._roles.values() if name in role.handles]
-        if name in ("measure", "park"):
-            wanted = command.measure.role or Group.TRAINING if name == "measure" else command.park.role
+        if name in ("measure", "offload"):
+            wanted = command.measure.role or Group.TRAINING if name == "measure" else command.offload.role
             able = [role for role in able if role.name == wanted]
         if name == "load_weights" and len(able) > 1:
             able = [role for role in able if command.load_weights.model in role.versions()]
@@ -263,7 +270,7 @@ class Compute:
             try:
                 if not worked:
                     worked = role.step(self._outbox)
-                elif hasattr(role, "report"):
+                elif isinstance(role, ReportsBetweenSteps):
                     role.report(self._outbox)
             except Exception as error:
                 self._log(error, f"role {role.name} failed")
@@ -281,7 +288,7 @@ class Compute:
         trained = max(versions.pop(Group.TRAINING, {}).values(), default=0)  # all models of a rank have one version
         used = {model: version for held in versions.values() for model, version in held.items()}
         active = sum(role.active() for role in self._roles.values())
-        self.snapshot = Snapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active)
+        self.snapshot = WorkerSnapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active)
 
     @staticmethod
     def _log(error: Exception, what: str) -> None:

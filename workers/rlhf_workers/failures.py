@@ -1,4 +1,4 @@
-"""Exceptions of a role as `pb.Failure`: a reason, a field to change, a message with the line that raised.
+"""What fails in a worker: `WorkError`, and any exception of a role as `pb.Failure` with the line that raised it.
 
 Rule: every exception becomes a failure that says where it came from; none is swallowed. Must never guess a field that
 does not help.
@@ -12,7 +12,6 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
 
 MEMORY_FIELDS: Final = {
     "generation": "spec.generation.maxBatchSize",
@@ -28,8 +27,26 @@ MEMORY_FIELDS: Final = {
 """Command or role -> the field that most directly changes its memory."""
 
 
+class WorkError(Exception):
+    """A failure with all a user needs; becomes `pb.Failure` in CommandDone, ScoredSample, or the last log line."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        field: str = "",
+        retryable: bool = False,
+        exit_code: ExitCode = ExitCode.FAILED,
+    ) -> None:
+        super().__init__(message)
+        self.failure = pb.Failure(
+            reason=reason, field=field, message=message, retryable=retryable, exit_code=int(exit_code)
+        )
+
+
 def failure_of(error: Exception, work: str) -> pb.Failure:
-    """`work` is the command or role in whose hands it happened."""
+    """Return the failure to report for `error`, which was raised by the command or role named `work`."""
     if isinstance(error, WorkError):
         return error.failure
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
@@ -43,7 +60,7 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 
 
 def describe(error: BaseException) -> str:
-    """`file.py:12 in function: ValueError: text` of the innermost frame."""
+    """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
     return where + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]

@@ -28,9 +28,9 @@ PR_SET_NAME: Final = 15
 PRELOADED: Final = (
     "torch",
     "rlhf_workers.agent",
-    "rlhf_workers.generation.role",
-    "rlhf_workers.inference.role",
-    "rlhf_workers.training.role",
+    "rlhf_workers.generation.generation_role",
+    "rlhf_workers.inference.inference_role",
+    "rlhf_workers.training.training_role",
 )
 """All that a worker of any group imports."""
 LINES_AT_ONCE: Final = 1 << 16

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, wh
     Names and shapes are checked before the first copy; of tied weights one name is enough, and when two are given they
     must be equal. `what` (such as "actor version 7") opens the error message: WorkError WeightsMismatch.
     """
-    targets = dict(model.named_parameters(remove_duplicate=False))
+    targets: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     targets |= {name: buffer for name, buffer in model.named_buffers() if name in tensors}
     by_storage: dict[int, list[str]] = {}
     for name, target in targets.items():
@@ -266,7 +266,8 @@ def _find_tensor(folder: Path, name: str) -> torch.Tensor | None:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             if name in opened.keys():  # noqa: SIM118  safe_open is no mapping
-                return opened.get_tensor(name)
+                tensor: torch.Tensor = opened.get_tensor(name)
+                return tensor
     return None
 
 

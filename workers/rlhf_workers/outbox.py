@@ -23,7 +23,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 class SessionOutbox:
-    """Messages of the current session, in the order they were made (`role.Outbox`)."""
+    """Messages of the current session, in the order they were made (`worker_role.Outbox`)."""
 
     def __init__(self, worker: str, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, whenever something new waits."""
@@ -113,7 +113,8 @@ class SessionOutbox:
     def unsent(self) -> list[pb.WorkerMessage]:
         """The oldest messages, as many as fit into one Batch; `sent` removes them."""
         with self._lock:
-            messages, size = [], 0
+            messages: list[pb.WorkerMessage] = []
+            size = 0
             for message in self._messages:
                 size += message.ByteSize()
                 if messages and (size > BATCH_BYTES or len(messages) == BATCH_MESSAGES):

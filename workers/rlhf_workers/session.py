@@ -18,6 +18,7 @@ from rlhf_workers.outbox import SessionOutbox
 WELCOME_SECONDS: Final = 30.0
 """From Register to Welcome; the coordinator answers in milliseconds unless it hangs."""
 
+SessionCall = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage]
 BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
@@ -29,7 +30,7 @@ class IncompatibleError(SessionBrokenError):
     """The coordinator is of a version that does not work with this one; another start would change nothing."""
 
 
-class Session:
+class CoordinatorSession:
     """Runs one Session call on an open channel."""
 
     def __init__(
@@ -76,27 +77,27 @@ class Session:
         finally:
             call.cancel()
 
-    async def _welcome(self, call: grpc.aio.StreamStreamCall) -> pb.Welcome:
+    async def _welcome(self, call: SessionCall) -> pb.Welcome:
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
                 message = await call.read()
         except TimeoutError:
             raise SessionBrokenError(f"no welcome within {WELCOME_SECONDS:.0f} s of registering") from None
-        if message is grpc.aio.EOF:
+        if not isinstance(message, pb.CoordinatorMessage):  # the end of the stream
             raise await _broken(call, None)
         if message.WhichOneof("message") != "welcome":
             raise SessionBrokenError("the coordinator's first message was not a welcome")
         return message.welcome
 
-    async def _read(self, call: grpc.aio.StreamStreamCall, on_command: Callable[[pb.Command], None]) -> None:
+    async def _read(self, call: SessionCall, on_command: Callable[[pb.Command], None]) -> None:
         while True:
             message = await call.read()
-            if message is grpc.aio.EOF:
+            if not isinstance(message, pb.CoordinatorMessage):
                 raise await _broken(call, None)
             if message.WhichOneof("message") == "command":
                 on_command(message.command)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall, period: float) -> None:
+    async def _write(self, call: SessionCall, period: float) -> None:
         now = asyncio.get_running_loop().time
         next_beat = now()
         while True:
@@ -118,7 +119,7 @@ class Session:
                     continue
 
 
-async def _broken(call: grpc.aio.StreamStreamCall, error: BaseException | None) -> SessionBrokenError:
+async def _broken(call: SessionCall, error: BaseException | None) -> SessionBrokenError:
     if not call.done():
         return SessionBrokenError(f"the call broke: {error}")
     code = await call.code()

@@ -17,7 +17,7 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """One worker's place in the job."""
 
     coordinator: str
@@ -67,7 +67,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
+def read_settings(environ: Mapping[str, str]) -> WorkerSettings:
     """Settings of this process; SettingsError names the variable, its value and what would be right."""
     group = _required(environ, Env.GROUP)
     if group not in WORKER_GROUPS:
@@ -79,7 +79,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         split_address(name, address)
     folder = environ.get(Env.CERTIFICATES)
     timeout = environ.get(Env.START_TIMEOUT)
-    return Settings(
+    return WorkerSettings(
         coordinator=addresses[Env.COORDINATOR],
         group=Group(group),
         index=_number(Env.INDEX, _required(environ, Env.INDEX), 0),

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 INDEX = "model.safetensors.index.json"
 

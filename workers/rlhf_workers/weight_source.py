@@ -8,7 +8,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 import torch
@@ -16,7 +16,8 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import CHUNK_BYTES
 from rlhf_api.control_pb2_grpc import WeightSourceServicer
-from rlhf_workers.role import WeightProvider, WorkError
+from rlhf_workers.failures import WorkError
+from rlhf_workers.worker_role import WeightProvider
 
 DTYPES: Final = {
     "F64": torch.float64,
@@ -30,13 +31,15 @@ DTYPES: Final = {
 }
 """safetensors name -> torch dtype: what travels."""
 
+Context = grpc.aio.ServicerContext[Any, Any]
+
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory (no copy when it is contiguous) as bytes; shared, so do not keep it."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy()).cast("B") if flat.numel() else memoryview(b"")
+    return flat.numpy().data.cast("B") if flat.numel() else memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class _Described:
     manifest: pb.WeightManifest
 
 
-class WeightSource(WeightSourceServicer):
+class WeightSourceService(WeightSourceServicer):
     """Serves whatever the worker's training role provides, asked for anew at every call."""
 
     def __init__(self, provider: Callable[[], WeightProvider | None]) -> None:
@@ -54,7 +57,7 @@ class WeightSource(WeightSourceServicer):
         self._describing = asyncio.Lock()
 
     async def Describe(  # noqa: N802 (gRPC's name)
-        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext
+        self, request: pb.WeightRequest, context: Context
     ) -> pb.WeightManifest:
         """Names, types, shapes and checksums; computed once a version, however many peers ask."""
         provider = await self._find(request, context)
@@ -70,7 +73,7 @@ class WeightSource(WeightSourceServicer):
             return manifest
 
     async def Fetch(  # noqa: N802 (gRPC's name)
-        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext
+        self, request: pb.WeightRequest, context: Context
     ) -> AsyncIterator[pb.WeightChunk]:
         """Every tensor in the provider's order, cut into chunks."""
         provider = await self._find(request, context)
@@ -84,7 +87,7 @@ class WeightSource(WeightSourceServicer):
         except WorkError as error:
             await _refuse(context, error)
 
-    async def _find(self, request: pb.WeightRequest, context: grpc.aio.ServicerContext) -> WeightProvider:
+    async def _find(self, request: pb.WeightRequest, context: Context) -> WeightProvider:
         provider = self._provider()
         if provider is None:
             message = f"this worker holds no weights to serve (asked for {request.model} version {request.version})"
@@ -92,7 +95,7 @@ class WeightSource(WeightSourceServicer):
         return provider
 
 
-async def _refuse(context: grpc.aio.ServicerContext, error: WorkError) -> NoReturn:
+async def _refuse(context: Context, error: WorkError) -> NoReturn:
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     raise AssertionError("abort raises")
 

@@ -16,11 +16,11 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import channel
 from rlhf_api.control_pb2_grpc import WeightSourceStub
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.weight_source import DTYPES, raw_bytes
 
 
-class RefusedError(WorkError):
+class WeightsRefusedError(WorkError):
     """The peer does not hold what was asked: no use in asking it again."""
 
 
@@ -119,9 +119,9 @@ class WeightStream:
     # ------------------------------------------------------------ failures
 
     def _failure(self, error: grpc.RpcError, describe_seconds: float) -> WorkError:
-        code, details = error.code(), error.details()  # type: ignore[attr-defined]  # every raised one has them
+        code, details = error.code(), error.details()
         if code == grpc.StatusCode.FAILED_PRECONDITION:
-            return RefusedError("WeightsUnavailable", self._message(details), retryable=True)
+            return WeightsRefusedError("WeightsUnavailable", self._message(details or ""), retryable=True)
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._error("WeightsUnavailable", f"no manifest within {describe_seconds:g} s")
         if self._idle:

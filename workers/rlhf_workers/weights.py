@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.weight_folder import read_folder
-from rlhf_workers.weight_stream import RefusedError, WeightStream
+from rlhf_workers.weight_stream import WeightsRefusedError, WeightStream
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Patience:
+class FetchPolicy:
     """How long to wait for a peer, and how often to try."""
 
     attempts: int = 4
@@ -35,7 +35,7 @@ class Patience:
     """Without a chunk; a healthy peer sends hundreds a second."""
 
 
-DEFAULT_PATIENCE = Patience()
+DEFAULT_FETCH_POLICY = FetchPolicy()
 
 
 def fetch(
@@ -43,7 +43,7 @@ def fetch(
     version: int,
     sources: Sequence[pb.WeightLocation],
     certificates: Path | None,
-    patience: Patience = DEFAULT_PATIENCE,
+    patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> dict[str, torch.Tensor]:
     """Hugging Face parameter name -> CPU tensor of `model` at `version`, from all sources at once.
 
@@ -66,12 +66,12 @@ def fetch(
     return _merge(model, version, parts)
 
 
-def _persist(stream: WeightStream, patience: Patience) -> dict[str, torch.Tensor]:
+def _persist(stream: WeightStream, patience: FetchPolicy) -> dict[str, torch.Tensor]:
     """One source until it worked, was refused, or the attempts are used up."""
     for attempt in range(1, patience.attempts + 1):
         try:
             return stream.read(patience.describe_seconds)
-        except RefusedError:
+        except WeightsRefusedError:
             raise
         except WorkError as error:
             if stream.closed or not error.failure.retryable or attempt == patience.attempts:

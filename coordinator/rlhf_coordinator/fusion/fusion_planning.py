@@ -97,7 +97,7 @@ def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.S
         prefill=_medians([list(one.prefill) for one in generation]),
         tasks={name: _medians(costs) for name, costs in tasks.items()},
         max_batch_size=first.max_batch_size or spec.generation.max_batch_size,
-        wake_seconds=statistics.median([one.wake_seconds for one in scoring] or [0.0]),
+        wake_seconds=statistics.median([one.onload_seconds for one in scoring] or [0.0]),
         kv_bytes_per_token=float(first.kv_bytes_per_token),
         kv_room_bytes=float(first.kv_room_bytes) or None,
         bandwidth=LINK_BYTES_PER_SECOND,

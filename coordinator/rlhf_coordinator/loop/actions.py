@@ -147,7 +147,7 @@ class Actions:
         send(
             self._run,
             decision.worker,
-            pb.Command(park=pb.Park(role=decision.role)),
+            pb.Command(offload=pb.Offload(role=decision.role)),
             PendingCommand(CommandKind.OFFLOAD, 0.0, detail),
         )
 

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from rlhf_api.names import DEVICE_TURN_SPANS
 from rlhf_coordinator.reports import metrics, timeline
 from rlhf_coordinator.reports.timeline import TimelineSpan
 
@@ -43,7 +44,7 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("train, other", "#2f6b3a", ("train", "Training")),
     ("weights", "#e45756", ("load-weights", "Publishing")),
     ("checkpoint", "#b279a2", ("checkpoint", "Checkpointing")),
-    ("turn of the device", "#17becf", ("park/", "wake/")),
+    ("turn of the device", "#17becf", DEVICE_TURN_SPANS),
     ("start", "#9d9189", ("become-", "Starting", "Recovering")),
     ("wait", "#e3e0de", ()),
     ("other", "#5b5b5b", ("",)),

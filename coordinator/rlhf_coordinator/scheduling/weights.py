@@ -1,6 +1,6 @@
 """Roles and weights: which worker must become what, and load which version, from where.
 
-Where generation workers score too, they become inference as well, their models parked. Trained scoring models are
+Where generation workers score too, they become inference as well, their models offloaded. Trained scoring models are
 brought up to date on them only when they are released: publishing waits for the policy alone.
 
 Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
@@ -86,7 +86,7 @@ def _second_role(context: JobContext, state: JobState, worker: Worker, released:
     if state.ledger.decoding_on(worker.name) or state.ledger.arriving_on(worker.name):
         return []
     tasks = [task.name for task in context.tasks]
-    command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, parked=True))
+    command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, offloaded=True))
     return [PrepareWorker(worker.name, command, f"load its models for {', '.join(tasks)} beside the policy")]
 
 

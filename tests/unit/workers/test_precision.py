@@ -13,10 +13,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_planner.device_memory import ModelSize, decoding, scoring
-from rlhf_workers.generation import role as generation
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation import generation_role as generation
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.precision import compute_dtype
-from rlhf_workers.role import WorkError
 
 SHORT = {"batchSize": 8, "maxPromptTokens": 16, "maxResponseTokens": 16}
 
@@ -40,7 +40,7 @@ def loaded(job: RLHFJob) -> dict[str, torch.dtype]:
 
 
 def trainer_tensors(trainer: Any) -> Any:
-    from rlhf_workers.training.role import SpanBuffer, TrainingRole
+    from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
     role = TrainingRole(make_job(Path("unused")), trainer, None, 0, SpanBuffer())  # type: ignore[arg-type]
     return (tensor for _, tensor in role.tensors("actor", 0))

@@ -13,14 +13,15 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.compute import Compute
+from rlhf_workers.failures import WorkError
 from rlhf_workers.outbox import SessionOutbox
-from rlhf_workers.role import Outbox, WorkError
+from rlhf_workers.worker_role import Outbox
 
 
 class Counting:
     """A role that decodes one token of each sample a step, and fails when told to."""
 
-    handles = frozenset({"generate", "load_weights", "train", "measure", "park"})
+    handles = frozenset({"generate", "load_weights", "train", "measure", "offload"})
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
@@ -30,10 +31,10 @@ class Counting:
         self.fault: Exception | None = None
         self.training: int | None = None
         self.closed = False
-        self.sleeps = 0
+        self.offloads = 0
         self.threads: set[int] = set()
         self.asked: list[str] = []
-        self.arrivals = self
+        self.receiver = self
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         self.threads.add(threading.get_ident())
@@ -73,9 +74,9 @@ class Counting:
     def active(self) -> int:
         return len(self.held)
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         assert not self.held
-        self.sleeps += 1
+        self.offloads += 1
 
     def close(self) -> None:
         self.closed = True
@@ -173,43 +174,43 @@ def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
 
 
 def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
-    sleeps = lambda: {name: role.sleeps for name, role in bench.roles.items()}  # noqa: E731
+    offloads = lambda: {name: role.offloads for name, role in bench.roles.items()}  # noqa: E731
     bench.send(1, become_training=pb.BecomeTraining())
     bench.send(2, become_generation=pb.BecomeGeneration())
     bench.send(3, become_inference=pb.BecomeInference())
     assert bench.done(3)
-    assert sleeps() == {"training": 1, "generation": 0, "inference": 0}, "training left before the policy came"
+    assert offloads() == {"training": 1, "generation": 0, "inference": 0}, "training left before the policy came"
     bench.send(4, train=pb.Train())
     assert bench.done(4)
-    assert sleeps() == {"training": 1, "generation": 1, "inference": 1}
+    assert offloads() == {"training": 1, "generation": 1, "inference": 1}
     bench.send(5, train=pb.Train())
     bench.send(6, load_weights=pb.LoadWeights(model="critic", version=1))
     bench.send(7, generate=generate(1, 2))
     assert bench.done(7)
-    assert sleeps() == {"training": 2, "generation": 1, "inference": 1}
+    assert offloads() == {"training": 2, "generation": 1, "inference": 1}
     bench.send(8, train=pb.Train())
     assert bench.done(8)
     assert bench.roles["generation"].held == {}, "samples that nobody counts on any more"
     unsent = bench.outbox.unsent()
     spans = [message.span.name for message in unsent if message.HasField("span")]
-    assert spans.count("park/generation") == spans.count("park/training") == 2
+    assert spans.count("offload/generation") == spans.count("offload/training") == 2
     offloads = [message.observation.offload.role for message in unsent if message.observation.HasField("offload")]
-    assert offloads == [name.removeprefix("park/") for name in spans if name.startswith("park/")]
+    assert offloads == [name.removeprefix("offload/") for name in spans if name.startswith("offload/")]
     assert bench.compute.snapshot.roles == ("generation", "inference", "training")
     bench.compute.close(5)
 
 
 def test_measuring_and_parking_go_to_the_role_they_name(bench: Bench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
-    bench.send(2, become_inference=pb.BecomeInference(parked=True))
+    bench.send(2, become_inference=pb.BecomeInference(offloaded=True))
     assert bench.done(2)
     assert bench.compute.snapshot.roles == ("generation", "inference")
     bench.send(3, measure=pb.Measure(role="inference"))
-    bench.send(4, park=pb.Park(role="inference"))
+    bench.send(4, offload=pb.Offload(role="inference"))
     bench.send(5, measure=pb.Measure(role="generation"))
     bench.send(6, measure=pb.Measure())
     assert bench.done(6).failure.reason == "WrongRole"
-    assert bench.roles["inference"].asked == ["measure", "park"]
+    assert bench.roles["inference"].asked == ["measure", "offload"]
     assert bench.roles["generation"].asked == ["measure"]
     bench.compute.close(5)
     assert bench.roles["inference"].closed

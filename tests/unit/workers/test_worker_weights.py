@@ -16,12 +16,12 @@ from tests.support.loopback import LOOPBACKS, bracketed
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
+from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.role import WorkError
-from rlhf_workers.weight_source import WeightSource
-from rlhf_workers.weights import Patience, fetch
+from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights import FetchPolicy, fetch
 
-PATIENT = Patience(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
+PATIENT = FetchPolicy(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
 QUICK = replace(PATIENT, idle_seconds=1.0)
 """For a source that hangs."""
 
@@ -39,7 +39,7 @@ class Stage:
         yield from self._tensors.items()
 
 
-class Faulty(WeightSource):
+class Faulty(WeightSourceService):
     """Spoils the first `times` Fetch calls at their second chunk."""
 
     def __init__(self, stage: Stage, fault: str, times: int = 1000) -> None:
@@ -84,7 +84,7 @@ def stage_of(seed: int) -> Stage:
 
 @asynccontextmanager
 async def serving(
-    *sources: WeightSource, certificates: Path | None = None, listen: str = "127.0.0.1", host: str = "127.0.0.1"
+    *sources: WeightSourceService, certificates: Path | None = None, listen: str = "127.0.0.1", host: str = "127.0.0.1"
 ) -> AsyncIterator[list[pb.WeightLocation]]:
     servers = [await start_server(f"{listen}:0", certificates, source) for source in sources]
     try:
@@ -98,13 +98,13 @@ async def fetched(
     sources: list[pb.WeightLocation],
     version: int = 3,
     certificates: Path | None = None,
-    patience: Patience = PATIENT,
+    patience: FetchPolicy = PATIENT,
 ) -> dict[str, torch.Tensor]:
     return await asyncio.to_thread(fetch, "actor", version, sources, certificates, patience)
 
 
-def source(stage: Stage) -> WeightSource:
-    return WeightSource(lambda: stage)
+def source(stage: Stage) -> WeightSourceService:
+    return WeightSourceService(lambda: stage)
 
 
 async def test_stages_together_give_every_tensor_bit_by_bit() -> None:
@@ -166,14 +166,14 @@ async def test_another_version_is_refused_at_once() -> None:
 
 
 async def test_a_worker_without_weights_says_so() -> None:
-    async with serving(WeightSource(lambda: None)) as sources:
+    async with serving(WeightSourceService(lambda: None)) as sources:
         with pytest.raises(WorkError, match="holds no weights to serve"):
             await fetched(sources)
 
 
 async def test_a_version_that_changes_is_described_anew() -> None:
     holder = [Stage({"w": torch.zeros(4)}, version=3)]
-    async with serving(WeightSource(lambda: holder[0])) as sources:
+    async with serving(WeightSourceService(lambda: holder[0])) as sources:
         await fetched(sources)
         holder[0] = Stage({"w": torch.ones(4)}, version=3)  # a new process of the same rank, restored
         assert torch.equal((await fetched(sources))["w"], torch.ones(4))

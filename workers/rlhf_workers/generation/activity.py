@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.generation.protocol import StepReport
-from rlhf_workers.role import Outbox
+from rlhf_workers.generation.engine import StepReport
+from rlhf_workers.worker_role import Outbox
 
 SPAN_NS: Final = 500_000_000
 """Shortest span in the middle of work: two a second a worker stay legible and cheap."""

@@ -7,8 +7,8 @@ as long as little is padding: one long response among short ones would make each
 from collections import deque
 from typing import Final
 
+from rlhf_api.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
-from rlhf_workers.inference.samples import Sample
 
 PADDING_SHARE: Final = 0.25
 """Of the samples' own tokens: more padding costs more than another pass saves."""
@@ -16,7 +16,7 @@ FREE_PADDING: Final = 256
 """Tokens of padding that cost less than another pass, which reads all weights once more."""
 
 
-def next_batch(waiting: deque[Sample], batch_tokens: int) -> list[Sample]:
+def next_batch(waiting: deque[ScoringSample], batch_tokens: int) -> list[ScoringSample]:
     """Takes the next batch out of `waiting`: at most `batch_tokens` tokens with padding, and one sample at least.
 
     `batch_tokens` 0 takes the oldest alone.
@@ -36,5 +36,5 @@ def next_batch(waiting: deque[Sample], batch_tokens: int) -> list[Sample]:
     return batch
 
 
-def _padded(sample: Sample) -> int:
+def _padded(sample: ScoringSample) -> int:
     return -(-sample.length // PAD) * PAD

@@ -27,7 +27,7 @@ Layer = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass
-class Computed:
+class ComputedTokens:
     """Keys and values of a sample's first tokens under one model."""
 
     positions: int = 0
@@ -44,7 +44,7 @@ class Computed:
 class _Pass(Cache):  # type: ignore[misc]
     """The key-value cache of one forward pass."""
 
-    def __init__(self, before: Sequence[Computed], counts: Sequence[int]) -> None:
+    def __init__(self, before: Sequence[ComputedTokens], counts: Sequence[int]) -> None:
         super().__init__(layers=[])
         self._before = before
         self._ends = [row.positions + count for row, count in zip(before, counts, strict=True)]
@@ -96,7 +96,7 @@ class ChunkForward:
         self._masks = AttentionMasks(config, dtype)
 
     @torch.inference_mode()
-    def __call__(self, rows: Sequence[Computed], ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def __call__(self, rows: Sequence[ComputedTokens], ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """[rows, width, ...]: what the model says after each of ids [rows, width], of which `counts` are a row's own.
 
         Rows grow by all of their own tokens. A row alone may be padded on the right: then it counts the padding in,
@@ -130,8 +130,8 @@ class ChunkForward:
         ids = (torch.arange(size, device=getattr(self._model, "device", "cpu")) * 7 % self._vocabulary)[None]
         try:
             whole = getattr(self._model(input_ids=ids, use_cache=False), self._result).float()
-            row = Computed()
-            parts = [self([row], part, [part.shape[1]]) for part in ids.split(TRIAL_CHUNKS, dim=1)]
+            row = ComputedTokens()
+            parts = [self([row], part, [part.shape[1]]) for part in torch.split(ids, list(TRIAL_CHUNKS), dim=1)]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

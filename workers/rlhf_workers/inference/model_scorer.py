@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.chunk_forward import ChunkForward
-from rlhf_workers.inference.prefix import Prefix
-from rlhf_workers.inference.samples import Sample, Scores
+from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.inference.token_scores import TokenScores
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.models import ValueModel
-from rlhf_workers.role import WorkError
 
 PAD: Final = 16
 """Tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
@@ -40,11 +40,11 @@ class ModelScorer(Protocol):
     frozen: bool
     """Whether the model's weights stay those of its folder."""
 
-    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+    def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         """One array a sample, in order."""
 
 
-def padded_ids(samples: Sequence[Sample], device: torch.device) -> torch.Tensor:
+def padded_ids(samples: Sequence[ScoringSample], device: torch.device) -> torch.Tensor:
     """int64 [batch, L], right-padded with 0 to a multiple of PAD.
 
     No mask is needed: attention is causal, so what stands to the right of a token is never seen by it.
@@ -65,7 +65,7 @@ def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
         raise WorkError("SampleInvalid", what)
 
 
-class PrefixScorer(ABC):
+class TokenScorer(ABC):
     """Scores tokens, at once or as they come; `what` names a number in messages."""
 
     frozen = True
@@ -80,10 +80,10 @@ class PrefixScorer(ABC):
         """None for a model that can only be run over whole samples."""
 
     @torch.inference_mode()
-    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+    def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         """float32 [n] a sample."""
         if self.chunks is not None and self.chunks.blocks:
-            return [self.finish([sample], [Prefix(prompt=len(sample.prompt))])[0] for sample in samples]
+            return [self.finish([sample], [PartialScore(prompt=len(sample.prompt))])[0] for sample in samples]
         ids = padded_ids(samples, self._device)
         check_ids(ids, self.vocabulary)
         return [
@@ -92,7 +92,7 @@ class PrefixScorer(ABC):
         ]
 
     @torch.inference_mode()
-    def finish(self, samples: Sequence[Sample], prefixes: Sequence[Prefix]) -> list[Scores]:
+    def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
         """As `score`, of samples of which each has a prefix of its own tokens; prefixes are used up."""
         chunks, tokens = self.chunks, [sample.tokens for sample in samples]
         assert chunks is not None
@@ -108,7 +108,7 @@ class PrefixScorer(ABC):
         ]
 
     @abstractmethod
-    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
         """The numbers of samples whose padded ids [batch, L] go through the model in one pass."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class PrefixScorer(ABC):
         return TokenScores(forward, self._read, self._device, blocks=blocks) if forward.agrees() else None
 
 
-class LogProbabilityScorer(PrefixScorer):
+class LogProbabilityScorer(TokenScorer):
     """Log-probabilities of the response's tokens under a frozen model: log p(token | everything before it)."""
 
     what = "log-probability"
@@ -135,7 +135,7 @@ class LogProbabilityScorer(PrefixScorer):
         run, result = (model.base_model, "last_hidden_state") if self._split else (model, "logits")
         self.chunks = self._chunked(run, model.base_model.dtype, result, blocks=blocks)
 
-    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
         output = self._backbone(ids) if self._split else self.model(input_ids=ids, use_cache=False).logits
         return [
             self._read(said[len(sample.prompt) - 1 : sample.length - 1], row[len(sample.prompt) : sample.length])
@@ -171,7 +171,7 @@ class LogProbabilityScorer(PrefixScorer):
         return split.shape == whole.shape and float((split - whole).abs().max()) <= allowed
 
 
-class ValueScorer(PrefixScorer):
+class ValueScorer(TokenScorer):
     """Critic values along the response: V of the state in which each of its tokens is sampled."""
 
     frozen = False
@@ -181,7 +181,7 @@ class ValueScorer(PrefixScorer):
         super().__init__(model, device)
         self.chunks = self._chunked(model.backbone, model.backbone.dtype, "last_hidden_state", blocks=blocks)
 
-    def _whole(self, ids: torch.Tensor, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
         values = self.model(ids)
         return [row[len(sample.prompt) - 1 : sample.length - 1] for row, sample in zip(values, samples, strict=True)]
 
@@ -190,9 +190,9 @@ class ValueScorer(PrefixScorer):
         return values.squeeze(-1).float()
 
 
-def finite(scores: torch.Tensor, what: str, sample: Sample) -> Scores:
+def finite(scores: torch.Tensor, what: str, sample: ScoringSample) -> FloatArray:
     """float32 numpy of finite scores; WorkError ModelNotFinite names the position otherwise."""
-    array: Scores = scores.float().cpu().numpy()
+    array: FloatArray = scores.float().cpu().numpy()
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}, token {bad[0]}"

@@ -14,20 +14,20 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.models import ModelSource
 from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer
-from rlhf_workers.inference.reward_calls import RewardCalls
-from rlhf_workers.inference.reward_function import FunctionReward
-from rlhf_workers.inference.reward_given import given
-from rlhf_workers.inference.reward_model import RewardModelScorer
-from rlhf_workers.inference.reward_source import FUNCTION_FIELD, HEADERS_FIELD, RewardSource
-from rlhf_workers.inference.reward_text import OwnTokenizer, differs
+from rlhf_workers.inference.rewards.function import FunctionReward
+from rlhf_workers.inference.rewards.model import RewardModelScorer
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer, differs
+from rlhf_workers.inference.rewards.reward_calls import RewardCalls
+from rlhf_workers.inference.rewards.reward_settings import given
+from rlhf_workers.inference.rewards.reward_source import FUNCTION_FIELD, HEADERS_FIELD, RewardSource
 from rlhf_workers.precision import compute_dtype
 
 Scorer: TypeAlias = ModelScorer | RewardCalls
 
 
-def load_scorer(model: ModelRole, spec: RLHFJobSpec, device: torch.device, *, parked: bool = False) -> Scorer:
-    """Return the scorer of a model role; `parked` leaves its model in host memory."""
-    home = torch.device("cpu") if parked else device
+def load_scorer(model: ModelRole, spec: RLHFJobSpec, device: torch.device, *, offloaded: bool = False) -> Scorer:
+    """Return the scorer of a model role; `offloaded` leaves its model in host memory."""
+    home = torch.device("cpu") if offloaded else device
     if model.kind is ModelKind.POLICY:
         return _log_probabilities(model, spec, device, home)
     if model.kind is ModelKind.VALUE:
@@ -77,7 +77,7 @@ def _reward_source(spec: RLHFJobSpec) -> RewardSource:
         return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads, given=env)
     assert reward.endpoint is not None
     # Only a job with an endpoint pays for loading an HTTP client.
-    from rlhf_workers.inference.reward_endpoint import EndpointReward
+    from rlhf_workers.inference.rewards.endpoint import EndpointReward
 
     found = given(reward.endpoint.headers, HEADERS_FIELD, reward, os.environ)
     return EndpointReward(reward.endpoint, reward.timeout_seconds, found)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from rlhf_api.incremental import BLOCK
+from rlhf_api.samples import TokenArray
 from rlhf_workers.inference.chunk_forward import ChunkForward
-from rlhf_workers.inference.prefix import Prefix
-from rlhf_workers.inference.samples import Tokens
+from rlhf_workers.inference.partial_scores import PartialScore
 
 LONGEST_CHUNK: Final = 512
 """Tokens of one sample in one pass: beyond, a pass is as efficient, and masks and steps get long."""
@@ -31,7 +31,7 @@ class TokenScores:
         self._forward, self._read, self._device = forward, read, device
         self.blocks = blocks
 
-    def advance(self, prefixes: Sequence[Prefix], tokens: Sequence[Tokens], *, ended: bool) -> None:
+    def advance(self, prefixes: Sequence[PartialScore], tokens: Sequence[TokenArray], *, ended: bool) -> None:
         """One pass: each prefix goes on towards all that can be said of its `tokens`, prompt and response.
 
         With `blocks` one prefix at a time, and only by whole blocks until `ended`. Each must have something to do.
@@ -56,7 +56,7 @@ class TokenScores:
                 numbers = self._read(said[index, first:count], placed[index, first + 1 : count + 1])
             prefix.scores.append(numbers)
 
-    def next_chunk(self, prefix: Prefix, tokens: Tokens, ended: bool) -> int:
+    def next_chunk(self, prefix: PartialScore, tokens: TokenArray, ended: bool) -> int:
         """Positions of the next pass; 0: nothing is left to do now."""
         left = len(tokens) - 1 - prefix.positions
         if not self.blocks:

@@ -15,7 +15,7 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import SampleField, Shape
 from rlhf_api.arrays import unpack
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors

@@ -13,7 +13,7 @@ import grpc
 
 from rlhf_api import channels, control_pb2_grpc
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 RETRY_SECONDS: Final = 0.25
 """Between two tries; a restarting coordinator is back within seconds."""

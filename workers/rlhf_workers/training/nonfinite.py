@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 FIELD: Final = "spec.training.optimizer.maxNonFiniteSteps"
 

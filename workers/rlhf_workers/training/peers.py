@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 
 class PeerLostError(WorkError):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 POLL_SECONDS: Final = 0.02
 """Between two looks at who has come; a look is one small message."""

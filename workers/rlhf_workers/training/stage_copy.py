@@ -1,19 +1,19 @@
 """All that a stage keeps between two trainings, between host memory and its device: weights, buffers, moments.
 
-Rule: that of `host_copy`. Gradients are not among it, as they are zero between two trainings; nor is AdamW's count of
-steps, a scalar that stays where it is.
+Rule: that of `offloadable_weights`. Gradients are not among it, as they are zero between two trainings; nor is AdamW's
+count of steps, a scalar that stays where it is.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from rlhf_workers.host_copy import HostCopy
+from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.stages import Stage
 
 
-class StageCopy(HostCopy):
+class StageCopy(OffloadableWeights):
     """Of one stage and its optimizer."""
 
     def __init__(self, stage: Stage, optimizer: StageOptimizer, device: torch.device) -> None:

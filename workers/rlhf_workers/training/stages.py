@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 
 _DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

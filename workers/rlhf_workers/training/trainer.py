@@ -21,7 +21,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
 from rlhf_workers.training.executor import Measured, execute
 from rlhf_workers.training.layout import Layout
@@ -119,17 +119,17 @@ class Trainer:
         self.algorithm.finish_iteration(metrics)
         return metrics
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Leaves the device between two trainings: weights and moments to host memory, gradients (all zero) freed."""
         for optimizer in self.optimizers.values():
             optimizer.drop_gradients()
         for copy in self._copies:
-            copy.park()
+            copy.offload()
 
-    def wake(self) -> None:
+    def onload(self) -> None:
         """Back on the device, as it was."""
         for copy in self._copies:
-            copy.wake()
+            copy.onload()
         for optimizer in self.optimizers.values():
             if not len(optimizer.gradients):
                 optimizer.make_gradients()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.support.models import write_policy
 
-from rlhf_workers.generation.protocol import SamplingParameters
-from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
 
 MakeEngine = Callable[..., TorchEngine]

@@ -9,13 +9,13 @@ import transformers
 from tests.support.models import build_config, write_policy
 from tests.unit.workers.generation.conftest import MakeEngine
 
-from rlhf_workers.generation.forward import CausalForward
-from rlhf_workers.generation.kv_cache import TILE_ROWS, KvPool
-from rlhf_workers.generation.protocol import SamplingParameters
-from rlhf_workers.generation.tiles import Tiles
-from rlhf_workers.generation.torch_engine import EngineLimits, TorchEngine
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.generation.torch_engine.forward import CausalForward
+from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool
+from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.models import load_causal_lm
-from rlhf_workers.role import WorkError
 
 
 class Neighbourly(CausalForward):

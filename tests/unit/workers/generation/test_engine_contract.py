@@ -11,9 +11,10 @@ import torch
 from tests.support.engine_driving import finish, requests
 from tests.unit.workers.generation.conftest import MakeEngine
 
-from rlhf_workers.generation.protocol import EngineError, SampleKey
-from rlhf_workers.generation.torch_engine import TorchEngine
-from rlhf_workers.role import WorkError
+from rlhf_api.samples import SampleKey
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineError
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 
 @pytest.mark.parametrize(

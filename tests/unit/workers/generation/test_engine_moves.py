@@ -13,8 +13,10 @@ from tests.support.engine_driving import finish, requests, same_bits
 from tests.support.models import ARCHITECTURES
 from tests.unit.workers.generation.conftest import MakeEngine
 
-from rlhf_workers.generation.protocol import EngineError, KvSlice, Request, Response, SampleKey, VersionRun
-from rlhf_workers.generation.torch_engine import TorchEngine
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_workers.generation.engine import EngineError
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.kv_slices import KvSlice
 
 TOLERANCE = 1e-4
 """Of log-probabilities in fast mode, where the shape of a batch may change the last bits of float32."""
@@ -43,14 +45,14 @@ def joined(parts: list[KvSlice]) -> KvSlice:
     return KvSlice(parts[0].start, parts[-1].stop, layers)  # type: ignore[arg-type]
 
 
-def steps(engine: TorchEngine, count: int) -> dict[int, Response]:
+def steps(engine: TorchEngine, count: int) -> dict[int, ResponsePart]:
     done = {}
     for _ in range(count):
         done |= {response.key.sample: response for response in engine.step().finished}
     return done
 
 
-def check(one: Response, other: Response, deterministic: bool) -> None:
+def check(one: ResponsePart, other: ResponsePart, deterministic: bool) -> None:
     assert one.tokens.tolist() == other.tokens.tolist()
     assert np.abs(one.log_probabilities - other.log_probabilities).max() < TOLERANCE
     assert not deterministic or same_bits(one, other)
@@ -58,7 +60,7 @@ def check(one: Response, other: Response, deterministic: bool) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_there_and_back_across_lane_boundaries_changes_nothing(
+def test_there_and_back_across_pool_boundaries_changes_nothing(
     architecture: str, deterministic: bool, make_engine: MakeEngine
 ) -> None:
     """Prompts of up to 40 tokens and responses of 90: positions 64 and 128 are crossed, before, at and after a move."""
@@ -69,7 +71,7 @@ def test_there_and_back_across_lane_boundaries_changes_nothing(
     away.submit(
         [replace(sample, key=SampleKey(0, 50 + number, 0)) for number, sample in enumerate(requests(2, seed=9))]
     )
-    done: dict[int, Response] = {}
+    done: dict[int, ResponsePart] = {}
     random_moves = random.Random(architecture)
     engines = [home, away]
     turn = 0
@@ -113,7 +115,7 @@ def test_a_sample_that_still_replays_its_tokens_goes_on_replaying_elsewhere(make
     sample = requests(1, seed=5, response=60)[0]
     whole = finish(make_engine(deterministic=True), [sample])[0]
     known = replace(
-        sample, tokens=whole.tokens[:30], log_probabilities=whole.log_probabilities[:30], versions=(VersionRun(0, 30),)
+        sample, tokens=whole.tokens[:30], log_probabilities=whole.log_probabilities[:30], versions=(VersionSpan(0, 30),)
     )
     home, away = make_engine(deterministic=True), make_engine(deterministic=True)
     home.submit([known])
@@ -156,7 +158,7 @@ def test_what_does_not_fit_is_refused_and_the_slot_is_free_again(make_engine: Ma
     home, away = make_engine(slots=1), make_engine(slots=1)
     home.submit([sample])
     steps(home, 5)
-    request: Request = home.moves.carried(sample.key)
+    request: SampleRequest = home.moves.carried(sample.key)
     stop = home.moves.cached(sample.key)
     assert stop is not None
     whole = home.moves.export(sample.key, 0, stop)

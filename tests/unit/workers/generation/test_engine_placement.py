@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from tests.support.engine_driving import finish, requests, resumed, same_bits
 from tests.unit.workers.generation.conftest import MakeEngine
 
-from rlhf_workers.generation.protocol import Request, Response, VersionRun
-from rlhf_workers.generation.torch_engine import TorchEngine
+from rlhf_api.samples import ResponsePart, SampleRequest, VersionSpan
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
-Same = Callable[[Response, Response], bool]
+Same = Callable[[ResponsePart, ResponsePart], bool]
 LENIENT = settings(
     max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 
 
-def same_tokens(one: Response, other: Response) -> bool:
+def same_tokens(one: ResponsePart, other: ResponsePart) -> bool:
     """What the fast mode promises on tiny float32 models."""
     return one.tokens.tolist() == other.tokens.tolist() and one.finish_reason == other.finish_reason
 
@@ -28,12 +28,14 @@ def same_tokens(one: Response, other: Response) -> bool:
 MODES = pytest.mark.parametrize(("deterministic", "same"), [(False, same_tokens), (True, same_bits)])
 
 
-def interrupted(samples: list[Request], make: Callable[[], TorchEngine], moves: random.Random) -> dict[int, Response]:
+def interrupted(
+    samples: list[SampleRequest], make: Callable[[], TorchEngine], moves: random.Random
+) -> dict[int, ResponsePart]:
     """Decodes `samples` on two engines, withdrawing random ones at random steps to go on on the other."""
     engines = [make(), make()]
     by_number = {sample.key.sample: sample for sample in samples}
     engines[0].submit(samples)
-    done: dict[int, Response] = {}
+    done: dict[int, ResponsePart] = {}
     left = 8  # a deterministic engine replays a resumed sample's tokens: endless moves would be endless work
     while any(engine.held for engine in engines):
         for engine, other in (engines, engines[::-1]):
@@ -87,7 +89,7 @@ def test_samples_sent_one_by_one_while_others_decode(make_engine: MakeEngine) ->
     samples = requests(12, response=30)
     whole = finish(make_engine(deterministic=True), samples)
     engine = make_engine(deterministic=True, slots=4)
-    done: dict[int, Response] = {}
+    done: dict[int, ResponsePart] = {}
     for sample in samples:
         engine.submit([sample])
         done |= {response.key.sample: response for response in engine.step().finished}
@@ -98,12 +100,12 @@ def test_samples_sent_one_by_one_while_others_decode(make_engine: MakeEngine) ->
 def test_tokens_of_a_resumed_sample_are_forced_not_sampled(make_engine: MakeEngine) -> None:
     sample = requests(1, response=20)[0]
     for deterministic in (False, True):
-        foreign = Response(
+        foreign = ResponsePart(
             sample.key,
             0,
             np.array([10, 11, 12], np.int32),
             np.array([-1.0, -2.0, -3.0], np.float32),
-            (VersionRun(4, 2), VersionRun(5, 1)),
+            (VersionSpan(4, 2), VersionSpan(5, 1)),
         )
         engine = make_engine(deterministic=deterministic, version=6)
         done = finish(engine, [resumed(sample, foreign)])[sample.key.sample]

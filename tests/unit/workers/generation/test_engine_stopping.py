@@ -9,11 +9,13 @@ from tests.support.engine_driving import finish, requests, resumed
 from tests.support.models import VOCABULARY
 from tests.unit.workers.generation.conftest import MakeEngine
 
-from rlhf_workers.generation.protocol import Response, VersionRun
-from rlhf_workers.generation.stopping import StopRule
+from rlhf_api.samples import ResponsePart, VersionSpan
+from rlhf_workers.generation.torch_engine.stopping import StopRule
 
 
-def cut(response: Response, tokenizer: Any, strings: tuple[str, ...], ids: tuple[int, ...]) -> tuple[list[int], str]:
+def cut(
+    response: ResponsePart, tokenizer: Any, strings: tuple[str, ...], ids: tuple[int, ...]
+) -> tuple[list[int], str]:
     """Where an undisturbed response has to end, found by looking at every prefix."""
     tokens = response.tokens.tolist()
     for end in range(1, len(tokens) + 1):
@@ -47,12 +49,12 @@ def test_a_resumed_sample_that_is_complete_is_finished_at_once(make_engine: Make
     sample = requests(1, response=4)[0]
     for tokens, reason in (([9, 9, 9, 9], "length"), ([9, 1], "stop"), ([9, 16], "stop")):
         engine = make_engine(stop=("d",))
-        known = Response(
+        known = ResponsePart(
             sample.key,
             0,
             np.array(tokens, np.int32),
             np.zeros(len(tokens), np.float32),
-            (VersionRun(0, len(tokens)),),
+            (VersionSpan(0, len(tokens)),),
         )
         engine.submit([resumed(sample, known)])
         report = engine.step()

@@ -13,8 +13,8 @@ from tests.unit.workers.generation.conftest import MakeEngine
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.job import RLHFJob
-from rlhf_workers.generation.role import GenerationRole, build
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.generation_role import GenerationRole, build
 
 STEP_NS = 30_000_000
 
@@ -286,11 +286,11 @@ def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role
     whole, outbox = Outbox(), Outbox()
     role.handle(generate(2), whole)
     run(role, whole)
-    park = pb.Command(id=8, park=pb.Park(role="generation"))
-    role.handle(park, outbox)
+    offload = pb.Command(id=8, offload=pb.Offload(role="generation"))
+    role.handle(offload, outbox)
     role.handle(generate(2, identifier=9), outbox)
     role.step(outbox)
-    role.handle(park, outbox)
+    role.handle(offload, outbox)
     assert role.active() == 2
     run(role, outbox)
     assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]

@@ -9,12 +9,12 @@ from tests.unit.workers.generation.test_generation_role import Outbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import unpack
-from rlhf_workers.generation import migration
-from rlhf_workers.generation.kv_transfer import Outcome
-from rlhf_workers.generation.messages import wire_key
-from rlhf_workers.generation.migration import Migrations
-from rlhf_workers.generation.protocol import KvSlice
-from rlhf_workers.generation.torch_engine import TorchEngine
+from rlhf_workers.generation.migration import outgoing
+from rlhf_workers.generation.migration.kv_transfer import TransferOutcome
+from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.sample_codec import key_message
 
 
 class PlayedTransfer:
@@ -23,7 +23,7 @@ class PlayedTransfer:
     def __init__(self, channel: object, offer: pb.KvOffer, seconds: float) -> None:
         self.offer = offer
         self.taken, self.backlog, self.bytes = False, 0, 0
-        self.outcome: Outcome | None = None
+        self.outcome: TransferOutcome | None = None
         self.pieces: list[KvSlice] = []
         self.handed_over: pb.KvHandOver | None = None
         ALL.append(self)
@@ -38,7 +38,7 @@ class PlayedTransfer:
     def cancel(self, why: str) -> bool:
         if self.outcome is not None:
             return False
-        self.outcome = Outcome(False, why, 0.0)
+        self.outcome = TransferOutcome(False, why, 0.0)
         return True
 
 
@@ -47,7 +47,7 @@ ALL: list[PlayedTransfer] = []
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(migration, "Transfer", PlayedTransfer)
+    monkeypatch.setattr(outgoing, "KvTransfer", PlayedTransfer)
     ALL.clear()
     yield
     ALL.clear()
@@ -59,14 +59,14 @@ def endless(engine: TorchEngine) -> TorchEngine:
     return engine
 
 
-def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[Migrations, Outbox]:
+def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[OutgoingMigrations, Outbox]:
     """`count` samples a few steps in, the first `moves` of them told to move."""
     samples = requests(count, seed=4, response=90)
     engine.submit(samples)
     for _ in range(3):
         engine.step()
-    migrations, outbox = Migrations(engine, None), Outbox()
-    keys = [pb.MigrateSample(key=wire_key(sample.key), new_attempt=5) for sample in samples[:moves]]
+    migrations, outbox = OutgoingMigrations(engine, None), Outbox()
+    keys = [pb.MigrateSample(key=key_message(sample.key), new_attempt=5) for sample in samples[:moves]]
     migrations.begin(7, pb.Migrate(destination="127.0.0.1:1", samples=keys, timeout_seconds=60), outbox)
     return migrations, outbox
 
@@ -100,7 +100,7 @@ def test_a_sample_is_decoded_on_until_its_prefix_has_left_and_forgotten_at_the_r
         migrations.step()
     assert len(engine.moves.carried(key).tokens) == length
     assert not outbox.of("done")
-    transfer.outcome = Outcome(True, "", 0.0)
+    transfer.outcome = TransferOutcome(True, "", 0.0)
     migrations.step()
     assert engine.moves.cached(key) is None
     (done,) = outbox.of("done")
@@ -121,7 +121,7 @@ def test_a_sample_that_is_not_taken_goes_on(why: str, make_engine: MakeEngine) -
         engine.step()
         ALL[0].backlog = 0
     if why == "refused":
-        ALL[0].outcome = Outcome(False, why, 0.0)
+        ALL[0].outcome = TransferOutcome(False, why, 0.0)
         migrations.step()
     else:
         migrations.stop(None, why)
@@ -138,7 +138,7 @@ def test_a_receipt_that_came_before_the_cancellation_counts(make_engine: MakeEng
     while ALL[0].handed_over is None:
         migrations.step()
         ALL[0].backlog = 0
-    ALL[0].outcome = Outcome(True, "", 0.0)
+    ALL[0].outcome = TransferOutcome(True, "", 0.0)
     migrations.stop(None, "the session broke")
     assert outbox.of("done")[0].migrate.samples[0].moved
     assert engine.held == 0
@@ -156,22 +156,22 @@ def test_a_slow_link_stops_a_sample_after_a_few_rounds(make_engine: MakeEngine) 
         for _ in range(20):  # decoded while a piece is on its way
             engine.step()
         ALL[0].backlog = 0
-    assert rounds <= migration.ROUNDS + 1
+    assert rounds <= outgoing.ROUNDS + 1
 
 
 def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngine) -> None:
     engine = endless(make_engine())
     migrations, outbox = begin(engine, 7, moves=6)
-    again = pb.MigrateSample(key=wire_key(requests(1, seed=4)[0].key), new_attempt=6)
+    again = pb.MigrateSample(key=key_message(requests(1, seed=4)[0].key), new_attempt=6)
     migrations.begin(8, pb.Migrate(destination="127.0.0.1:1", samples=[again, again]), outbox)
     migrations.step()
-    assert len(ALL) == migration.TRANSFERS
+    assert len(ALL) == outgoing.TRANSFERS
     (done,) = outbox.of("done")
     assert [moved.why for moved in done.migrate.samples] == ["it is on its way already"] * 2
-    ALL[0].outcome = Outcome(False, "refused", 0.0)
+    ALL[0].outcome = TransferOutcome(False, "refused", 0.0)
     migrations.step()
     migrations.step()
-    assert len(ALL) == migration.TRANSFERS + 1
+    assert len(ALL) == outgoing.TRANSFERS + 1
     migrations.stop(None, "over")
     assert [done.command_id for done in outbox.of("done")] == [8, 7]
     assert len(finish(engine)) == 7

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.models import write_policy, write_reward_model
 
 from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
 from rlhf_workers.models import (
     load_backbone_with_value_head,
     load_causal_lm,
@@ -19,7 +20,6 @@ from rlhf_workers.models import (
     model_folder,
     replace_weights,
 )
-from rlhf_workers.role import WorkError
 
 FIELD = "spec.models.actor.path"
 HOW: dict[str, Any] = {

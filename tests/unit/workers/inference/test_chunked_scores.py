@@ -10,28 +10,28 @@ from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.incremental import BLOCK, whole_blocks
+from rlhf_api.samples import ScoringSample
 from rlhf_workers import models
 from rlhf_workers.inference.chunk_forward import ChunkForward
-from rlhf_workers.inference.model_scorer import LogProbabilityScorer, PrefixScorer, ValueScorer
-from rlhf_workers.inference.prefix import Prefix
-from rlhf_workers.inference.samples import Sample
+from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
+from rlhf_workers.inference.partial_scores import PartialScore
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 """Of chunks in float32 where bits are not promised; what docs/determinism.md says."""
 
 
-def sample(prompt: int, response: int, number: int = 0) -> Sample:
+def sample(prompt: int, response: int, number: int = 0) -> ScoringSample:
     rng = np.random.default_rng([prompt, response, number])
     tokens = rng.integers(3, VOCABULARY, prompt + response, dtype=np.int32)
-    return Sample(pb.SampleKey(iteration=2, sample=number), tokens[:prompt], tokens[prompt:], "", "", "{}")
+    return ScoringSample(pb.SampleKey(iteration=2, sample=number), tokens[:prompt], tokens[prompt:], "", "", "{}")
 
 
 SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK + 1), (130, 7), (3, 190))
 """Prompt and response around the ends of blocks."""
 
 
-def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> PrefixScorer:
+def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> TokenScorer:
     attention: models.Attention = "eager" if blocks else "sdpa"
     arguments = {"dtype": torch.float32, "device": CPU, "attention": attention, "field": "spec.models"}
     path = str(write_policy(folder, architecture))
@@ -42,10 +42,10 @@ def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> Prefi
     return ValueScorer(model, CPU, blocks=blocks)
 
 
-def early(scorer: PrefixScorer, one: Sample, known: Iterator[int]) -> Prefix:
+def early(scorer: TokenScorer, one: ScoringSample, known: Iterator[int]) -> PartialScore:
     """As far as a sample can be scored when so many of its tokens are known, one count after the other."""
     assert scorer.chunks is not None
-    prefix = Prefix(prompt=len(one.prompt))
+    prefix = PartialScore(prompt=len(one.prompt))
     for count in known:
         tokens = one.tokens[:count]
         while scorer.chunks.next_chunk(prefix, tokens, False):
@@ -83,7 +83,7 @@ def test_samples_that_share_passes_of_any_length_agree_within_rounding(
 ) -> None:
     scores = scorer(tmp_path, architecture, kind, blocks=False)
     samples = [sample(*shape, number) for number, shape in enumerate(SHAPES) if sum(shape) > 2]
-    prefixes = [Prefix(prompt=len(one.prompt)) for one in samples]
+    prefixes = [PartialScore(prompt=len(one.prompt)) for one in samples]
     assert scores.chunks is not None
     for share in (0.3, 0.5, 0.9):
         tokens = [one.tokens[: max(2, int(share * one.length))] for one in samples]

@@ -9,14 +9,14 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
-from rlhf_workers.host_copy import HostCopy
+from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.batches import next_batch
-from rlhf_workers.inference.reward_calls import RewardCalls
-from rlhf_workers.inference.reward_source import RewardError
-from rlhf_workers.inference.role import InferenceRole
-from rlhf_workers.inference.samples import Sample, Scores
+from rlhf_workers.inference.inference_role import InferenceRole
+from rlhf_workers.inference.rewards.reward_calls import RewardCalls
+from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.outbox import SessionOutbox
-from rlhf_workers.role import WorkError
 
 
 class Lengths:
@@ -28,7 +28,7 @@ class Lengths:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def score(self, samples: Sequence[Sample]) -> list[Scores]:
+    def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         self.batches.append(len(samples))
         if any(13 in sample.response for sample in samples):
             raise WorkError("ModelNotFinite", "unlucky")
@@ -42,7 +42,7 @@ class Texts:
 
     async def close(self) -> None: ...
 
-    async def score(self, sample: Sample) -> float | None:
+    async def score(self, sample: ScoringSample) -> float | None:
         if sample.response_text == "bad":
             raise RewardError("RewardRaised", "it is bad", "spec.models.reward.function")
         return float(sample.response_text) if sample.response_text else None
@@ -147,17 +147,17 @@ def test_measuring_times_models_and_calls_no_reward() -> None:
     assert task.task == "reference"
     assert [(cost.batch, cost.tokens) for cost in task.costs] == [(1, 2), (1, 20), (2, 20), (1, 40), (1, 10)]
     assert all(cost.seconds > 0 for cost in task.costs)
-    assert message.done.measure.scoring.wake_seconds < 0.1
+    assert message.done.measure.scoring.onload_seconds < 0.1
     assert role.active() == 0
 
 
 def test_parking_is_answered_and_scoring_wakes_the_models() -> None:
     role = InferenceRole(batch_tokens=64, certificates=None)
     model = torch.nn.Linear(2, 2)
-    role.add("reference", "reference", Lengths(), HostCopy(model, torch.device("cpu"), frozen=True))
+    role.add("reference", "reference", Lengths(), OffloadableWeights(model, torch.device("cpu"), frozen=True))
     outbox = SessionOutbox("inference-0", lambda: None)
     outbox.begin(6)
-    role.handle(pb.Command(id=6, park=pb.Park(role="inference")), outbox)
+    role.handle(pb.Command(id=6, offload=pb.Offload(role="inference")), outbox)
     assert [message.done.command_id for message in sent(outbox)] == [6]
     assert len(run(role, score_sample(0, [1]))) == 1
 
@@ -172,8 +172,8 @@ def test_a_task_the_worker_does_not_run_is_refused_as_a_whole() -> None:
 
 
 def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
-    def sample(length: int) -> Sample:
-        return Sample(pb.SampleKey(), np.ones(1, np.int32), np.ones(length - 1, np.int32), "", "", "")
+    def sample(length: int) -> ScoringSample:
+        return ScoringSample(pb.SampleKey(), np.ones(1, np.int32), np.ones(length - 1, np.int32), "", "", "")
 
     waiting = deque(map(sample, [20, 100, 30, 17, 5, 400]))
     batch = next_batch(waiting, batch_tokens=100)

@@ -8,20 +8,20 @@ import torch
 from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import ScoringSample
 from rlhf_workers import models
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
-from rlhf_workers.inference.reward_model import RewardModelScorer
-from rlhf_workers.inference.samples import Sample
-from rlhf_workers.role import WorkError
+from rlhf_workers.inference.rewards.model import RewardModelScorer
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7
 
 
-def random_samples(count: int, seed: int = 0, longest: int = 40) -> list[Sample]:
+def random_samples(count: int, seed: int = 0, longest: int = 40) -> list[ScoringSample]:
     rng = np.random.default_rng(seed)
     return [
-        Sample(
+        ScoringSample(
             key=pb.SampleKey(iteration=2, sample=number),
             prompt=rng.integers(3, VOCABULARY, rng.integers(1, longest), dtype=np.int32),
             response=rng.integers(3, VOCABULARY, rng.integers(1, longest), dtype=np.int32),
@@ -47,7 +47,7 @@ def critic(folder: Path, attention: models.Attention = "sdpa") -> models.ValueMo
     return model
 
 
-def full(sample: Sample) -> torch.Tensor:
+def full(sample: ScoringSample) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([sample.prompt, sample.response]).astype(np.int64))[None]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_workers.inference.reward_child import child_environment
-from rlhf_workers.inference.reward_host import LoadError, describe, load_function, reply_of
+from rlhf_workers.inference.rewards.function_host import LoadError, describe, load_function, reply_of
+from rlhf_workers.inference.rewards.function_process import child_environment
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,20 @@ from transformers import AutoModelForSequenceClassification
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
-from rlhf_workers.inference.reward_model import RewardModelScorer
-from rlhf_workers.inference.samples import Sample
+from rlhf_api.samples import ScoringSample
+from rlhf_workers.failures import WorkError
+from rlhf_workers.inference.rewards.model import RewardModelScorer
 from rlhf_workers.inference.scorers import load_scorer
-from rlhf_workers.role import WorkError
 
 MESSAGES = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]
 CLOSED = "{% for m in messages %}{{ m.role }}: {{ m.content }}!{% endfor %}"
 OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 
 
-def sample(prompt_text: str) -> Sample:
+def sample(prompt_text: str) -> ScoringSample:
     tokens = np.array([3, 4], np.int32)
     record = json.dumps({"messages": MESSAGES})
-    return Sample(pb.SampleKey(iteration=2, sample=7), tokens, tokens, prompt_text, "2 yes", record)
+    return ScoringSample(pb.SampleKey(iteration=2, sample=7), tokens, tokens, prompt_text, "2 yes", record)
 
 
 def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = False) -> RLHFJob:

@@ -25,7 +25,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.measuring import NoPeers, made_up_work, stage_row
 

@@ -21,7 +21,7 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.batch import Batch
 from rlhf_workers.training.minibatches import epoch_order

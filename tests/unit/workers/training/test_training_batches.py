@@ -12,7 +12,7 @@ from rlhf_api.arrays import pack
 from rlhf_api.job.groups import Optimizer
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batch import batch_from, micro_batch
 from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split

@@ -12,7 +12,7 @@ from tests.support.training_ranks import make_samples
 from rlhf_api import channels, control_pb2_grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
 
 

@@ -29,9 +29,9 @@ from tests.support.training_ranks import (
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_planner.schedule.serial import one_f_one_b
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.grpo import group_advantages
-from rlhf_workers.role import WorkError
 from rlhf_workers.training import checkpoint, tensor_file
 from rlhf_workers.training.trainer import Trainer
 

@@ -9,7 +9,7 @@ from tests.support.loopback import LOOPBACKS
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers import peer_server
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import join_address
 from rlhf_workers.training.rendezvous import join_group, leave_group
 

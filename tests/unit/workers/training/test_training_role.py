@@ -12,11 +12,11 @@ from tests.support.training_ranks import ThreadPeers, make_job, make_samples, on
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.schedule import ScheduleTable
-from rlhf_workers.role import WorkError
+from rlhf_workers.failures import WorkError
 from rlhf_workers.training.peers import PeerLostError
-from rlhf_workers.training.role import SpanBuffer, TrainingRole
 from rlhf_workers.training.stages import read_config
 from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
 
 class Outbox:
@@ -89,8 +89,8 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
             role.handle(train(iteration), outbox)
             finish(role, outbox)
             if sleeping:
-                role.sleep()
-                role.sleep()
+                role.offload()
+                role.offload()
         moved = {id(tensor) for copy in role._trainer._copies for tensor in copy._tensors()}
         for optimizer in role._trainer.optimizers.values():
             assert moved >= {id(value) for value in (*optimizer.parameters.values(), *optimizer.moments())}
@@ -99,7 +99,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
         # What sleeps is served to peers and saved all the same.
         served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
         moments = next(iter(role._trainer.optimizers.values())).state()
-        assert outbox.spans.count("wake/training") == outbox.onloads == int(sleeping)
+        assert outbox.spans.count("onload/training") == outbox.onloads == int(sleeping)
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
     sleeping = False

@@ -1,0 +1,101 @@
+"""The vocabulary of a sample, one for coordinator and workers: its key, lease, request, response and version spans.
+
+Rule: plain data of numpy arrays, without messages of the wire; one module on each side converts the two
+(`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+FinishReason = Literal["", "stop", "length"]
+
+
+class SampleKey(NamedTuple):
+    """Name of a sample under one lease; each lease of the sample has a higher `attempt`."""
+
+    iteration: int
+    sample: int
+    """0 .. batch size - 1 inside the iteration."""
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The worker that has a sample, or one of its tasks, and the attempt that fences it."""
+
+    worker: str
+    attempt: int
+
+
+class VersionSpan(NamedTuple):
+    """Consecutive response tokens that were sampled with one weight version."""
+
+    version: int
+    """0 is the initial model, i + 1 the outcome of training iteration i."""
+    tokens: int
+    """Number of them."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """A sample to decode, from its start or from the tokens that it already has."""
+
+    key: SampleKey
+    prompt: TokenArray
+    """int32 [p], p >= 1."""
+    random_key: int
+    """64 bits; with the response position, the only source of randomness."""
+    max_response_tokens: int
+    """Response tokens in total, those in `tokens` included."""
+    tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [k]: response tokens already decoded."""
+    log_probabilities: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    """float32 [k], as in `ResponsePart`."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Their tokens sum to k."""
+
+
+@dataclass(frozen=True)
+class ResponsePart:
+    """Response tokens of a sample from `offset` on; with offset 0 and a finish reason, a whole response."""
+
+    key: SampleKey
+    offset: int
+    tokens: TokenArray
+    """int32 [n]."""
+    log_probabilities: FloatArray
+    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k."""
+    versions: tuple[VersionSpan, ...]
+    """Their tokens sum to n."""
+    finish_reason: FinishReason = ""
+    """Empty while the response is unfinished."""
+
+
+@dataclass(frozen=True)
+class ScoringSample:
+    """A prompt with its whole response, to be scored."""
+
+    key: SampleKey
+    prompt: TokenArray
+    """int32 [p], p >= 1."""
+    response: TokenArray
+    """int32 [n], n >= 1."""
+    prompt_text: str
+    response_text: str
+    record: str
+    """The prompt's JSON object, as text."""
+
+    @property
+    def tokens(self) -> TokenArray:
+        """Prompt and response, int32 [p + n]."""
+        return np.concatenate([self.prompt, self.response])
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response, p + n."""
+        return len(self.prompt) + len(self.response)

@@ -1,0 +1,171 @@
+"""What reward code is given: named variables and headers, secrets among them, which no message and no log quotes."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job.models import Reward
+from rlhf_api.reward_secrets import variables
+from rlhf_api.samples import ScoringSample
+from rlhf_workers.failures import WorkError
+from rlhf_workers.inference.rewards.endpoint import EndpointReward
+from rlhf_workers.inference.rewards.function import FunctionReward
+from rlhf_workers.inference.rewards.function_process import child_environment
+from rlhf_workers.inference.rewards.reward_settings import RewardSettings, given, headers, hidden
+from rlhf_workers.inference.rewards.reward_source import RewardError
+
+SECRET = "sk-tell-nobody"
+CODE = """
+import os, sys
+
+def score(prompt, response, record):
+    if response == "raise":
+        print("the token is", os.environ["JUDGE_TOKEN"])
+        sys.stderr.write(os.environ["JUDGE_TOKEN"])
+        raise ValueError("refused: " + os.environ["JUDGE_TOKEN"])
+    if response == "return":
+        return "x" * 80 + os.environ["JUDGE_TOKEN"]
+    names = [name for name in os.environ if name in ("JUDGE_TOKEN", "MODE", "RLHF_SECRET_JUDGE_TOKEN", "OTHER")]
+    return float(sorted(names) == ["JUDGE_TOKEN", "MODE"] and os.environ["JUDGE_TOKEN"] == "sk-tell-nobody")
+"""
+
+
+def sample(response: str) -> ScoringSample:
+    one = np.ones(1, np.int32)
+    return ScoringSample(pb.SampleKey(), one, one, "2+2=", response, "{}")
+
+
+def function_of(file: str) -> Reward:
+    secret = {"name": "JUDGE_TOKEN", "secretKeyRef": {"name": "judge", "key": "token"}}
+    env = [secret, {"name": "MODE", "value": "fast"}]
+    return Reward.model_validate({"function": {"file": file, "env": env}})
+
+
+def given_of(reward: Reward, environ: dict[str, str]) -> RewardSettings:
+    assert reward.function is not None
+    return given(reward.function.env, "spec.models.reward.function.env", reward, environ)
+
+
+def test_every_secret_has_a_variable_of_its_own() -> None:
+    keys = [("judge", "token"), ("judge", "Token"), ("judge-token", "x.pem"), ("judge", "token")]
+    env = [{"name": f"V{i}", "secretKeyRef": {"name": n, "key": k}} for i, (n, k) in enumerate(keys)]
+    found = variables(Reward.model_validate({"function": {"file": "r.py", "env": env}}))
+    assert {(each.name, each.key): variable for each, variable in found.items()} == {
+        ("judge", "token"): "RLHF_SECRET_JUDGE_TOKEN",
+        ("judge", "Token"): "RLHF_SECRET_JUDGE_TOKEN_2",
+        ("judge-token", "x.pem"): "RLHF_SECRET_JUDGE_TOKEN_X_PEM",
+    }
+
+
+def test_the_child_sees_what_is_named_and_nothing_else_of_the_worker() -> None:
+    environ = {"PATH": "/bin", "HF_TOKEN": "other", "RLHF_SECRET_JUDGE_TOKEN": SECRET}
+    seen = child_environment(environ, 1, given_of(function_of("r.py"), environ))
+    assert (seen["JUDGE_TOKEN"], seen["MODE"]) == (SECRET, "fast")
+    assert not {"HF_TOKEN", "RLHF_SECRET_JUDGE_TOKEN"} & seen.keys()
+    assert seen["PYTHONHASHSEED"] == "0"
+
+
+def test_a_secret_that_is_not_there_names_its_key_and_variable() -> None:
+    with pytest.raises(WorkError, match=r"JUDGE_TOKEN: key token of Secret judge is not in .* RLHF_SECRET_JUDGE_TOKEN"):
+        given_of(function_of("r.py"), {})
+
+
+async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(CODE)
+    reward = function_of(str(file))
+    assert reward.function is not None
+    found = given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET + "\n"})
+    source = FunctionReward(
+        reward.function, 60, 1, 1, RewardSettings({**found.values, "JUDGE_TOKEN": SECRET}, found.secret)
+    )
+    await source.start()
+    try:
+        assert await source.score(sample("ok")) == 1.0
+        for response, words in (("raise", r"ValueError: refused: \*\*\*"), ("return", r"returned 'x+")):
+            with pytest.raises(RewardError, match=words) as caught:
+                await source.score(sample(response))
+            assert "sk-" not in caught.value.failure.message
+    finally:
+        await source.close()
+    told = "".join(capfd.readouterr())
+    assert "the token is ***" in told
+    assert "refused: ***" in told
+    assert SECRET not in told
+
+
+async def test_a_module_that_fails_with_its_secret_does_not_tell_it(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text('import os\nraise RuntimeError("bad key " + os.environ["JUDGE_TOKEN"])\n')
+    reward = function_of(str(file))
+    assert reward.function is not None
+    source = FunctionReward(reward.function, 60, 1, 1, given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET}))
+    with pytest.raises(WorkError, match=r"bad key \*\*\*") as caught:
+        await source.start()
+    assert SECRET not in caught.value.failure.message
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with the header it was given, in the way that the response text asks for."""
+
+    def do_POST(self) -> None:
+        request = self.rfile.read(int(self.headers["Content-Length"]))
+        told = self.headers.get("Authorization", "none")
+        right = told == f"Bearer {SECRET}" and self.headers.get("X-Kind") == "math"
+        body = f'{{"rewards": [{1.0 if right else 0.0}]}}'
+        if b"quote" in request:
+            body = f'{{"rewards": ["{told}"]}}'
+        self.send_response(401 if b"refuse" in request else 200)
+        data = f"who is {told}?".encode() if b"refuse" in request else body.encode()
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    server.shutdown()
+    server.server_close()
+
+
+async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url: str) -> None:
+    secret = {"name": "Authorization", "secretKeyRef": {"name": "judge", "key": "token"}}
+    endpoint = {"url": url, "headers": [secret, {"name": "X-Kind", "value": "math"}]}
+    reward = Reward.model_validate({"endpoint": endpoint})
+    assert reward.endpoint is not None
+    environ = {"RLHF_SECRET_JUDGE_TOKEN": f"Bearer {SECRET}\n"}
+    found = given(reward.endpoint.headers, "spec.models.reward.endpoint.headers", reward, environ)
+    source = EndpointReward(reward.endpoint, 60.0, found)
+    await source.start()
+    try:
+        assert await source.score(sample("right")) == 1.0
+        for response, words in (("refuse", r"status 401: who is \*\*\*\?"), ("quote", r"the reward is '\*\*\*'")):
+            with pytest.raises(RewardError, match=words) as caught:
+                await source.score(sample(response))
+            assert SECRET not in caught.value.failure.message
+    finally:
+        await source.close()
+
+
+def test_a_header_of_two_lines_is_refused_without_being_shown() -> None:
+    with pytest.raises(WorkError, match=r"Authorization: its value must be one line") as caught:
+        headers(RewardSettings({"Authorization": f"{SECRET}\nX-Other: 1"}, frozenset({"Authorization"})), "field")
+    assert SECRET not in caught.value.failure.message
+
+
+def test_what_is_hidden_is_hidden_in_every_form() -> None:
+    assert hidden(f"a {SECRET} b", (f"{SECRET}\n", "")) == "a *** b"

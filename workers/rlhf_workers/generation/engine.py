@@ -1,0 +1,204 @@
+"""What a generation engine is: the seam between the generation role and whatever decodes.
+
+An engine implements `Engine`, and those of the Protocols below it that name what it can do besides; `engine_registry`
+says how it is found. Rule: plain data in and out, no messages of the wire. An engine is driven by one thread; `step` is
+one bounded piece of work. A sample's tokens depend on its prompt, its random key, the weights and the sampling
+parameters: never on what else is decoded, where, or in how many pieces. An engine must never lose a sample: until it is
+in `StepReport.finished`, `withdraw` returns it with every token.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.kv_slices import KvShape, KvSlice
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Sizes an engine is built for."""
+
+    max_batch_size: int
+    """Samples decoded at once; more wait."""
+    max_prompt_tokens: int
+    max_response_tokens: int
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How a token is drawn from the logits."""
+
+    temperature: float = 1.0
+    """0 is greedy; log-probabilities are then those at temperature 1."""
+    top_p: float = 1.0
+    """Smallest set of most probable tokens with this much probability; 1 keeps all."""
+    top_k: int = 0
+    """So many most probable tokens; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; kept in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, beside the tokenizer's end-of-sequence token; kept in it."""
+
+
+class Prefill(NamedTuple):
+    """One pass over samples that begin, or go on, here."""
+
+    samples: int
+    tokens: int
+    """Of all of them together."""
+    resumed: bool
+    """All were samples with a response, whose tokens went through it too."""
+
+
+@dataclass
+class StepReport:
+    """What one step did."""
+
+    finished: list[ResponsePart] = field(default_factory=list)
+    """Whole responses."""
+    decoded: int = 0
+    """Tokens sampled."""
+    prefilled: int = 0
+    """Prompt tokens (and replayed response tokens) run through the model."""
+    prefill_ns: int = 0
+    """Time of it that prefill took."""
+    prefills: list[Prefill] = field(default_factory=list)
+    """What that time was spent on."""
+    replayed: int = 0
+    """Rows of decode passes that decoded a known token again."""
+    rows: int = 0
+    """Samples that went through a decode pass."""
+    keys: int = 0
+    """Keys that were read, of all rows together."""
+
+
+class PassCost(NamedTuple):
+    """One pass over `batch` samples of `tokens` tokens each."""
+
+    batch: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """What decoding costs on an engine."""
+
+    decode: tuple[PassCost, ...]
+    """A step; tokens are those in each sample's cache."""
+    prefill: tuple[PassCost, ...]
+    """Tokens are those of each prompt."""
+    kv_bytes_per_token: int
+    kv_room_bytes: int
+    """For caches; 0: not limited by the device."""
+    max_batch_size: int
+    replays: bool
+    """A sample resumed from its tokens decodes them again."""
+
+
+class EngineError(Exception):
+    """A request that an engine cannot take; `field` is the manifest path a user can change, if any."""
+
+    def __init__(self, reason: str, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.field = field
+
+
+class Engine(Protocol):
+    """Continuous batching over one model. Not thread-safe."""
+
+    version: int
+    """Weight version held."""
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Takes all of them or, with an EngineError naming the first that is wrong, none."""
+
+    def step(self) -> StepReport:
+        """Admits queued samples and decodes one token of every admitted one (an engine that speculates: several)."""
+
+    def progress(self) -> list[ResponsePart]:
+        """Return the tokens of unfinished samples that no earlier `progress` returned."""
+
+    def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
+        """Drops these samples (None: all) and returns their tokens so far; unknown and finished ones are left out."""
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
+        """Replaces all weights or none; returns bytes. Samples in flight go on, their later tokens bear `version`."""
+
+    @property
+    def held(self) -> int:
+        """Number of samples submitted and neither reported finished nor withdrawn."""
+
+
+# ------------------------------------------------------------ abilities that an engine may have, found by isinstance
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can free its device; one that cannot keeps its memory between iterations."""
+
+    def sleep(self) -> None:
+        """Frees KV memory and the device's weights; samples must have been withdrawn."""
+
+    def wake(self) -> None:
+        """Undoes sleep, where it sleeps."""
+
+
+@runtime_checkable
+class MeasuresCosts(Protocol):
+    """An engine that can say what its work costs; without it, inter-stage fusion stays Disabled."""
+
+    def measure(self) -> Generator[None, None, EngineCosts]:
+        """Times made-up work, a bounded piece a step of the iterator; leaves the engine and its samples as they are."""
+
+
+class KvMoves(Protocol):
+    """Samples that move with their KV caches, between two steps."""
+
+    layout: str
+    """Fingerprint of everything two engines must have in common for a cache of one to be read by the other."""
+    shapes: tuple[KvShape, ...]
+    """One for each layer, in order."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token leaves in all layers."""
+
+    def cached(self, key: SampleKey) -> int | None:
+        """Positions in the sample's cache, 0 while it waits for a slot; None when it is not here or is finished."""
+
+    def carried(self, key: SampleKey) -> SampleRequest:
+        """The request that goes on after the sample's last token elsewhere."""
+
+    def export(self, key: SampleKey, start: int, stop: int) -> KvSlice:
+        """A copy of part of the cache; stop is at most `cached`."""
+
+    def pause(self, key: SampleKey, paused: bool) -> None:
+        """A paused sample is not decoded on; it keeps its slot."""
+
+    def reserve(self) -> bool:
+        """Keeps a slot free for a sample that arrives; False when there is none: held ones are never pushed out."""
+
+    def release(self) -> None:
+        """Gives a reserved slot back."""
+
+    def admit(self, request: SampleRequest, cache: KvSlice | None) -> None:
+        """Takes a sample into a reserved slot (given back on EngineError). Without a cache it is computed here."""
+
+
+@runtime_checkable
+class MovesKvCaches(Protocol):
+    """An engine whose samples can move with their caches; without it they move by their tokens."""
+
+    @property
+    def moves(self) -> KvMoves:
+        """Return what moves them."""
+
+
+def kv_moves_of(engine: Engine) -> KvMoves | None:
+    """Return what moves an engine's caches; None: its samples move by their tokens only."""
+    return engine.moves if isinstance(engine, MovesKvCaches) else None

@@ -1,0 +1,116 @@
+"""Samples that come to this worker with their KV caches: the destination's side, on the compute thread.
+
+Rule: an offer is taken only when the cache can be read here (same layout, same weight version) and a slot can be kept
+for it; held samples are never pushed out. A sample is fenced by (iteration, sample, attempt): what was withdrawn, or is
+known under the same or a higher attempt, is refused, at the offer and again at the hand-over. An admitted sample is
+told to the coordinator, whole, before its source hears of it. Must never hold a slot for an arrival that ended.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import SampleKey, SampleRequest
+from rlhf_workers.generation.engine import Engine, EngineError, Sleeps, kv_moves_of
+from rlhf_workers.generation.migration.kv_chunks import KvRefusedError
+from rlhf_workers.kv_slices import KvReservation, KvSlice
+from rlhf_workers.sample_codec import key_of, progress_message, request_of, resumed_request
+from rlhf_workers.worker_role import Outbox
+
+
+@dataclass(frozen=True)
+class _Offered:
+    request: SampleRequest
+    version: int
+    start_ns: int
+
+
+class IncomingMigrations:
+    """Implements `worker_role.KvReceiver`."""
+
+    def __init__(self, engine: Engine, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._engine = engine
+        self._clock_ns = clock_ns
+        self._offered: dict[SampleKey, _Offered] = {}
+        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt that is over or here
+
+    def offer(self, offer: pb.KvOffer) -> KvReservation:
+        """Keeps a slot for the sample; KvRefusedError when it cannot be taken."""
+        moves = kv_moves_of(self._engine)
+        if moves is None:
+            raise KvRefusedError("this worker's engine takes no KV caches")
+        if offer.layout != moves.layout:
+            raise KvRefusedError(f"its cache has layout {offer.layout}, this worker's has {moves.layout}")
+        self._check_version(offer.version)
+        try:
+            request = request_of(offer.sample)
+        except ValueError as error:
+            raise KvRefusedError(f"the offer is malformed: {error}") from error
+        self._check_attempt(request.key)
+        if isinstance(self._engine, Sleeps):
+            self._engine.wake()
+        if not moves.reserve():
+            raise KvRefusedError(f"no slot is free: {self._engine.held} samples are held, others are on their way")
+        self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())
+        self._fenced[request.key[:2]] = request.key.attempt
+        longest = len(request.prompt) + request.max_response_tokens
+        return KvReservation(request.key, moves.shapes, len(request.prompt) + len(request.tokens), longest)
+
+    def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
+        """Takes the sample to decode it on, and says so; KvRefusedError when it is not wanted any more or is wrong."""
+        offered, moves = self._offered.get(key), kv_moves_of(self._engine)
+        if offered is None or moves is None:
+            raise KvRefusedError("it was withdrawn, or this worker's session broke")
+        self._check_version(offered.version)
+        if key_of(hand_over.sample.key) != key or hand_over.sample.offset:
+            raise KvRefusedError("the hand-over is of another sample than the offer")
+        try:
+            request = resumed_request(offered.request, hand_over.sample)
+        except ValueError as error:
+            raise KvRefusedError(f"the hand-over is malformed: {error}") from error
+        del self._offered[key]  # the engine gives the slot back when it refuses
+        try:
+            moves.admit(request, cache)
+        except EngineError as error:
+            raise KvRefusedError(str(error)) from error
+        outbox.progress(progress_message(request))
+        outbox.span(
+            "migrate",
+            offered.start_ns,
+            self._clock_ns(),
+            key.iteration,
+            direction="in",
+            sample=str(key.sample),
+            bytes=str(size),
+        )
+
+    def drop(self, key: SampleKey) -> None:
+        """The arrival ended without a hand-over."""
+        moves = kv_moves_of(self._engine)
+        if self._offered.pop(key, None) is not None and moves is not None:
+            moves.release()
+
+    def fence(self, keys: Iterable[SampleKey]) -> None:
+        """These were withdrawn: also what is still on its way."""
+        for key in keys:
+            self._fenced[key[:2]] = max(self._fenced.get(key[:2], 0), key.attempt)
+            self.drop(key)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Fences of iterations before the last are not needed any more."""
+        self._fenced = {key: attempt for key, attempt in self._fenced.items() if key[0] >= iteration - 1}
+
+    def clear(self) -> None:
+        """Ends every arrival."""
+        for key in list(self._offered):
+            self.drop(key)
+
+    def _check_version(self, version: int) -> None:
+        if version != self._engine.version:
+            raise KvRefusedError(f"its cache is of weight version {version}, this worker holds {self._engine.version}")
+
+    def _check_attempt(self, key: SampleKey) -> None:
+        known = self._fenced.get(key[:2], -1)
+        if key.attempt <= known:
+            raise KvRefusedError(f"attempt {key.attempt} of it is over here: attempt {known} is known")

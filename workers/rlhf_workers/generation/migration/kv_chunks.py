@@ -1,0 +1,127 @@
+"""KV caches on the wire: cut into chunks with checksums, and put together again in host memory.
+
+Rule: bytes travel as they are in the cache. An arrival takes only chunks that continue what it has, of the model's own
+shapes, with the checksum that was announced, and is given out only whole. It holds no more memory than it was allowed.
+Must never guess a missing byte.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import CHUNK_BYTES
+from rlhf_workers.kv_slices import KvShape, KvSlice
+
+WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
+    torch.float32: ("float32", torch.float32),
+    torch.float16: ("float16", torch.float16),
+    torch.bfloat16: ("uint16", torch.int16),
+}
+"""dtype of a cache -> its name on the wire, and a type of the same size that numpy knows."""
+GROWTH_TOKENS: Final = 64
+"""Room beyond the tokens known at the offer: a sample that is decoded on while it is sent grows by a few dozen."""
+
+
+class KvRefusedError(Exception):
+    """What came cannot be taken; the message says why."""
+
+
+def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
+    """The messages of part of a cache, in position order a layer."""
+    for layer, states in enumerate(piece.layers):
+        for kind, part in enumerate(states):
+            heads, tokens, size = part.shape
+            most = max(CHUNK_BYTES // (heads * size * part.element_size()), 1)
+            name, numpy_type = WIRE[part.dtype]
+            for start in range(0, tokens, most):
+                cut = part[:, start : start + most].contiguous()
+                data = cut.view(numpy_type).numpy().tobytes()
+                array = pb.Array(dtype=name, shape=cut.shape, data=data)
+                position = piece.start + start
+                yield pb.KvPart(
+                    chunk=pb.KvChunk(
+                        layer=layer, values=kind == 1, position=position, data=array, crc32=zlib.crc32(data)
+                    )
+                )
+
+
+class IncomingCache:
+    """The cache of one sample while it comes in."""
+
+    def __init__(self, shapes: Sequence[KvShape], known: int, longest: int, allow: Callable[[int], bool]) -> None:
+        """`known` positions are expected at first and `longest` at most; `allow` is asked for every byte held, and a
+        negative number gives them back."""
+        self._shapes = shapes
+        self._longest = longest
+        self._allow = allow
+        self._bytes_per_token = sum(shape.bytes for shape in shapes)
+        self._filled = [[0, 0] for _ in shapes]
+        self._capacity = 0
+        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.received = 0
+        """Bytes of data so far."""
+        self._grow(min(known + GROWTH_TOKENS, longest))
+
+    def take(self, chunk: pb.KvChunk) -> None:
+        """Adds a chunk; KvRefusedError when it does not fit or is damaged."""
+        where = f"{'values' if chunk.values else 'keys'} of layer {chunk.layer} from position {chunk.position}"
+        if not 0 <= chunk.layer < len(self._shapes):
+            raise KvRefusedError(f"{where}: the model has {len(self._shapes)} layers")
+        filled, shape = self._filled[chunk.layer], self._shapes[chunk.layer]
+        size = shape.value_size if chunk.values else shape.key_size
+        name, numpy_type = WIRE[shape.dtype]
+        if len(chunk.data.shape) != 3 or chunk.position != filled[chunk.values]:
+            raise KvRefusedError(f"{where} came where position {filled[chunk.values]} was due")
+        heads, tokens, width = chunk.data.shape
+        if (chunk.data.dtype, heads, width) != (name, shape.heads, size) or tokens < 1:
+            found = f"{chunk.data.dtype} {list(chunk.data.shape)}"
+            raise KvRefusedError(f"{where}: {found} is not {name} [{shape.heads}, tokens, {size}]")
+        data = chunk.data.data
+        if len(data) != heads * tokens * width * shape.dtype.itemsize:
+            raise KvRefusedError(f"{where}: {len(data)} bytes are not {list(chunk.data.shape)} of {name}")
+        if zlib.crc32(data) != chunk.crc32:
+            raise KvRefusedError(f"{where}: checksum is {zlib.crc32(data):08x}, announced {chunk.crc32:08x}")
+        stop = chunk.position + tokens
+        if stop > self._longest:
+            raise KvRefusedError(f"{where}: position {stop} is beyond the sample's {self._longest}")
+        if stop > self._capacity:
+            self._grow(min(max(2 * self._capacity, stop), self._longest))
+        numbers = np.frombuffer(data, dtype=torch.empty(0, dtype=numpy_type).numpy().dtype)
+        target = self._parts[chunk.layer][chunk.values].view(numpy_type).numpy()
+        target[:, chunk.position : stop] = numbers.reshape(heads, tokens, width)
+        filled[chunk.values] = stop
+        self.received += len(data)
+
+    def whole(self, positions: int) -> KvSlice | None:
+        """The cache of exactly so many positions (None: of none); KvRefusedError when something is missing."""
+        for layer, filled in enumerate(self._filled):
+            if filled != [positions, positions]:
+                raise KvRefusedError(f"{positions} positions were handed over, layer {layer} has {min(filled)}")
+        if not positions:
+            return None
+        return KvSlice(0, positions, tuple((k[:, :positions], v[:, :positions]) for k, v in self._parts))
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._parts = []
+        self._allow(-self._capacity * self._bytes_per_token)
+        self._capacity = 0
+
+    def _grow(self, capacity: int) -> None:
+        more = (capacity - self._capacity) * self._bytes_per_token
+        if not self._allow(more):
+            raise KvRefusedError(f"no memory for {capacity} positions of {self._bytes_per_token} bytes beside others")
+        before, self._parts = self._parts, []
+        for layer, shape in enumerate(self._shapes):
+            parts = []
+            for kind, size in enumerate((shape.key_size, shape.value_size)):
+                part = torch.empty(shape.heads, capacity, size, dtype=shape.dtype)
+                if before:
+                    part[:, : self._capacity] = before[layer][kind]
+                parts.append(part)
+            self._parts.append((parts[0], parts[1]))
+        self._capacity = capacity

@@ -1,0 +1,123 @@
+"""One sample on its way to another worker: the Receive call of its destination, fed from the compute thread.
+
+Rule: nothing but the offer leaves before the destination has taken it. The outcome is set once: moved only by a receipt
+that says so; a refusal, a broken call, a time-out or `cancel` mean not moved, also when the destination took the sample
+and its receipt was lost. Chunks are made on gRPC's thread while the compute thread decodes. When this process dies, the
+destination sees the call break; what it had accepted by then is for the coordinator to settle.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.control_pb2_grpc import KvSinkStub
+from rlhf_workers.generation.migration.kv_chunks import chunks
+from rlhf_workers.kv_slices import KvSlice
+
+TAKEN: Final = "rlhf-offer-taken"
+"""Initial metadata by which a destination says that the chunks may come."""
+
+
+@dataclass(frozen=True)
+class TransferOutcome:
+    """How a transfer ended."""
+
+    moved: bool
+    why: str
+    """Not moved: why."""
+    at: float
+    """time.monotonic()."""
+
+
+class KvTransfer:
+    """Fed and watched by the compute thread; everything else happens on gRPC's threads."""
+
+    def __init__(self, channel: grpc.Channel, offer: pb.KvOffer, seconds: float) -> None:
+        """Dials at once. `seconds` is the time for all of it."""
+        self.taken = False
+        self.backlog = 0
+        """Pieces given and not yet sent."""
+        self.bytes = 0
+        """KV bytes sent."""
+        self._offer = offer
+        self._seconds = seconds
+        self._pieces: queue.SimpleQueue[KvSlice | pb.KvHandOver | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._outcome: TransferOutcome | None = None
+        self._dialed = threading.Event()
+        self._call = KvSinkStub(channel).Receive.future(self._parts(), timeout=seconds)
+        self._dialed.set()
+        self._call.add_done_callback(self._ended)
+
+    @property
+    def outcome(self) -> TransferOutcome | None:
+        """None while it is under way."""
+        with self._lock:
+            return self._outcome
+
+    def send(self, piece: KvSlice) -> None:
+        """The next positions."""
+        with self._lock:
+            self.backlog += 1
+        self._pieces.put(piece)
+
+    def hand_over(self, message: pb.KvHandOver) -> None:
+        """The last message: from here on only the receipt says whose the sample is."""
+        self._pieces.put(message)
+
+    def cancel(self, why: str) -> bool:
+        """Ends it as not moved; False when it had ended before."""
+        if not self._end(TransferOutcome(False, why, time.monotonic())):
+            return False
+        self._call.cancel()
+        return True
+
+    # ------------------------------------------------------------ gRPC's threads
+
+    def _parts(self) -> Iterator[pb.KvPart]:
+        yield pb.KvPart(offer=self._offer)
+        self._dialed.wait()
+        metadata = self._call.initial_metadata() or ()
+        if not any(name == TAKEN for name, _ in metadata):
+            return  # the receipt says why
+        self.taken = True
+        while True:
+            piece = self._pieces.get()
+            if piece is None:
+                return
+            if isinstance(piece, pb.KvHandOver):
+                yield pb.KvPart(hand_over=piece)
+                return
+            for part in chunks(piece):
+                yield part
+                self.bytes += len(part.chunk.data.data)
+            with self._lock:
+                self.backlog -= 1
+
+    def _ended(self, call: "grpc.Future[pb.KvReceipt]") -> None:
+        now = time.monotonic()
+        try:
+            receipt = call.result(timeout=0)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            late = code == grpc.StatusCode.DEADLINE_EXCEEDED
+            why = f"no receipt within {self._seconds:.1f} s" if late else f"{code.name.lower()}: {details}"
+            self._end(TransferOutcome(False, why, now))
+        except (grpc.FutureCancelledError, grpc.FutureTimeoutError):
+            self._end(TransferOutcome(False, "the call was cancelled", now))
+        else:
+            self._end(TransferOutcome(receipt.accepted, receipt.why, now))
+
+    def _end(self, outcome: TransferOutcome) -> bool:
+        with self._lock:
+            first = self._outcome is None
+            if first:
+                self._outcome = outcome
+        self._pieces.put(None)
+        return first

@@ -1,0 +1,39 @@
+"""What a torch engine holds of its samples: from the queue through slots and rows to responses not yet reported.
+
+Rule: one object, so that all of it can be put aside at once. Every sample of `held` is in exactly one of queue,
+waiting, table and complete. Must never be shared between engines.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.generation.torch_engine.kv_pools import KvPools
+from rlhf_workers.generation.torch_engine.response_table import ResponseTable
+
+
+@dataclass
+class EngineState:
+    """Samples of one engine."""
+
+    table: ResponseTable
+    pools: KvPools
+    queue: deque[SampleRequest] = field(default_factory=deque)
+    held: set[SampleKey] = field(default_factory=set)
+    complete: list[ResponsePart] = field(default_factory=list)
+    waiting: dict[SampleKey, SampleRequest] = field(default_factory=dict)
+    """Samples of the queue that are paused."""
+    reserved: int = 0
+    """Slots kept for samples that arrive from other workers."""
+
+    @property
+    def free(self) -> int:
+        """Slots for samples of the queue."""
+        return self.table.free - self.reserved
+
+    def slot(self, key: SampleKey) -> int | None:
+        """Where a sample is decoded."""
+        for slot, request in enumerate(self.table.requests):
+            if request is not None and request.key == key:
+                return slot
+        return None

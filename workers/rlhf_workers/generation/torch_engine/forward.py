@@ -1,0 +1,118 @@
+"""Runs a transformers causal language model for the engine: a prefill of prompts, a decode pass over rows of a pool.
+
+Rule: the engine says which position every token has and what it may see; the model gets explicit position ids and
+prepared 4D masks (the dict form where layers differ), which transformers passes through untouched. A model that does
+not follow them is found by `verify` when the engine is built, not by wrong tokens later. Must never depend on the
+cache's own idea of length.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool, PromptCache
+from rlhf_workers.kv_slices import KvShape
+
+EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in configurations."""
+VERIFY_TOKENS: Final = 24
+"""Length of the sequence `verify` compares; longer than no window matters little, the masks are ours."""
+VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
+"""Largest difference of logits, relative to the largest logit; half-precision types get HALF_TOLERANCE."""
+HALF_TOLERANCE: Final = 0.1
+
+
+class CausalForward:
+    """One model, driven by explicit positions and masks."""
+
+    def __init__(self, model: Any, field: str) -> None:
+        """`field` is the manifest path named when the model is of a kind the engine cannot drive."""
+        self.model = model
+        self.device: torch.device = model.device
+        config = model.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.experts = any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
+        """Whether layers route tokens to experts."""
+        self._field = field
+        self._masks = AttentionMasks(config, model.dtype)
+        if self._masks.unknown:
+            why = f"it has layers of kind {', '.join(self._masks.unknown)}; the torch engine knows {FULL} and {SLIDING}"
+            raise _unsupported(config, field, why)
+        self.kinds, self.window = self._masks.kinds, self._masks.window
+        self.kv_shapes: tuple[KvShape, ...] = ()
+        """What a token leaves in the cache, layer by layer; known once `verify` ran."""
+
+    @torch.inference_mode()
+    def prefill(self, tokens: torch.Tensor) -> PromptCache:
+        """Keys and values of [prompts, tokens] ids from position 0, right-padded with any token."""
+        length = tokens.shape[1]
+        positions = torch.arange(length, device=self.device)
+        cache = PromptCache()
+        self.model(
+            input_ids=tokens,
+            position_ids=positions[None].expand_as(tokens),
+            attention_mask=self._masks.of(positions[None], length),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return cache
+
+    @torch.inference_mode()
+    def decode(
+        self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        """Logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of `pool`.
+
+        Keys 0 .. length-1 are read, so every position must be below `length`.
+        """
+        pool.point(first, positions, length)
+        logits: torch.Tensor = self.model(
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=self._masks.of(positions[:, None], length),
+            past_key_values=pool,
+            use_cache=True,
+        ).logits
+        return logits[:, -1]
+
+    @torch.inference_mode()
+    def verify(self) -> None:
+        """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass."""
+        try:
+            wanted, found = self._both_ways()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise _unsupported(self.model.config, self._field, f"it does not take our masks: {error}") from error
+        off = float((found - wanted).abs().max())
+        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(wanted.abs().max()))
+        if not off <= allowed and bool(wanted.isfinite().all()):
+            why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
+            raise _unsupported(self.model.config, self._field, why)
+
+    def _both_ways(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the second half of a random sequence: by a full pass, and by prefill and decode."""
+        generator = np.random.Generator(np.random.Philox(key=0))
+        ids = torch.from_numpy(generator.integers(0, self.vocabulary, VERIFY_TOKENS)).to(self.device)
+        half = VERIFY_TOKENS // 2
+        pool = KvPool(TILE_ROWS, VERIFY_TOKENS)
+        row = torch.zeros(1, dtype=torch.int64, device=self.device)
+        pool.write_prompts(self.prefill(ids[None, :half]), row, row)
+        found = [
+            self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
+            for at in range(half, VERIFY_TOKENS)
+        ]
+        self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
+        wanted = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
+        return wanted, torch.stack(found)
+
+
+def _unsupported(config: Any, field: str, why: str) -> WorkError:
+    message = f"{field}: the torch engine cannot decode with this {config.model_type} model: {why}"
+    return WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)

@@ -1,0 +1,176 @@
+"""Samples of the torch engine on the move: copies of their caches out, and samples with a cache in.
+
+Rule: a copy holds the bits of the cache as they are, all layers and all positions (those a sliding window hides too),
+and an arriving sample is placed by its own position alone, as an undisturbed one would be; in deterministic mode every
+later pass then has the shape, and the bits, that it would have had. A sample that arrives takes a slot that was kept
+for it and never pushes one out. Must never change a sample that it copies.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
+from rlhf_workers.generation.engine import EngineError, EngineLimits
+from rlhf_workers.generation.torch_engine.engine_state import EngineState
+from rlhf_workers.generation.torch_engine.forward import CausalForward
+from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
+from rlhf_workers.kv_slices import KvShape, KvSlice
+
+FORMAT = "all layers, all positions, [heads, tokens, size], 1"
+"""Raised when the meaning of what travels changes."""
+
+
+class TorchKvMoves:
+    """Implements `KvMoves`."""
+
+    def __init__(
+        self,
+        forward: CausalForward,
+        limits: EngineLimits,
+        state: Callable[[], EngineState],
+        check: Callable[[SampleRequest], None],
+        complete_reason: Callable[[SampleRequest], FinishReason],
+        *,
+        deterministic: bool,
+    ) -> None:
+        """`state` is the engine's own; `check` and `complete_reason` are its rules for a request."""
+        self.shapes: tuple[KvShape, ...] = forward.kv_shapes
+        self.layout = _fingerprint(forward, self.shapes, limits, deterministic)
+        self._limits = limits
+        self._device = forward.device
+        self._state = state
+        self._check = check
+        self._complete_reason = complete_reason
+
+    @property
+    def bytes_per_token(self) -> int:
+        """See KvMoves."""
+        return sum(shape.bytes for shape in self.shapes)
+
+    def cached(self, key: SampleKey) -> int | None:
+        """See KvMoves."""
+        state = self._state()
+        slot = state.slot(key)
+        if slot is not None:
+            return int(state.table.position[slot])
+        return 0 if key in state.waiting or any(request.key == key for request in state.queue) else None
+
+    def carried(self, key: SampleKey) -> SampleRequest:
+        """See KvMoves."""
+        state = self._state()
+        slot = state.slot(key)
+        if slot is None:
+            return next(request for request in (*state.waiting.values(), *state.queue) if request.key == key)
+        request, response = state.table.requests[slot], state.table.response(slot)
+        assert request is not None
+        return replace(
+            request,
+            tokens=response.tokens,
+            log_probabilities=response.log_probabilities,
+            versions=response.versions,
+        )
+
+    def export(self, key: SampleKey, start: int, stop: int) -> KvSlice:
+        """See KvMoves."""
+        state = self._state()
+        slot = state.slot(key)
+        assert slot is not None
+        pool, row = state.pools.row(slot)
+        return KvSlice(start, stop, _copy(pool, row, start, stop))
+
+    def pause(self, key: SampleKey, paused: bool) -> None:
+        """See KvMoves."""
+        state = self._state()
+        slot = state.slot(key)
+        if slot is not None:
+            state.table.paused[slot] = paused
+        elif not paused and key in state.waiting:
+            state.queue.appendleft(state.waiting.pop(key))
+        elif paused:
+            state.waiting |= {request.key: request for request in state.queue if request.key == key}
+            state.queue = deque(request for request in state.queue if request.key != key)
+
+    def reserve(self) -> bool:
+        """See KvMoves."""
+        state = self._state()
+        if len(state.held) + state.reserved >= self._limits.max_batch_size:
+            return False
+        state.reserved += 1
+        return True
+
+    def release(self) -> None:
+        """See KvMoves."""
+        state = self._state()
+        state.reserved = max(state.reserved - 1, 0)
+
+    @torch.inference_mode()
+    def admit(self, request: SampleRequest, cache: KvSlice | None) -> None:
+        """See KvMoves."""
+        self.release()
+        state = self._state()
+        self._check(request)
+        name = f"sample {request.key.sample} of iteration {request.key.iteration}"
+        if request.key in state.held:
+            raise EngineError("DuplicateSample", f"{name} is here already")
+        if self._complete_reason(request):
+            raise EngineError("KvInconsistent", f"{name} is complete; it needs no worker any more")
+        if cache is None or not cache.stop:
+            state.queue.append(request)
+            state.held.add(request.key)
+            return
+        first, last = len(request.prompt) - 1, len(request.prompt) + len(request.tokens) - 1
+        if cache.start or not max(first, 1) <= cache.stop <= last or not self._fits(cache):
+            what = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to {first} .. {last}"
+            raise EngineError("KvInconsistent", f"{what}, {len(self.shapes)} layers of the model's shapes")
+        prompts = PromptCache()
+        for layer, states in enumerate(cache.layers):
+            keys, values = (part[None].to(self._device) for part in states)
+            prompts.states[layer] = keys, values
+        slots = np.array([state.table.add(request, cache.stop)])
+        try:
+            state.pools.place(slots, state.table.position[slots], prompts, np.zeros(1, np.int64))
+        except BaseException:
+            state.pools.drop(slots)
+            state.table.remove(int(slots[0]))
+            raise
+        state.held.add(request.key)
+
+    def _fits(self, cache: KvSlice) -> bool:
+        length = cache.stop - cache.start
+        return len(cache.layers) == len(self.shapes) and all(
+            KvShape.of(keys, values) == shape and keys.shape[1] == values.shape[1] == length
+            for (keys, values), shape in zip(cache.layers, self.shapes, strict=True)
+        )
+
+
+def _copy(pool: KvPool, row: int, start: int, stop: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    layers = []
+    for layer in sorted(pool.storage):
+        keys, values = (part[row, :, start:stop] for part in pool.storage[layer])
+        host = torch.device("cpu")
+        layers.append((keys.to(host, copy=True).contiguous(), values.to(host, copy=True).contiguous()))
+    return tuple(layers)
+
+
+def _fingerprint(forward: CausalForward, shapes: Sequence[KvShape], limits: EngineLimits, deterministic: bool) -> str:
+    """Short hash of what must be alike; in deterministic mode also of what bits depend on (threads, instructions)."""
+    config = forward.model.config.get_text_config()
+    facts = {
+        "format": FORMAT,
+        "model": config.model_type,
+        "vocabulary": forward.vocabulary,
+        "shapes": [[shape.heads, shape.key_size, shape.value_size, str(shape.dtype)] for shape in shapes],
+        "attention": [forward.kinds, forward.window],
+        "longest": [limits.max_prompt_tokens, limits.max_response_tokens],
+        "deterministic": deterministic,
+    }
+    if deterministic:
+        cpu = torch.backends.cpu.get_cpu_capability() if forward.device.type == "cpu" else ""
+        facts["bits"] = [forward.device.type, torch.get_num_threads(), cpu, torch.__version__]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""Decides where a response ends: a stop token, or a stop string that its newest token completes.
+
+Rule: the answer depends on the response's tokens alone. Text is decoded only when the newest token can complete a stop
+string, which a table over the vocabulary tells beforehand. Must never look at more than a window before the newest
+token, so that a step's cost does not grow with the response.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_api.samples import TokenArray
+
+WINDOW_MARGIN: Final = 16
+"""Tokens looked at beyond one a character of the longest stop string: some tokens decode to nothing."""
+UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a token that is part of a multi-byte character decodes to."""
+
+
+class StopRule:
+    """Stop tokens and stop strings of one job."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, stop_ids: Sequence[int], strings: Sequence[str]) -> None:
+        """`tokenizer` decodes ids; `vocabulary` is the width of the logits."""
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        self.is_stop: npt.NDArray[np.bool_] = np.zeros(vocabulary, bool)
+        """[vocabulary] tokens that end a response by themselves."""
+        self.is_stop[[token for token in stop_ids if 0 <= token < vocabulary]] = True
+        self.may_complete: npt.NDArray[np.bool_] = self._completing(vocabulary)
+        """[vocabulary] tokens whose text holds the last character of a stop string, or part of a character."""
+        self._window = max((len(string) for string in strings), default=0) + WINDOW_MARGIN
+
+    @property
+    def has_strings(self) -> bool:
+        """Whether `ends_with_string` can ever be true."""
+        return bool(self._strings)
+
+    def ends_with_string(self, tokens: TokenArray) -> bool:
+        """Whether the text of these response tokens holds a stop string, special tokens included."""
+        text = self._tokenizer.decode(tokens[-self._window :].tolist(), skip_special_tokens=False)
+        return any(string in text for string in self._strings)
+
+    def _completing(self, vocabulary: int) -> npt.NDArray[np.bool_]:
+        table = np.zeros(vocabulary, bool)
+        if not self._strings:
+            return table
+        last = {string[-1] for string in self._strings} | {UNFINISHED}
+        known = min(vocabulary, len(self._tokenizer))
+        texts = self._tokenizer.batch_decode([[token] for token in range(known)], skip_special_tokens=False)
+        # SentencePiece drops a leading space when a token is decoded alone.
+        table[:known] = [not last.isdisjoint(text) or (" " in last and text[:1] != " ") for text in texts]
+        return table

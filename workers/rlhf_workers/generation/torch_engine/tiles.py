@@ -1,0 +1,167 @@
+"""Batch shapes of the deterministic mode: which numbers of rows give every row the bits it has in a tile of 16.
+
+Rule: the reference is a pass over 16 rows, whatever their neighbours, with the key length a function of the row's own
+position (for prompts: one prompt, padded by its own length). A wider pass is used only after it was run once on random
+numbers, with this model, shape, device and thread count, and gave the same bits; kernels choose their order of
+summation by shape, not by data. Must never trust a shape it has not tried: matrix kernels change their order with the
+number of rows and keys, and elementwise kernels compute the end of an array with other instructions than its middle.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.torch_engine.forward import CausalForward
+from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS: Final = 256
+"""Rows of one pass at most: beyond, a wider pass saves next to nothing and takes longer to try out."""
+MAX_PROMPTS: Final = 16
+"""Prompts of one prefill at most."""
+ROUNDS: Final = 4
+"""Times a tile is taken apart; a wrong element at the end of an array shows in nearly every one."""
+TRIAL_CAPACITY: Final = 64
+"""Key length of those tiles."""
+
+
+class Tiles:
+    """Shapes that were tried, and what came of it."""
+
+    def __init__(self, forward: CausalForward) -> None:
+        self._forward = forward
+        self._decode: dict[tuple[int, int], bool] = {}
+        self._prefill: dict[tuple[int, int], bool] = {}
+        self._random = torch.Generator().manual_seed(0)
+
+    @torch.inference_mode()
+    def require(self) -> None:
+        """WorkError NotReproducible when a row's bits depend on its place or neighbours inside a tile (CPU only).
+
+        On another device, where bitwise results are not promised, a warning.
+        """
+        if self._forward.experts:
+            why = "the model routes tokens to experts, whose kernels depend on how many tokens come together"
+        elif not all(self._try_tile() for _ in range(ROUNDS)):
+            why = (
+                f"a sample's results depend on the rest of its batch with {torch.get_num_threads()} threads on "
+                f"{self._forward.device}: set cpuThreads to 1, 2 or 4; layer sizes must be multiples of 32"
+            )
+        else:
+            return
+        if self._forward.device.type == "cpu":
+            field, code = "spec.deterministic", ExitCode.USAGE
+            raise WorkError("NotReproducible", f"{field}: {why}", field=field, exit_code=code)
+        log.warning("results are not reproducible: %s", why)
+
+    def widths(self, rows: int, capacity: int) -> Iterator[tuple[int, int]]:
+        """(first row, rows) of passes that together cover `rows` rows, each as wide as was proven."""
+        first = 0
+        while first < rows:
+            left = -(-(rows - first) // TILE_ROWS) * TILE_ROWS
+            width = min(left, MAX_ROWS)
+            while not self._proven_decode(width, capacity):
+                width -= TILE_ROWS
+            yield first, width
+            first += width
+
+    def prompts(self, count: int, length: int) -> int:
+        """How many of `count` prompts of padded length `length` may share one prefill."""
+        size = min(count, MAX_PROMPTS)
+        while not self._proven_prefill(size, length):
+            size -= 1
+        return size
+
+    def _proven_decode(self, width: int, capacity: int) -> bool:
+        if width == TILE_ROWS:
+            return True
+        if (width, capacity) not in self._decode:
+            self._decode[width, capacity] = self._guarded(lambda: self._try_decode(width, capacity))
+        return self._decode[width, capacity]
+
+    def _proven_prefill(self, count: int, length: int) -> bool:
+        if count == 1:
+            return True
+        if (count, length) not in self._prefill:
+            self._prefill[count, length] = self._guarded(lambda: self._try_prefill(count, length))
+        return self._prefill[count, length]
+
+    @staticmethod
+    def _guarded(trial: Callable[[], bool]) -> bool:
+        """The trial's answer; a device too full for it counts as no."""
+        try:
+            return trial()
+        except torch.OutOfMemoryError:
+            return False
+
+    @torch.inference_mode()
+    def _try_decode(self, width: int, capacity: int) -> bool:
+        """One pass over `width` random rows against tiles: logits, log-probabilities, and keys and values written."""
+        pool = self._random_pool(width, capacity)
+        tokens, positions = self._random_inputs(width, capacity)
+        wide = self._forward.decode(pool, 0, tokens, positions, capacity)
+        written = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in pool.storage.items()}
+        tiles = torch.cat(
+            [
+                self._forward.decode(pool, at, tokens[at : at + TILE_ROWS], positions[at : at + TILE_ROWS], capacity)
+                for at in range(0, width, TILE_ROWS)
+            ]
+        )
+        same = torch.equal(wide, tiles) and torch.equal(
+            wide.float().log_softmax(-1),
+            torch.cat([part.float().log_softmax(-1) for part in torch.split(tiles, TILE_ROWS)]),
+        )
+        return same and all(
+            torch.equal(one, other)
+            for layer, parts in pool.storage.items()
+            for one, other in zip(parts, written[layer], strict=True)
+        )
+
+    @torch.inference_mode()
+    def _try_prefill(self, count: int, length: int) -> bool:
+        """One prefill of `count` random prompts against one at a time."""
+        tokens = torch.randint(self._forward.vocabulary, (count, length), generator=self._random)
+        tokens = tokens.to(self._forward.device)
+        together = self._forward.prefill(tokens).states
+        for row in range(count):
+            alone = self._forward.prefill(tokens[row : row + 1]).states
+            for layer, parts in alone.items():
+                if not all(torch.equal(one[0], both[row]) for one, both in zip(parts, together[layer], strict=True)):
+                    return False
+        return True
+
+    def _try_tile(self) -> bool:
+        """Half of a tile's rows, in other places among other neighbours: the same logits."""
+        pool, other = (self._random_pool(TILE_ROWS, TRIAL_CAPACITY) for _ in range(2))
+        tokens, positions = self._random_inputs(TILE_ROWS, TRIAL_CAPACITY)
+        other_tokens, other_positions = self._random_inputs(TILE_ROWS, TRIAL_CAPACITY)
+        rows, places = (
+            torch.randperm(TILE_ROWS, generator=self._random)[: TILE_ROWS // 2].to(self._forward.device)
+            for _ in range(2)
+        )
+        other.copy_rows(pool, rows, places)
+        other_tokens[places], other_positions[places] = tokens[rows], positions[rows]
+        here = self._forward.decode(pool, 0, tokens, positions, TRIAL_CAPACITY)[rows]
+        there = self._forward.decode(other, 0, other_tokens, other_positions, TRIAL_CAPACITY)[places]
+        return torch.equal(here, there)
+
+    def _random_pool(self, rows: int, capacity: int) -> KvPool:
+        """A pool whose every layer holds random numbers."""
+        pool = KvPool(rows, capacity)
+        row = torch.zeros(1, dtype=torch.int64, device=self._forward.device)
+        pool.write_prompts(self._forward.prefill(row[None].expand(1, TILE_ROWS)), row, row)
+        for parts in pool.storage.values():
+            for part in parts:
+                part.copy_(torch.randn(part.shape, generator=self._random))
+        return pool
+
+    def _random_inputs(self, rows: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and positions [rows]."""
+        tokens = torch.randint(self._forward.vocabulary, (rows,), generator=self._random)
+        positions = torch.randint(capacity, (rows,), generator=self._random)
+        return tokens.to(self._forward.device), positions.to(self._forward.device)

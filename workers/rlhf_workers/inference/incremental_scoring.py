@@ -1,0 +1,152 @@
+"""Scores chunks of unfinished samples while nothing finished waits, so that a finished one needs only its rest.
+
+Rule: nothing here is a result. A prefix is used only for the very tokens it was computed from, under the weights it was
+computed with; whatever happens to it (dropped, never asked for, its worker dead) a sample has the same scores. One
+pass is one bounded piece of work, so that what finishes never waits long. Every sample asked for is answered by at
+most one ScoredPrefix, and by none when its Score came first.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import ScoringSample
+from rlhf_workers.device import device_memory
+from rlhf_workers.inference.model_scorer import TokenScorer, check_ids
+from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore
+from rlhf_workers.sample_codec import tokens_of
+from rlhf_workers.worker_role import Outbox
+
+log = logging.getLogger(__name__)
+
+SPAN: Final = "score-prefix/{task}"
+ROWS: Final = 16
+"""Samples in one pass at most: their keys and values are put together for it, which costs memory."""
+CPU_BYTES: Final = 1 << 30
+"""Budget on a CPU, and no more than a sixteenth of the machine, which is shared."""
+PASS_TOKENS: Final = 512
+"""In one pass: a sample that is finished meanwhile waits for it."""
+GPU_SHARE: Final = 0.25
+"""Of the memory that is free once the models are there: the rest is for activations and whole passes."""
+
+
+def prefix_budget(device: torch.device) -> int:
+    """Bytes that prefixes may take on a device."""
+    if device.type != "cuda":
+        return min(CPU_BYTES, device_memory(device) // 16)
+    held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + held_back))
+
+
+class IncrementalScoring:
+    """The part of the inference role that works ahead."""
+
+    def __init__(self, scorers: Mapping[str, TokenScorer], batch_tokens: int, budget: int) -> None:
+        """`scorers` by task, as they are when they are used; `batch_tokens` 0 runs sample by sample."""
+        self._scorers = scorers
+        self._batch_tokens = batch_tokens
+        self._store = PartialScoreStore(budget)
+        self._asked: dict[int, pb.PrefixSample] = {}
+
+    def ask(self, message: pb.PrefixSample) -> None:
+        """An unfinished sample with more tokens than before; WorkError when they are none of a model's."""
+        prompt, response = tokens_of(message, "prompt"), tokens_of(message, "response")
+        tokens = np.concatenate([prompt, response])
+        for task in self._able(message):
+            check_ids(torch.from_numpy(tokens), self._scorers[task].vocabulary)
+        if self._store.enter(message.key.iteration):
+            self._store.known(message.key.sample, len(prompt), tokens)
+            self._asked[message.key.sample] = message
+
+    def step(self, outbox: Outbox) -> bool:
+        """One pass of one task over one chunk of one sample, or of several; False when nothing is asked for."""
+        for sample, message in list(self._asked.items()):
+            task = next((task for task in self._able(message) if self._left(sample, task)), None)
+            if task is not None:
+                self._run(task, self._batch(sample, task), outbox)
+                return True
+            self._answer(sample, outbox)
+        return False
+
+    def take(self, task: str, sample: ScoringSample) -> PartialScore | None:
+        """What is there already of a finished sample under a task; it is not worked on any more."""
+        if not self._store.enter(sample.key.iteration):
+            return None
+        self._asked.pop(sample.key.sample, None)
+        return self._store.take(sample.key.sample, task, len(sample.prompt), sample.tokens)
+
+    def drop_task(self, task: str) -> None:
+        """The weights of a task's model changed."""
+        self._store.drop_task(task)
+
+    def clear(self) -> None:
+        """Forgets everything: the session is over, or the memory is wanted for something else."""
+        self._asked.clear()
+        self._store.clear()
+
+    # ------------------------------------------------------------ parts
+
+    def _able(self, message: pb.PrefixSample) -> list[str]:
+        """Its tasks whose models can be run chunk by chunk here."""
+        return [task for task in message.tasks if task in self._scorers and self._scorers[task].chunks is not None]
+
+    def _left(self, sample: int, task: str) -> int:
+        """Tokens of the next pass; 0: as far as it goes."""
+        growing, chunks = self._store.get(sample), self._scorers[task].chunks
+        if growing is None or chunks is None:
+            return 0
+        prefix = growing.prefixes.setdefault(task, PartialScore(prompt=growing.prompt))
+        return chunks.next_chunk(prefix, growing.tokens, False)
+
+    def _batch(self, first: int, task: str) -> list[int]:
+        """Samples that share the next pass: the first, and such as fit into it."""
+        batch, widest = [first], self._left(first, task)
+        for sample, message in self._asked.items():
+            if sample == first or task not in self._able(message) or len(batch) == ROWS:
+                continue
+            width = self._left(sample, task)
+            if width and (len(batch) + 1) * max(widest, width) <= min(PASS_TOKENS, self._batch_tokens):
+                batch.append(sample)
+                widest = max(widest, width)
+        return batch
+
+    def _run(self, task: str, batch: list[int], outbox: Outbox) -> None:
+        chunks, rows = self._scorers[task].chunks, [self._store.get(sample) for sample in batch]
+        growing = [row for row in rows if row is not None]
+        assert chunks is not None
+        prefixes = [row.prefixes[task] for row in growing]
+        before, start_ns = sum(prefix.positions for prefix in prefixes), time.time_ns()
+        try:
+            chunks.advance(prefixes, [row.tokens for row in growing], ended=False)
+        except Exception as error:
+            log.warning("task %s failed on the prefixes of %d samples (%s); they are dropped", task, len(batch), error)
+            for sample in batch:
+                self._store.drop(sample)
+                self._answer(sample, outbox)
+            return
+        done = sum(prefix.positions for prefix in prefixes) - before
+        end_ns, iteration = time.time_ns(), self._asked[batch[0]].key.iteration
+        attributes = {"samples": str(len(batch)), "tokens": str(done)}
+        outbox.span(SPAN.format(task=task), start_ns, end_ns, iteration, **attributes)
+        scoring = pb.ScoringObservation(task=task, samples=len(batch), tokens=done)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, scoring=scoring))
+        outbox.count(done)
+        self._store.make_room()
+
+    def _answer(self, sample: int, outbox: Outbox) -> None:
+        message, growing = self._asked.pop(sample), self._store.get(sample)
+        able = [] if growing is None else self._able(message)
+        done = [growing.prefixes[task].positions for task in able if growing is not None and task in growing.prefixes]
+        outbox.prefix(
+            pb.ScoredPrefix(
+                key=message.key,
+                tokens=min(done, default=0),
+                dropped=self._store.told(),
+                cache_bytes=self._store.bytes,
+            )
+        )

@@ -1,0 +1,331 @@
+"""The inference role: scores samples by the models and rewards of its tasks, while other workers still decode.
+
+Rule: every (sample, task) of a Score command is answered by exactly one ScoredSample: a result, abstained, or a
+failure. Models run on the compute thread, a small batch a step; reward calls run beside it. Holds nothing that must
+survive: what a lost worker had not scored is scored again elsewhere.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
+from rlhf_api.arrays import pack
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.failures import WorkError, failure_of
+from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.incremental_scoring import IncrementalScoring, prefix_budget
+from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueScorer
+from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
+from rlhf_workers.inference.scorers import Scorer, load_scorer
+from rlhf_workers.inference.scoring_costs import measure
+from rlhf_workers.models import replace_weights
+from rlhf_workers.offloadable_weights import OffloadableWeights
+from rlhf_workers.sample_codec import key_message, scoring_sample_of
+from rlhf_workers.weights import fetch
+from rlhf_workers.worker_role import Outbox
+
+log = logging.getLogger(__name__)
+
+SPAN_TASK: Final = "score/{task}"
+CPU: Final = torch.device("cpu")
+
+
+@dataclass
+class _Task:
+    """One task of the graph that this worker runs."""
+
+    name: str
+    model: str
+    scorer: Scorer
+    weights: OffloadableWeights | None
+    """None: no model, or one that stays where it is."""
+    waiting: deque[ScoringSample] = field(default_factory=deque)
+
+
+class InferenceRole:
+    """Scores; see `worker_role.WorkerRole`."""
+
+    name = "inference"
+    handles = frozenset({"score", "score_prefix", "load_weights", "measure", "offload"})
+
+    def __init__(
+        self, batch_tokens: int, certificates: Path | None, longest: int = 0, device: torch.device = CPU
+    ) -> None:
+        """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
+        tokens."""
+        self._tasks: dict[str, _Task] = {}
+        self._batch_tokens = batch_tokens
+        self._certificates = certificates
+        self._longest = longest
+        self._versions: dict[str, int] = {}
+        self._measuring: Iterator[pb.CommandDone | None] | None = None
+        self._device = device
+        self._early: IncrementalScoring | None = None
+
+    def add(self, name: str, model: str, scorer: Scorer, weights: OffloadableWeights | None = None) -> None:
+        """A task to run; a trained model starts at version 0, the manifest's folder."""
+        self._tasks[name] = _Task(name, model, scorer, weights)
+        if isinstance(scorer, ValueScorer):
+            self._versions[model] = 0
+
+    def handle(self, command: pb.Command, outbox: Outbox) -> None:
+        """Queues the samples of a Score, replaces a model's weights, offloads, or begins to measure."""
+        match command.WhichOneof("command"):
+            case "load_weights":
+                result = self.load(command.load_weights, outbox)
+                outbox.done(pb.CommandDone(command_id=command.id, load=result))
+            case "measure":
+                self._measuring = self._measure(command)
+            case "offload":
+                if not self.active():
+                    self._offload()
+                outbox.done(pb.CommandDone(command_id=command.id))
+            case "score_prefix":
+                self._begin_early(command.score_prefix)
+                outbox.done(pb.CommandDone(command_id=command.id))
+            case _:
+                self._score_all(command, outbox)
+
+    def _score_all(self, command: pb.Command, outbox: Outbox) -> None:
+        unknown = {task for sample in command.score.samples for task in sample.tasks} - self._tasks.keys()
+        if unknown:
+            known = ", ".join(self._tasks)
+            message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {known}"
+            raise WorkError("WrongRole", message, retryable=True)
+        self._onload()
+        for sample in command.score.samples:
+            self._take(sample, outbox)
+        outbox.done(pb.CommandDone(command_id=command.id))
+
+    def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
+        """Fetches a version of a trained model and replaces its weights, all or nothing."""
+        held = [task.scorer for task in self._tasks.values() if task.model == weights.model]
+        if not held or not isinstance(held[0], ValueScorer):
+            message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
+            raise WorkError("WrongRole", message, retryable=True)
+        if weights.version == 0 == self._versions[weights.model]:
+            return pb.LoadResult(version=0)
+        start_ns, started = time.time_ns(), time.monotonic()
+        tensors = fetch(weights.model, weights.version, weights.sources, self._certificates)
+        size = replace_weights(held[0].model, tensors, what=f"{weights.model} version {weights.version}")
+        self._versions[weights.model] = weights.version
+        for task in self._tasks.values():
+            if task.model == weights.model and self._early is not None:
+                self._early.drop_task(task.name)
+        if outbox is not None:
+            outbox.span("load-weights", start_ns, time.time_ns(), weights.version, model=weights.model)
+        return pb.LoadResult(version=weights.version, bytes=size, seconds=time.monotonic() - started)
+
+    def step(self, outbox: Outbox) -> bool:
+        """Reports rewards that came, and scores one batch of the task that has most to do; of unfinished samples a
+        chunk, when there is nothing else."""
+        worked = self.report(outbox)
+        if self._measuring is not None:
+            done = next(self._measuring)
+            if done is not None:
+                self._measuring = None
+                outbox.done(done)
+            return True
+        waiting = [task for task in self._tasks.values() if task.waiting]
+        if not waiting:
+            return (self._early is not None and self._early.step(outbox)) or worked
+        task = max(waiting, key=lambda task: len(task.waiting))
+        assert not isinstance(task.scorer, RewardCalls)
+        batch = next_batch(task.waiting, self._batch_tokens)
+        start_ns = time.time_ns()
+        begun = self._score(task, task.scorer, batch, outbox)
+        rest = sum(sample.length for sample in batch) - begun
+        end_ns, iteration = time.time_ns(), batch[0].key.iteration
+        attributes = {"samples": str(len(batch)), "tokens": str(rest)}
+        outbox.span(SPAN_TASK.format(task=task.name), start_ns, end_ns, iteration, **attributes)
+        scoring = pb.ScoringObservation(task=task.name, samples=len(batch), tokens=rest)
+        outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, scoring=scoring))
+        outbox.count(rest)
+        return True
+
+    def report(self, outbox: Outbox) -> bool:
+        """Tells the rewards that came; computes nothing."""
+        worked = False
+        for task in self._tasks.values():
+            if isinstance(task.scorer, RewardCalls):
+                worked = self._report(task, task.scorer.collect(), outbox) or worked
+        return worked
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        """Forgets what is not scored yet; there are no tokens to give back."""
+        if self._early is not None:
+            self._early.clear()
+        for task in self._tasks.values():
+            task.waiting.clear()
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.forget()
+        return []
+
+    def versions(self) -> Mapping[str, int]:
+        """Versions of the trained models it holds (the critic)."""
+        return dict(self._versions)
+
+    def active(self) -> int:
+        """Scores not yet reported."""
+        calls = [task.scorer.pending for task in self._tasks.values() if isinstance(task.scorer, RewardCalls)]
+        return sum(calls) + sum(len(task.waiting) for task in self._tasks.values())
+
+    def offload(self) -> None:
+        """See WorkerRole; reward processes stay."""
+        self._offload()
+
+    def close(self) -> None:
+        """Ends reward processes and connections."""
+        for task in self._tasks.values():
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.close()
+
+    # ------------------------------------------------------------ parts
+
+    def _onload(self) -> float:
+        """Brings all models to the device; seconds."""
+        started = time.monotonic()
+        for task in self._tasks.values():
+            if task.weights is not None:
+                task.weights.onload()
+        return time.monotonic() - started
+
+    def _offload(self) -> None:
+        if self._early is not None:
+            self._early.clear()
+        for task in self._tasks.values():
+            if task.weights is not None:
+                task.weights.offload()
+
+    def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
+        """None while it goes on, then the answer; models are offloaded again where they were."""
+        offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
+        onload_seconds = self._onload()
+        scorers = {name: task.scorer for name, task in self._tasks.items() if not isinstance(task.scorer, RewardCalls)}
+        costs = yield from measure(scorers, self._longest, self._batch_tokens)
+        if offloaded and not self.active():
+            self._offload()
+        result = pb.MeasureResult(
+            measurement_id=command.measure.measurement_id,
+            scoring=pb.ScoringCosts(tasks=costs, onload_seconds=onload_seconds),
+        )
+        yield pb.CommandDone(command_id=command.id, measure=result)
+
+    def _begin_early(self, command: pb.ScorePrefix) -> None:
+        self._onload()
+        if self._early is None:
+            scorers = {name: task.scorer for name, task in self._tasks.items() if isinstance(task.scorer, TokenScorer)}
+            self._early = IncrementalScoring(scorers, self._batch_tokens, prefix_budget(self._device))
+        for sample in command.samples:
+            self._early.ask(sample)
+
+    def _models(self) -> list[str]:
+        return [task.model for task in self._tasks.values()]
+
+    def _take(self, message: pb.ScoreSample, outbox: Outbox) -> None:
+        try:
+            sample = scoring_sample_of(message)
+        except WorkError as error:
+            for name in message.tasks:
+                outbox.scored(pb.ScoredSample(key=message.key, task=name, failure=error.failure))
+            return
+        for name in message.tasks:
+            task = self._tasks[name]
+            if isinstance(task.scorer, RewardCalls):
+                task.scorer.submit(sample)
+            else:
+                task.waiting.append(sample)
+
+    def _score(self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample], outbox: Outbox) -> int:
+        """One batch; when it fails, each sample alone, so that one bad sample (or a lack of memory) fails no other.
+
+        Returns the tokens that had been scored early.
+        """
+        try:
+            scores, early = self._scores(task, scorer, batch)
+        except Exception as error:
+            if len(batch) == 1:
+                log.error("task %s: %s", task.name, error, exc_info=None if isinstance(error, WorkError) else error)
+                failure = failure_of(error, "score")
+                outbox.scored(pb.ScoredSample(key=key_message(batch[0].key), task=task.name, failure=failure))
+                return 0
+            log.warning("task %s failed on %d samples (%s); scoring each alone", task.name, len(batch), error)
+            return sum(self._score(task, scorer, [sample], outbox) for sample in batch)
+        for sample, result, tokens in zip(batch, scores, early, strict=True):
+            outbox.scored(
+                pb.ScoredSample(key=key_message(sample.key), task=task.name, result=pack(result), early_tokens=tokens)
+            )
+        return sum(early)
+
+    def _scores(
+        self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample]
+    ) -> tuple[list[FloatArray], list[int]]:
+        """Results of a batch, and how many tokens of each sample were scored early."""
+        if self._early is None or not isinstance(scorer, TokenScorer):
+            return scorer.score(batch), [0] * len(batch)
+        begun = [self._early.take(task.name, sample) for sample in batch]
+        early = [0 if prefix is None else prefix.positions for prefix in begun]
+        rest = [sample for sample, prefix in zip(batch, begun, strict=True) if prefix is None]
+        pairs = [(sample, prefix) for sample, prefix in zip(batch, begun, strict=True) if prefix is not None]
+        finished = iter(scorer.finish([sample for sample, _ in pairs], [prefix for _, prefix in pairs]))
+        whole = iter(scorer.score(rest) if rest else [])
+        return [next(whole if prefix is None else finished) for prefix in begun], early
+
+    @staticmethod
+    def _report(task: _Task, outcomes: list[RewardOutcome], outbox: Outbox) -> bool:
+        for outcome in outcomes:
+            message = pb.ScoredSample(key=key_message(outcome.sample.key), task=task.name)
+            if outcome.failure is not None:
+                message.failure.CopyFrom(outcome.failure)
+            elif outcome.reward is None:
+                message.abstained = True
+            else:
+                result: FloatArray = np.array([outcome.reward], dtype=np.float32)
+                message.result.CopyFrom(pack(result))
+            outbox.scored(message)
+        if outcomes:
+            start, end = min(outcome.start_ns for outcome in outcomes), max(outcome.end_ns for outcome in outcomes)
+            iteration = outcomes[0].sample.key.iteration
+            span = SPAN_TASK.format(task=task.name)
+            outbox.span(span, start, end, iteration, samples=str(len(outcomes)))
+        return bool(outcomes)
+
+
+def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> InferenceRole:
+    """The role of a BecomeInference command, its models loaded and its reward function running."""
+    become = command.become_inference
+    graph = {task.name: task for task in graph_of(job.spec).tasks_of(Group.INFERENCE)}
+    unknown = set(become.tasks) - graph.keys()
+    if unknown:
+        message = f"asked for {', '.join(sorted(unknown))}; {job.spec.algorithm.name} has {', '.join(graph)}"
+        raise WorkError("WrongRole", message)
+    batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
+    rollout = job.spec.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    role = InferenceRole(batch_tokens, certificates, longest, device)
+    try:
+        for name in become.tasks:
+            scorer = load_scorer(graph[name].model, job.spec, device, offloaded=become.offloaded)
+            weights = (
+                None
+                if isinstance(scorer, RewardCalls)
+                else OffloadableWeights(scorer.model, device, frozen=scorer.frozen)
+            )
+            role.add(name, graph[name].model, scorer, weights)
+        for trained in become.weights:
+            role.load(trained, None)
+    except BaseException:
+        role.close()
+        raise
+    return role

@@ -1,0 +1,52 @@
+"""Rewards by a sequence classification model with one output, read at the response's last token.
+
+The reward model may have a tokenizer of its own: then it reads the conversation as `reward_text` renders it; with the
+policy's tokenizer it is given the very tokens that were sampled. Rule: as in `model_scorer`, alone and padded in a
+deterministic job.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.inference.model_scorer import check_ids, finite, padded_ids
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer
+
+
+class RewardModelScorer:
+    """float32 [1] a sample: the model's one output."""
+
+    frozen = True
+
+    def __init__(self, model: Any, tokenizer: OwnTokenizer | None, device: torch.device) -> None:
+        """`tokenizer` is the reward model's own when it differs from the policy's, else None."""
+        self.model = model
+        self._tokenizer = tokenizer
+        self._device = device
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        # Decoder families call the head `score`; anything else is scored alone, through the model's own pooling.
+        self._head = getattr(model, "score", None)
+
+    @torch.inference_mode()
+    def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
+        """The reward of each sample."""
+        if self._tokenizer is not None:
+            tokens = [(sample, self._tokenizer.tokens(sample)) for sample in samples]
+            samples = [replace(sample, prompt=np.empty(0, np.int32), response=ids) for sample, ids in tokens]
+        if self._head is None:
+            return [self._alone(sample) for sample in samples]
+        ids = padded_ids(samples, self._device)
+        check_ids(ids, self._vocabulary)
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        last = torch.tensor([sample.length - 1 for sample in samples], device=self._device)
+        outputs = self._head(hidden[torch.arange(len(samples), device=self._device), last])
+        return [finite(row.reshape(1), "reward", sample) for row, sample in zip(outputs, samples, strict=True)]
+
+    def _alone(self, sample: ScoringSample) -> FloatArray:
+        ids = padded_ids([sample], self._device)[:, : sample.length]
+        check_ids(ids, self._vocabulary)
+        return finite(self.model(input_ids=ids).logits.reshape(1), "reward", sample)

@@ -1,0 +1,77 @@
+"""What a reward model with a tokenizer of its own reads: the conversation in its own words, to its own end.
+
+A prompt of messages is rendered by the reward model's chat template with the response as the assistant's message, as
+its makers rendered what it was trained on; the policy's template never reaches it. A prompt of plain text stays plain
+text: prompt and response as they are, and the reward model's end-of-sequence token, at which such models are read.
+"""
+
+import json
+from typing import Any, Final
+
+import numpy as np
+
+from rlhf_api.job.rollout import Prompts
+from rlhf_api.names import ExitCode
+from rlhf_api.samples import ScoringSample, TokenArray
+from rlhf_workers.failures import WorkError
+
+PROBE: Final = "probe"
+"""Stands for a text when a template is tried."""
+
+
+class OwnTokenizer:
+    """A reward model's tokenizer and template."""
+
+    def __init__(self, tokenizer: Any, prompts: Prompts, field: str) -> None:
+        """`field` is the manifest's for the reward model. WorkError when it cannot render the job's prompts."""
+        self._tokenizer, self._prompts, self._field = tokenizer, prompts, field
+        if prompts.chat_template and not tokenizer.chat_template:
+            message = (
+                f"{field}: its tokenizer is another one than the actor's and has no chat template, but "
+                "spec.prompts.chatTemplate is true; add the template it was trained with to its folder"
+            )
+            raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
+        self._closes = prompts.chat_template and _closes(tokenizer)
+
+    def tokens(self, sample: ScoringSample) -> TokenArray:
+        """int32 [n >= 1] of prompt and response; WorkError SampleInvalid when there is nothing to read."""
+        ids = self._chat(sample) if self._prompts.chat_template else self._plain(sample)
+        if not ids:
+            raise self._invalid(sample, "has no text for the reward model")
+        return np.asarray(ids, np.int32)
+
+    def _plain(self, sample: ScoringSample) -> list[int]:
+        ids: list[int] = list(self._tokenizer(sample.prompt_text + sample.response_text)["input_ids"])
+        return self._ended(ids) if ids else ids
+
+    def _chat(self, sample: ScoringSample) -> list[int]:
+        messages = [*json.loads(sample.record)[self._prompts.prompt_key]]
+        messages.append({"role": "assistant", "content": sample.response_text})
+        try:
+            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates are user data and raise anything
+            raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
+        ids: list[int] = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if self._closes else self._ended(ids)
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        end = self._tokenizer.eos_token_id
+        return ids if end is None or ids[-1] == end else [*ids, end]
+
+    @staticmethod
+    def _invalid(sample: ScoringSample, what: str) -> WorkError:
+        return WorkError("SampleInvalid", f"sample {sample.key.sample} of iteration {sample.key.iteration} {what}")
+
+
+def _closes(tokenizer: Any) -> bool:
+    """Whether the template writes something after the last response, as most do: a mark that ends the turn."""
+    messages = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+    try:
+        return not str(tokenizer.apply_chat_template(messages, tokenize=False)).endswith(PROBE)
+    except Exception:  # templates are user data and raise anything; what they refuse is said sample by sample
+        return True
+
+
+def differs(reward: Any, policy: Any) -> bool:
+    """Whether `reward` maps texts to other ids than `policy` does."""
+    return bool(reward.get_vocab() != policy.get_vocab())

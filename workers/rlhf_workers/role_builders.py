@@ -1,0 +1,33 @@
+"""Which module builds which role: one table, imported when the command arrives.
+
+Rule: importing this module loads no engine, no trainer and no transformers; a worker pays only for the role it gets.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_workers.loading import uncollected
+from rlhf_workers.worker_role import WorkerRole
+
+Builder = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
+
+BUILDERS: Final = {
+    "become_generation": "rlhf_workers.generation.generation_role",
+    "become_inference": "rlhf_workers.inference.inference_role",
+    "become_training": "rlhf_workers.training.training_role",
+}
+"""Command of the oneof -> module with `build(job, command, device, certificates) -> Role`."""
+
+
+def build_role(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> WorkerRole:
+    """The role a Become* command asks for, its models loaded; WorkError when that is not possible."""
+    with uncollected():
+        module = import_module(BUILDERS[str(command.WhichOneof("command"))])
+    builder: Builder = module.build
+    return builder(job, command, device, certificates)

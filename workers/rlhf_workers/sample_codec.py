@@ -1,0 +1,125 @@
+"""Samples as messages of the wire, and back: the one place in a worker that knows both forms.
+
+Rule: plain conversion; nothing is decided and nothing is kept here. What does not fit is refused with its name.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack, unpack
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, ScoringSample, TokenArray, VersionSpan
+from rlhf_workers.failures import WorkError
+
+
+def key_of(key: pb.SampleKey) -> SampleKey:
+    """Return the hashable key of a message."""
+    return SampleKey(key.iteration, key.sample, key.attempt)
+
+
+def key_message(key: SampleKey) -> pb.SampleKey:
+    """Undo `key_of`."""
+    return pb.SampleKey(iteration=key.iteration, sample=key.sample, attempt=key.attempt)
+
+
+def request_of(sample: pb.GenerateSample) -> SampleRequest:
+    """Return what an engine is asked to decode; ValueError where arrays are malformed."""
+    known = bool(sample.tokens.dtype)
+    return SampleRequest(
+        key_of(sample.key),
+        unpack(sample.prompt).astype(np.int32),
+        sample.random_key,
+        sample.max_response_tokens,
+        unpack(sample.tokens).astype(np.int32) if known else np.empty(0, np.int32),
+        unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
+        _spans_of(sample.versions),
+    )
+
+
+def request_message(request: SampleRequest) -> pb.GenerateSample:
+    """Undo `request_of`."""
+    return pb.GenerateSample(
+        key=key_message(request.key),
+        prompt=pack(request.prompt),
+        tokens=pack(request.tokens),
+        log_probabilities=pack(request.log_probabilities),
+        versions=_span_messages(request.versions),
+        random_key=request.random_key,
+        max_response_tokens=request.max_response_tokens,
+    )
+
+
+def resumed_request(request: SampleRequest, progress: pb.SampleProgress) -> SampleRequest:
+    """Return `request` with the response tokens of `progress`, which begin at offset 0; ValueError when malformed."""
+    known = pb.GenerateSample(key=progress.key, prompt=pb.Array(dtype="int32", shape=[0]), versions=progress.versions)
+    known.tokens.CopyFrom(progress.tokens)
+    known.log_probabilities.CopyFrom(progress.log_probabilities)
+    for array in (known.tokens, known.log_probabilities):
+        unpack(array)
+    response = request_of(known)
+    return replace(
+        request, tokens=response.tokens, log_probabilities=response.log_probabilities, versions=response.versions
+    )
+
+
+def progress_message(response: ResponsePart | SampleRequest) -> pb.SampleProgress:
+    """Return the tokens of a response from its offset on; of a request, all that it has."""
+    return pb.SampleProgress(
+        key=key_message(response.key),
+        offset=response.offset if isinstance(response, ResponsePart) else 0,
+        tokens=pack(response.tokens),
+        log_probabilities=pack(response.log_probabilities),
+        versions=_span_messages(response.versions),
+    )
+
+
+def finished_message(response: ResponsePart, text: str) -> pb.FinishedSample:
+    """Return a whole response with its text."""
+    return pb.FinishedSample(
+        key=key_message(response.key),
+        tokens=pack(response.tokens),
+        log_probabilities=pack(response.log_probabilities),
+        versions=_span_messages(response.versions),
+        finish_reason=response.finish_reason,
+        text=text,
+    )
+
+
+def scoring_sample_of(message: pb.ScoreSample) -> ScoringSample:
+    """Return the sample of a Score command; WorkError SampleInvalid names what does not fit."""
+    return ScoringSample(
+        key=key_of(message.key),
+        prompt=tokens_of(message, "prompt"),
+        response=tokens_of(message, "response"),
+        prompt_text=message.prompt_text,
+        response_text=message.response_text,
+        record=message.record,
+    )
+
+
+def tokens_of(message: pb.ScoreSample | pb.PrefixSample, name: Literal["prompt", "response"]) -> TokenArray:
+    """Return a field of a sample as int32 [n >= 1]; WorkError SampleInvalid names what does not fit."""
+    try:
+        array: npt.NDArray[Any] = unpack(message.prompt if name == "prompt" else message.response)
+    except ValueError as error:
+        raise _invalid(message, name, str(error)) from error
+    if array.ndim != 1 or not len(array) or array.dtype != np.int32 or int(array.min()) < 0:
+        raise _invalid(message, name, f"is {array.dtype} {list(array.shape)}, needs token ids, int32 [n >= 1]")
+    return array
+
+
+def _invalid(message: pb.ScoreSample | pb.PrefixSample, name: str, what: str) -> WorkError:
+    key = message.key
+    return WorkError("SampleInvalid", f"sample {key.sample} of iteration {key.iteration}: {name} {what}")
+
+
+def _spans_of(spans: Iterable[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(span.version, span.tokens) for span in spans)
+
+
+def _span_messages(spans: Iterable[VersionSpan]) -> list[pb.VersionSpan]:
+    return [pb.VersionSpan(version=span.version, tokens=span.tokens) for span in spans]
