@@ -34,7 +34,7 @@ def chaos(folder: Path, count: int, outcome: Outcome, minutes: float) -> str:
         Undisturbed(folder / "undisturbed", iterations=needed) as undisturbed,
         Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as cluster,
     ):
-        cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
         run(cluster, images.MOUNTED, folder / "chaos", count, outcome, within=minutes * 60)
         return undisturbed.weights()
 

@@ -34,7 +34,7 @@ def hostile(folder: Path, minutes: float, outcome: Outcome) -> str:
         Undisturbed(folder / "undisturbed", iterations=iterations) as undisturbed,
         Cluster(level="node", images=shipped) as cluster,
     ):
-        cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
         run(cluster, folder, iterations, outcome, minutes=minutes)
         return undisturbed.weights()
 

@@ -86,7 +86,7 @@ class Rig:
             arguments["kube-apiserver"] = [f"--audit-policy-file={policy}", f"--audit-log-path={self._log}"]
         level = "control-plane" if self._nodes else "api"
         self.cluster = Cluster(level=level, component_args=arguments).start()
-        self.cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        self.cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
         if self._nodes:
             self.cluster.add_kwok_nodes(self._nodes)
             self.cluster.kubectl("taint", "nodes", "--all", f"{TAINT['key']}-")

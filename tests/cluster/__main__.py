@@ -18,7 +18,9 @@ from .cluster import Cluster
 
 def main() -> None:
     """Parse, start, wait, stop."""
-    parser = argparse.ArgumentParser(prog="python -m cluster", description="A real Kubernetes cluster on this machine.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cluster", description="A real Kubernetes cluster on this machine."
+    )
     parser.add_argument(
         "--level", default="node", choices=["api", "control-plane", "node"], help="only 'node' needs root"
     )

@@ -83,10 +83,22 @@ class Faults:
         self.until(f"{worker} to run", runs)
         return found
 
+    def _uid(self, name: str) -> str:
+        """Return the uid of an object given as kind/name, once it is there and the API server answers."""
+        uid = ""
+
+        def there() -> bool:
+            nonlocal uid
+            uid = self._job.uid(name)
+            return bool(uid)
+
+        self.until(f"{name} to be there", there)
+        return uid
+
     def _lose_pod(self, fault: Fault) -> None:
         self._running(fault.victim)
         name = f"{NAME}-{fault.victim}"
-        before = self._job.uid(f"pod/{name}")
+        before = self._uid(f"pod/{name}")
         if fault.kind is Kind.EVICT:
             where = self._job.where.partition("=")[2]
             eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": where}}
@@ -143,10 +155,14 @@ class Faults:
     def _kubelet(self, fault: Fault) -> None:
         processes = self._cluster.component("kubelet")
         processes.stop("kubelet", grace=_grace(fault))
+        lease = ("get", "lease", NODE, "--namespace=kube-node-lease", "--output=jsonpath={.spec.renewTime}")
+        before = self._job.answer(*lease)
         try:
             self.iteration()
         finally:
             processes.restart("kubelet")
+        # Ready may be what the kubelet said before: its Lease tells that it is back.
+        self.until("the kubelet to renew its Lease", lambda: self._job.answer(*lease) not in (None, "", before))
         ready = "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         self.until("the node to be Ready", lambda: self._job.answer("get", "node", NODE, ready) == "True")
 
@@ -171,8 +187,7 @@ class Faults:
 
     def _delete_object(self, fault: Fault) -> None:
         name = fault.victim.format(job=NAME)
-        before = self._job.uid(name)
-        assert before, f"{name} is not there"
+        before = self._uid(name)
         self._job.kubectl("delete", name, "--wait=false")
         self.until(f"{name} to be made again", lambda: self._job.uid(name) not in ("", before))
 

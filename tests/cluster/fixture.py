@@ -1,7 +1,7 @@
 """pytest fixtures: one cluster per level and session, its logs kept when a test of the session failed meanwhile.
 
-A conftest.py takes them by `from cluster.fixture import api_cluster, control_plane_cluster, node_cluster`. The rule: a
-shared cluster is never restarted under other tests; a test that breaks components makes a Cluster of its own.
+A conftest.py imports api_cluster, control_plane_cluster or node_cluster from here. The rule: a shared
+cluster is never restarted under other tests; a test that breaks components makes a Cluster of its own.
 """
 
 from __future__ import annotations

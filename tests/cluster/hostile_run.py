@@ -204,7 +204,7 @@ def run(cluster: Cluster, folder: Path, iterations: int, outcome: Outcome, *, mi
     places = [f"healthy-{outcome.seed}-{number}" for number in range(HEALTHY)]
     arguments = (f"--coordinator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
     jobs = [_job(cluster, place, folder / place, iterations) for place in places]
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
+    cluster.add_namespace(TENANT)
     tenant = Tenant(cluster, TENANT, outcome)
     for place in (*places, TENANT):
         for body in _unrelated(place):

@@ -27,7 +27,7 @@ ALL = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0
 @pytest.fixture(scope="session")
 def cluster(control_plane_cluster: Cluster) -> Cluster:
     """The control plane with the definition, and fake nodes that take any pod."""
-    control_plane_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    control_plane_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     # Names of its own: other tests count on the taint of theirs.
     for name in control_plane_cluster.add_kwok_nodes(2, gpus=8, first=100):
         control_plane_cluster.kubectl("taint", "node", name, f"{TAINT['key']}-")
@@ -45,8 +45,7 @@ def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the restricted Pod Security level."""
     name = "job-" + request.node.name.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    cluster.add_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
     yield name
     cluster.kubectl("delete", "rlhfjobs", "--all", f"--namespace={name}", "--wait=false")
     cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
@@ -75,47 +74,73 @@ def manifest(namespace: str, name: str = "job", **spec: Any) -> dict[str, Any]:
 
 
 class Seen:
-    """What a user sees of a namespace."""
+    """What a user sees of a namespace.
+
+    The operator acts first and writes the status after that, and events after both: a test waits for each of them.
+    """
 
     def __init__(self, cluster: Cluster, operator: OperatorProcess, namespace: str) -> None:
         self.cluster, self.operator, self.where = cluster, operator, f"--namespace={namespace}"
 
     def job(self, name: str = "job") -> dict[str, Any]:
+        """Return the RLHFJob."""
         return self.cluster.get("rlhfjob", name, self.where)
 
     def condition(self, kind: str, name: str = "job") -> dict[str, Any]:
+        """Return a condition of a job; one whose fields are all empty while it is not there."""
         conditions = self.job(name).get("status", {}).get("conditions", [])
-        return next((each for each in conditions if each["type"] == kind), {})
+        absent = dict.fromkeys(("status", "reason", "message"), "")
+        return next((condition for condition in conditions if condition["type"] == kind), absent)
 
     def pods(self, name: str = "job") -> dict[str, dict[str, Any]]:
-        found = self.cluster.get("pods", self.where, f"--selector={LABEL}={name}")["items"]
-        return {each["metadata"]["name"].removeprefix(f"{name}-"): each for each in found}
+        """Return the pods with the label of a job, by what follows its name."""
+        pods = self.cluster.get("pods", self.where, f"--selector={LABEL}={name}")["items"]
+        return {pod["metadata"]["name"].removeprefix(f"{name}-"): pod for pod in pods}
 
     def uids(self) -> dict[str, str]:
-        return {name: each["metadata"]["uid"] for name, each in self.pods().items()}
+        """Return the uids of the job's pods."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.pods().items()}
 
     def running(self) -> list[str]:
-        ready = (name for name, each in self.pods().items() if each["status"].get("phase") == "Running")
-        return sorted(ready)
+        """Return the names of the job's pods that are Running, sorted."""
+        return sorted(name for name, pod in self.pods().items() if pod["status"].get("phase") == "Running")
 
     def until(self, what: str, holds: Any, timeout: float = TIMEOUT) -> None:
+        """Wait for a fact; raise when the operator has ended."""
         wait_until(what, holds, timeout, every=0.3, check=self.operator.check)
 
     def until_pods(self, *expected: str) -> None:
+        """Wait until exactly these pods run and the status is that of the manifest as it is now."""
         self.until(f"pods {expected}", lambda: self.running() == sorted(expected))
+        self.until("the status of this generation", self._observed)
 
     def until_gone(self, kind: str, name: str) -> None:
-        found = ("get", kind, name, self.where, "--ignore-not-found", "--output=name")
-        self.until(f"{kind} {name} to be gone", lambda: not self.cluster.kubectl(*found).strip())
+        """Wait until there is no such object."""
+        named = ("get", kind, name, self.where, "--ignore-not-found", "--output=name")
+        self.until(f"{kind} {name} to be gone", lambda: not self.cluster.kubectl(*named).strip())
+
+    def until_restarts(self, failures: int, disruptions: int) -> None:
+        """Wait until the status counts exactly these."""
+        what = f"{failures} failures and {disruptions} disruptions to be counted"
+        self.until(what, lambda: self.restarts() == (failures, disruptions))
+
+    def until_event(self, *reasons: str, name: str = "job") -> None:
+        """Wait until there is an event of each of these reasons about a job."""
+        self.until(f"events {reasons}", lambda: set(reasons) <= set(self.events(name)))
 
     def events(self, name: str = "job") -> list[str]:
-        found = self.cluster.get("events", self.where)["items"]
-        return [each["reason"] for each in found if each["involvedObject"]["name"] == name]
+        """Return the reasons of the events about a job."""
+        events = self.cluster.get("events", self.where)["items"]
+        return [event["reason"] for event in events if event["involvedObject"]["name"] == name]
 
     def restarts(self) -> tuple[int, int]:
-        """(failures, disruptions)."""
-        counts = self.job()["status"]["restarts"]
-        return counts["failures"], counts["disruptions"]
+        """Return (failures, disruptions) as the status counts them; (-1, -1) while it counts nothing."""
+        counts = self.job().get("status", {}).get("restarts")
+        return (counts["failures"], counts["disruptions"]) if counts else (-1, -1)
+
+    def _observed(self) -> bool:
+        job = self.job()
+        return bool(job.get("status", {}).get("observedGeneration") == job["metadata"]["generation"])
 
     def patch(self, **spec: Any) -> None:
         """What `kubectl edit` does."""

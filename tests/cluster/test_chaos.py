@@ -62,7 +62,7 @@ def cluster() -> Iterator[Cluster]:
     if os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     with Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent)]) as running:
-        running.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        running.define(ROOT / "crds" / "rlhfjobs.yaml")
         yield running
 
 

@@ -6,6 +6,7 @@ enforces OwnerReferencesPermissionEnforcement, as OpenShift does, because one gr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,7 @@ def cluster(request: pytest.FixtureRequest, audit: Audit) -> Iterator[Cluster]:
 def installed(cluster: Cluster) -> Iterator[Cluster]:
     """The release in place; the definition goes with it afterwards."""
     cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", "--create-namespace")
-    condition = "--for=condition=Established"
-    cluster.kubectl("wait", condition, DEFINITION, f"--timeout={PATIENCE:.0f}s")
+    cluster.wait_defined("rlhfjobs.rlhf.dev")
     try:
         yield cluster
     finally:
@@ -125,11 +125,9 @@ def job(name: str, namespace: str) -> dict[str, Any]:
 
 def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(cluster: Cluster) -> None:
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME, "labels": level}})
+    cluster.add_namespace(HOME, level)
     cluster.apply(MONITORS)
-    cluster.kubectl(
-        "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", f"--timeout={PATIENCE:.0f}s"
-    )
+    cluster.wait_defined("servicemonitors.monitoring.coreos.com")
     for values in ({}, EVERYTHING, {"watchNamespaces": [HOME]}):
         made = render(values)
         told = cluster.apply(made.values(), "--server-side", "--dry-run=server", "--validate=strict")
@@ -161,7 +159,7 @@ def range_of_users(namespace: str) -> list[dict[str, Any]]:
 def test_a_cluster_that_chooses_the_user_takes_pods_of_operator_and_jobs_that_name_none(cluster: Cluster) -> None:
     namespace = "ranged"
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": level}})
+    cluster.add_namespace(namespace, level)
     cluster.apply(range_of_users(namespace))
 
     def pods(user: int | None) -> list[dict[str, Any]]:
@@ -225,15 +223,22 @@ def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
     }
 
 
+def until_rights(account: Path, namespace: str, expected: set[tuple[str, str, str]]) -> None:
+    """Wait until RBAC gives a user exactly these: the API server learns of roles by watches of its own."""
+    with contextlib.suppress(TimeoutError):
+        wait_until("the rights", lambda: rights(account, namespace) == expected, PATIENCE)
+    assert rights(account, namespace) == expected
+
+
 def test_the_service_account_has_the_rights_of_the_table_and_no_other(installed: Cluster) -> None:
     account = installed.user(ACCOUNT)
-    assert rights(account, "default") == triples(USED)
-    assert rights(account, HOME) == triples(USED) | triples(LEASE)
-    installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
+    until_rights(account, "default", triples(USED))
+    until_rights(account, HOME, triples(USED) | triples(LEASE))
+    installed.add_namespace("team-a")
     installed.helm("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", "--set=watchNamespaces={team-a}")
-    assert rights(account, "team-a") == triples(USED)
-    assert rights(account, HOME) == triples(LEASE)
-    assert rights(account, "default") == set()
+    until_rights(account, "team-a", triples(USED))
+    until_rights(account, HOME, triples(LEASE))
+    until_rights(account, "default", set())
 
 
 def test_a_gang_that_is_switched_on_brings_the_rights_of_its_table_and_takes_them_along(installed: Cluster) -> None:
@@ -245,22 +250,22 @@ def test_a_gang_that_is_switched_on_brings_the_rights_of_its_table_and_takes_the
         name = mode.lower()
         installed.helm(*upgrade, f"--set=scheduling.{name}=true")
         of_cluster = triples(FLAVORS) if mode == KUEUE else set()
-        assert rights(account, "default") == triples(USED | SCHEDULING[name]) | of_cluster, mode
-    installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-c"}})
+        until_rights(account, "default", triples(USED | SCHEDULING[name]) | of_cluster)
+    installed.add_namespace("team-c")
     every = ",".join(f"scheduling.{mode.lower()}=true" for mode in MODES)
     installed.helm(*upgrade, f"--set={every},watchNamespaces={{team-c}}")
     everything = triples(USED).union(*map(triples, SCHEDULING.values()))
-    assert rights(account, "team-c") == everything | triples(FLAVORS)
-    assert rights(account, "default") == triples(FLAVORS), "they belong to no namespace"
+    until_rights(account, "team-c", everything | triples(FLAVORS))
+    until_rights(account, "default", triples(FLAVORS))  # they belong to no namespace
     installed.helm(*upgrade)
-    assert rights(account, "default") == triples(USED)
+    until_rights(account, "default", triples(USED))
 
 
 @pytest.mark.parametrize("watched", ["", "team-b"], ids=["cluster-wide", "one namespace"])
 def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, watched: str, audit: Audit) -> None:
     namespace, chosen = watched or "default", [f"--namespace={watched}"] if watched else []
     if watched:
-        installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": watched}})
+        installed.add_namespace(watched)
         install = ("upgrade", RELEASE, str(CHART), f"--namespace={HOME}", f"--set=watchNamespaces={{{watched}}}")
         installed.helm(*install)
     place = f"--namespace={namespace}"
@@ -280,11 +285,11 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         installed.apply(held)
         wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
         for each in ("services", "configmaps", "secrets", "networkpolicies"):
-            selector = "--selector=rlhf.dev/job-name=granted"
-            assert installed.get(each, place, selector)["items"], each
+            of_the_job = (each, place, "--selector=rlhf.dev/job-name=granted")
+            wait_until(each, lambda of=of_the_job: installed.get(*of)["items"], PATIENCE, check=operator.check)
         installed.kubectl("patch", "rlhfjob", "granted", place, "--type=merge", '--patch={"spec":{"suspend":true}}')
         wait_until("no pods of the suspended job", lambda: pods() == 0, PATIENCE, check=operator.check)
-        assert installed.get("events.events.k8s.io", place)["items"]
+        wait_until("an event", lambda: installed.get("events.events.k8s.io", place)["items"], PATIENCE)
         installed.kubectl("delete", "rlhfjob", "granted", place)
         wait_until("the Lease to be renewed", renewed, PATIENCE, check=operator.check)
         assert operator.stop() == 0

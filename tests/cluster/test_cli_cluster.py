@@ -35,10 +35,8 @@ Rlhf = Callable[..., Answer]
 @pytest.fixture(scope="module")
 def cluster(api_cluster: Cluster) -> Cluster:
     """The API server with the definition and one namespace."""
-    api_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
-    api_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    served = "rlhfjobs"
-    wait_until("the definition", lambda: served in api_cluster.kubectl("api-resources", "-o=name"), TIMEOUT)
+    api_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
+    api_cluster.add_namespace(NAMESPACE)
     return api_cluster
 
 
@@ -107,11 +105,17 @@ def test_a_job_from_its_creation_to_its_suspension(
     assert yaml.safe_load(rlhf("get", *where, "-o", "yaml")[1])["kind"] == "List"
     assert rlhf("get", job, *where, "-o", "name")[1] == f"rlhfjob.rlhf.dev/{job}\n"
 
-    code, out, _ = rlhf("describe", job, *where)
-    assert code == 0
+    described = ("Starting: ", "Conditions", "PlanMade", "Groups", "0/2", "Pods", "generation-1", "Pending", "Events")
+    code, out = 1, ""
+
+    def whole() -> bool:
+        """Events come after the status, and pods' statuses after pods."""
+        nonlocal code, out
+        code, out, _ = rlhf("describe", job, *where)
+        return code == 0 and all(part in out for part in described)
+
+    wait_until(f"{described} in a description", whole, TIMEOUT, every=1)
     assert out.startswith("Starting: ")
-    for expected in ("Conditions", "PlanMade", "Groups", "0/2", "Pods", "generation-1", "Pending", "Events"):
-        assert expected in out
     assert f"{job}  iteration 1/" in rlhf("top", job, *where)[1]
 
     assert rlhf("scale", job, *where, "generation=3", "--dry-run")[1].endswith("(dry run: nothing was changed)\n")
@@ -169,7 +173,7 @@ def test_what_was_mistyped_or_cannot_be_is_said_with_a_remedy(rlhf: Rlhf, job: s
 def test_a_failed_job_ends_a_wait_with_its_code_and_is_never_changed(cluster: Cluster, rlhf: Rlhf) -> None:
     body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     body["metadata"] = {"name": "failed", "namespace": NAMESPACE}
-    # No operator touches a suspended job's conditions of an end that has come.
+    body["spec"]["operatorClass"] = "of-nobody"  # or the operator's first status and that of this test would race
     cluster.apply(body)
     told = "the coordinator ended with exit code 22: prompts.jsonl cannot be read"
     write_status(
@@ -263,8 +267,7 @@ def test_a_server_without_the_definition_says_what_to_install(bare: Cluster, rlh
 
 
 def test_a_wait_outlives_the_api_server(bare: Cluster, tmp_path: Path) -> None:
-    bare.apply(ROOT / "crds" / "rlhfjobs.yaml")
-    wait_until("the definition", lambda: "rlhfjobs" in bare.kubectl("api-resources", "-o=name"), TIMEOUT)
+    bare.define(ROOT / "crds" / "rlhfjobs.yaml")
     body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     body["metadata"] = {"name": "lasting", "namespace": "default"}
     bare.apply(body)

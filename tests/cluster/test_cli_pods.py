@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from . import images
-from .cluster import Cluster, ClusterError
+from .cluster import Cluster
 from .processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -71,20 +71,12 @@ def pod(name: str, group: str, script: str) -> dict[str, Any]:
 def job(node_cluster: Cluster) -> Iterator[str]:
     """A job with two pods that run."""
     node_cluster.nodes["n1"].import_image(images.python())
-    node_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
-    node_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
+    node_cluster.add_namespace(NAMESPACE)
     body: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "grpo.yaml").read_text())
     name = str(body["metadata"]["name"])
     body["metadata"]["namespace"] = NAMESPACE
-
-    def applied() -> bool:
-        try:
-            node_cluster.apply([body, pod(name, "coordinator", COORDINATOR), pod(name, "generation", WORKER)])
-        except ClusterError:
-            return False  # the definition or the service account is not there yet
-        return True
-
-    wait_until("the job", applied, TIMEOUT, every=1)
+    node_cluster.apply([body, pod(name, "coordinator", COORDINATOR), pod(name, "generation", WORKER)])
     yield name
     node_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -101,25 +93,27 @@ def rlhf(cluster: Cluster, *arguments: str) -> str:
     return start(cluster, *arguments).communicate(timeout=TIMEOUT)[0]
 
 
+def says(cluster: Cluster, *parts: str, of: tuple[str, ...]) -> None:
+    """Wait until a command says all of these: pods begin to serve, and kubelets to report, in their own time."""
+
+    def said() -> bool:
+        output = rlhf(cluster, *of)
+        return all(part in output for part in parts)
+
+    wait_until(f"{parts} in rlhf {' '.join(of)}", said, TIMEOUT, every=1)
+
+
 @pytest.mark.timeout(600)
 def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cluster, job: str) -> None:
     following = start(node_cluster, "logs", job, "--follow")
     try:
-        wait_until("the second life", lambda: "second life" in rlhf(node_cluster, "logs", job), TIMEOUT, every=1)
-        every = rlhf(node_cluster, "logs", job)
-        assert "coordinator   00:00:00 INFO Training (iteration 3)" in every
-        assert "generation-0  second life" in every
+        says(node_cluster, "coordinator   00:00:00 INFO iteration 4/9", "generation-0  second life", of=("logs", job))
+        assert "coordinator   00:00:00 INFO Training (iteration 3)" in rlhf(node_cluster, "logs", job)
         assert rlhf(node_cluster, "logs", job, "--group=generation", "--previous") == "first life\n"
         assert rlhf(node_cluster, "logs", job, "--group=coordinator", "--tail=1", "--raw").startswith('{"time"')
 
-        top = rlhf(node_cluster, "top", job)
-        assert "iteration 5/" in top
-        assert "Scoring" in top
-        assert "3/8 samples" in top
-        assert "321" in top
-        described = rlhf(node_cluster, "describe", job)
-        assert "Last iterations" in described
-        assert "generation-0   Ready   n1     1" in described
+        says(node_cluster, "iteration 5/", "Scoring", "3/8 samples", "321", of=("top", job))
+        says(node_cluster, "Last iterations", "generation-0   Ready   n1     1", of=("describe", job))
 
         told = {"type": "Complete", "status": "True", "reason": "AllIterationsTrained", "message": "all are trained"}
         status = {"conditions": [told | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}

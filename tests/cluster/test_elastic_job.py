@@ -46,7 +46,7 @@ SLOW, CRAWL, FREE = 10, 1, -1
 def node(node_cluster: Cluster) -> Node:
     """The real node, the definition, and an image that finds this machine's environment."""
     node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
-    node_cluster.apply(ROOT / "crds" / "rlhfjobs.yaml")
+    node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
     return node_cluster.nodes["n1"]
 
 
@@ -176,8 +176,10 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
     assert shown
     assert shown <= members
     assert re.search(r"\s1/4\s", table.read_text()), table.read_text()
-    assert operator.metric("rlhf_pool_resize_duration_seconds_count") >= 2
-    assert "PoolFormed" in {each["reason"] for each in node_cluster.get("events", job.where)["items"]}
+    elastic.until("two resizes", lambda: operator.metric("rlhf_pool_resize_duration_seconds_count") >= 2)
+    elastic.until(
+        "the event", lambda: "PoolFormed" in job.kubectl("get", "events", "--output=jsonpath={.items[*].reason}")
+    )
 
 
 def _grow_and_gather(elastic: Elastic, pods: Path) -> None:

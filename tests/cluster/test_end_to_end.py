@@ -49,7 +49,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def install(cluster: Cluster) -> None:
     """The release, in its namespace, beside one for jobs."""
     for name in (HOME, NAMESPACE):
-        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+        cluster.add_namespace(name, RESTRICTED)
     values: dict[str, Any] = {"image": {"registry": "localhost"}}
     for name, image in (
         ("operator", images.OPERATOR),
@@ -61,6 +61,7 @@ def install(cluster: Cluster) -> None:
     values["networkPolicy"] = {"enabled": True, "apiServerPorts": [int(cluster.server.rpartition(":")[2])]}
     given = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
     cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", *given)
+    cluster.wait_defined("rlhfjobs.rlhf.dev")
 
 
 def adapted(shared: Path) -> dict[str, dict[str, Any]]:

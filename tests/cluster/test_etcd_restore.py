@@ -30,10 +30,10 @@ CHURN = 1000
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(level="control-plane") as running:
-        running.apply(ROOT / "crds" / "rlhfjobs.yaml")
+        running.define(ROOT / "crds" / "rlhfjobs.yaml")
         for name in running.add_kwok_nodes(1, gpus=8):
             running.kubectl("taint", "node", name, f"{TAINT['key']}-")
-        running.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        running.add_namespace(NAMESPACE)
         yield running
 
 
@@ -97,6 +97,10 @@ def test_jobs_become_what_they_were_and_go_on_from_there(cluster: Cluster) -> No
         seen.until_pods(*ALL, "generation-2")
         cluster.kubectl("delete", "pod/deleted-later-inference-0", seen.where)
         seen.until("it comes back", lambda: "inference-0" in seen.pods("deleted-later"))
+        assert before.items() <= seen.uids().items(), "by now the operator would have ended what it takes for another's"
         known = {"namespace": NAMESPACE, "condition": "Planned", "status": "True"}
-        assert operator.metric("rlhf_job_condition", **known) == 2, "the job of after the backup is not there any more"
-        assert operator.healthy()
+        seen.until(
+            "two jobs to be counted: that of after the backup is not there any more",
+            lambda: operator.metric("rlhf_job_condition", **known) == 2,
+        )
+        seen.until("the operator to be healthy", operator.healthy)

@@ -58,7 +58,7 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster,
     cluster.kubectl("label", "pod", "job-generation-0", "rlhf.dev/epoch=abc", "--overwrite", seen.where)
 
     seen.until("the words", lambda: "Pod job-generation-0 cannot be read" in seen.condition("Running")["message"])
-    seen.until("the event", lambda: "Unreadable" in seen.events())
+    seen.until_event("Unreadable")
     seen.until("the refusal", lambda: "levels deep" in seen.condition("Planned", "deep").get("message", ""))
     cluster.apply(manifest(namespace, "other"))
     seen.until("another job", lambda: len(seen.pods("other")) == len(ALL))
@@ -66,4 +66,6 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster,
         now = cluster.get("pod", name, seen.where)["metadata"]
         assert (now["uid"], now["labels"]) == (kept[name]["metadata"]["uid"], kept[name]["metadata"]["labels"])
     assert seen.operator.pid == pid
-    assert seen.condition("Complete")["status"] == "False", "an imposter's end is not the job's"
+    seen.until(
+        "Complete=False: an imposter's end is not the job's", lambda: seen.condition("Complete")["status"] == "False"
+    )

@@ -24,10 +24,11 @@ from .slots import Addresses, State, boot_id, lock_path, try_lock
 pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
 
+ROOT = Path(__file__).parents[2]
 CRASH_TIMEOUT = 120.0  # seconds for the processes of a killed owner to end
 OWNER = """
 import json, sys, time
-from cluster import Cluster, images, pods
+from tests.cluster import Cluster, images, pods
 cluster = Cluster(level="node", images=[images.python()]).start()
 cluster.apply(pods.python("sleeper", "import time; time.sleep(600)"))
 pods.wait(cluster, "sleeper", "Running")
@@ -81,8 +82,7 @@ def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervi
     leftovers.sweep()
     images.python()  # buildah keeps a small cache on the machine, which is none of the cluster's
     before = Machine.now()
-    tests = Path(__file__).parents[1]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=tests, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     told = json.loads(owner.stdout.readline())
     folder = Path(told["folder"])

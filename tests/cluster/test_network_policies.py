@@ -127,7 +127,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A node that enforces policies, with the pods and without any policy."""
     with own_cluster(request, level="node", gpus=0, network_policies=True, images=[images.python()]) as found:
         for name in (HOME, TEAM, OTHER):
-            found.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+            found.add_namespace(name)
         for name, (namespace, labels) in PEERS.items():
             found.apply(pods.python(name, SERVER, labels=labels), f"--namespace={namespace}")
         for name, (namespace, _) in PEERS.items():

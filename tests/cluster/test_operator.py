@@ -28,8 +28,8 @@ def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
     seen.until_pods(*ALL)
     seen.until("the status", lambda: len(seen.job().get("status", {}).get("conditions", [])) == 8)
     assert seen.condition("Planned")["status"] == "True"
-    assert seen.condition("Running")["reason"] == "Starting"
-    seen.until("Starting", lambda: "Starting" in seen.events())
+    seen.until("Starting", lambda: seen.condition("Running")["reason"] == "Starting")
+    seen.until_event("Starting")
     children = cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"]
     uid = seen.job()["metadata"]["uid"]
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children} == {uid}
@@ -50,8 +50,8 @@ def test_groups_follow_kubectl_scale_and_edit(cluster: Cluster, seen: Seen, name
     patch = {"spec": {"generation": {"replicas": 1}, "inference": {"replicas": 2}}}
     cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", f"--patch={json.dumps(patch)}")
     seen.until_pods("coordinator", "generation-0", "inference-0", "inference-1", "training-0", "training-1")
-    restarts = seen.job()["status"]["restarts"]
-    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+    seen.until("the scale", lambda: seen.job()["status"]["scale"]["replicas"] == 1)
+    assert seen.restarts() == (0, 0)
 
 
 def test_a_job_is_suspended_and_resumed(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -59,11 +59,11 @@ def test_a_job_is_suspended_and_resumed(cluster: Cluster, seen: Seen, namespace:
     seen.until_pods(*ALL)
     cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", '--patch={"spec":{"suspend":true}}')
     seen.until("Suspended", lambda: seen.condition("Suspended").get("status") == "True")
-    assert seen.pods() == {}
+    seen.until("no pods", lambda: seen.pods() == {})
     cluster.kubectl("patch", "rlhfjob", "job", seen.where, "--type=merge", '--patch={"spec":{"suspend":false}}')
     seen.until_pods(*ALL)
-    restarts = seen.job()["status"]["restarts"]
-    assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+    seen.until("Suspended=False", lambda: seen.condition("Suspended")["status"] == "False")
+    assert seen.restarts() == (0, 0)
 
 
 def test_what_is_deleted_comes_back(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -72,9 +72,11 @@ def test_what_is_deleted_comes_back(cluster: Cluster, seen: Seen, namespace: str
     before = {name: each["metadata"]["uid"] for name, each in seen.pods().items()}
     cluster.kubectl("delete", "pod/job-generation-1", "service/job", "configmap/job-job", seen.where)
     seen.until_pods(*ALL)
-    seen.until("another generation-1", lambda: seen.pods()["generation-1"]["metadata"]["uid"] != before["generation-1"])
-    seen.until("the Service", lambda: bool(cluster.get("service", "job", seen.where)["metadata"]["name"]))
-    seen.until("the count", lambda: seen.job()["status"]["restarts"]["disruptions"] == 1)
+    seen.until("another generation-1", lambda: seen.uids().get("generation-1", "") not in ("", before["generation-1"]))
+    for made in ("service/job", "configmap/job-job"):
+        named = ("get", made, seen.where, "--ignore-not-found", "--output=name")
+        seen.until(made, lambda named=named: cluster.kubectl(*named))
+    seen.until_restarts(0, 1)
     kept = {name: each["metadata"]["uid"] for name, each in seen.pods().items() if name != "generation-1"}
     assert kept == {name: uid for name, uid in before.items() if name != "generation-1"}
 
@@ -87,8 +89,8 @@ def test_an_exceeded_quota_is_told_and_the_job_starts_when_there_is_room(
     used = "{.status.used.pods}"
     seen.until("the quota", lambda: cluster.kubectl("get", "quota", "few", seen.where, f"-o=jsonpath={used}") == "0")
     cluster.apply(manifest(namespace))
-    seen.until("the words", lambda: "exceeded quota" in seen.condition("Running").get("message", ""))
-    assert "free quota in the namespace, or raise it" in seen.condition("Running")["message"]
+    words = ("exceeded quota", "free quota in the namespace, or raise it")
+    seen.until("the words", lambda: all(part in seen.condition("Running")["message"] for part in words))
     cluster.kubectl("delete", "quota", "few", seen.where)
     seen.until_pods(*ALL)
 
@@ -146,7 +148,7 @@ def test_failed_pods_are_replaced_until_the_limit_and_a_finished_job_expires(
         seen.report("generation-0", {"phase": "Failed", "reason": "Broken", "message": "the disk is on fire"})
         wanted = failures
         seen.until("the count", lambda: _failures(seen) >= wanted)  # noqa: B023 used at once
-    seen.until("Failed", lambda: "Failed" in seen.events())
+    seen.until_event("Failed")
     with pytest.raises(ClusterError, match="not found"):
         seen.until("the end of the job", lambda: not seen.job())
 

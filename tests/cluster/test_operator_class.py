@@ -24,12 +24,12 @@ def test_each_operator_reconciles_the_jobs_of_its_class_alone(
         return process.metric("rlhf_job_condition", namespace=namespace, condition="Planned", status="True")
 
     with OperatorProcess(cluster, "--operator-class=blue") as blue:
-        assert operator.leads(), "they are no rivals"
+        seen.until("both to lead: they are no rivals", lambda: operator.leads() and blue.leads())
         classes: dict[str, dict[str, Any]] = {"plain": {}, "blue": {"operatorClass": "blue"}}
         classes["green"] = {"operatorClass": "green"}
         cluster.apply([manifest(namespace, name, **given) for name, given in classes.items()])
         seen.until("pods of both", lambda: pods("plain") == pods("blue") == sorted(ALL))
-        assert (jobs(operator), jobs(blue)) == (1, 1)
+        seen.until("each to count its job", lambda: (jobs(operator), jobs(blue)) == (1, 1))
         assert "status" not in seen.job("green"), "no operator of this class runs"
         assert pods("green") == []
         leases = cluster.get("leases", "--namespace=default")["items"]
@@ -41,7 +41,7 @@ def test_each_operator_reconciles_the_jobs_of_its_class_alone(
         seen.until("its end", lambda: "inference-0" not in pods("blue"))
         blue.start()
         seen.until("its own operator", lambda: pods("blue") == sorted(ALL))
-        assert (jobs(operator), jobs(blue)) == (1, 1)
+        seen.until("each to count its job", lambda: (jobs(operator), jobs(blue)) == (1, 1))
 
 
 def test_the_class_of_a_job_does_not_change(cluster: Cluster, seen: Seen, namespace: str) -> None:

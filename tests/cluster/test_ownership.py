@@ -65,17 +65,20 @@ def test_objects_of_others_under_a_jobs_names_are_told_and_neither_changed_nor_t
     cluster.apply(manifest(namespace, "wild"))
     left = before
 
-    def named() -> list[dict[str, Any]]:
-        found = seen.condition("Running", "wild")
-        words = found.get("message", "") if found.get("reason") == "NameTaken" else ""
-        return [each for each in left if f"{each['kind']} {each['metadata']['name']}" in words]
+    message, gone = "", before
+
+    def named() -> bool:
+        """One look: what is named, and the message that names it."""
+        nonlocal message, gone
+        running = seen.condition("Running", "wild")
+        message = running["message"] if running["reason"] == "NameTaken" else ""
+        gone = [body for body in left if f"{body['kind']} {body['metadata']['name']}" in message]
+        return bool(gone)
 
     while left:
         seen.until("an object to be named", named)
-        message = seen.condition("Running", "wild")["message"]
         assert "another name" in message
         assert not cluster.get("pods", seen.where)["items"], "no pod runs with what is not the job's"
-        gone = named()
         for each in gone:
             resource = f"{each['kind'].lower()}/{each['metadata']['name']}"
             assert resource in message, "and how to remove it"
@@ -83,7 +86,7 @@ def test_objects_of_others_under_a_jobs_names_are_told_and_neither_changed_nor_t
             cluster.kubectl("delete", resource, seen.where)
         left = [each for each in left if each not in gone]
     seen.until("the pods", lambda: len(cluster.get("pods", seen.where)["items"]) == len(ALL))
-    assert "NameTaken" in seen.events("wild")
+    seen.until_event("NameTaken", name="wild")
 
 
 def test_deleting_a_job_leaves_what_others_had_under_its_names(cluster: Cluster, seen: Seen, namespace: str) -> None:

@@ -80,6 +80,7 @@ def test_a_job_of_an_operator_that_made_no_revisions_is_adopted_as_it_runs(
 ) -> None:
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
+    seen.until("the revision that is taken away below", lambda: "revision" in seen.job()["status"])
     operator.stop()
     before, ran = seen.uids(), containers(seen)
     text = cluster.get("configmap", "job-job", seen.where)["data"]["job.json"]

@@ -29,9 +29,8 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
     for each in (folder / "policy").iterdir():
         each.chmod(0o644)  # safetensors writes 0600, and pods are another user
     code, data = environment.folders(), {"data": folder}
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    cluster.apply([namespace, *environment.volumes(code, name), *environment.volumes(data, name, writable=True)])
+    cluster.add_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
+    cluster.apply([*environment.volumes(code, name), *environment.volumes(data, name, writable=True)])
     volumes, mounts = environment.pod_spec(code)
     more_volumes, more_mounts = environment.pod_spec(data, writable=True)
     container = {

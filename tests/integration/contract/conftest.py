@@ -1,17 +1,9 @@
 """The cluster fixtures for tests against a real API server."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-_TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(_TESTS)]
-
-from served import Served, serve  # noqa: E402
-
-from cluster import Cluster  # noqa: E402
-from cluster.fixture import api_cluster  # noqa: E402
+from tests.cluster import Cluster
+from tests.cluster.fixture import api_cluster
+from tests.support.served_definition import Served, serve
 
 __all__ = ["api_cluster", "served"]
 

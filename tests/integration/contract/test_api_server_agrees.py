@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from served import KIND, Served
+from tests.cluster import Cluster
 from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
+from tests.support.served_definition import KIND, Served
 
-from cluster import Cluster
 from rlhf_api import crd
 from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.document import read

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from served import Causes, Served
 from tests.support import definition_rows as rows
 from tests.support.manifest_cases import rule_pairs
+from tests.support.served_definition import Causes, Served
 
 from rlhf_api.document import read
 from rlhf_api.manifest import dump, parse

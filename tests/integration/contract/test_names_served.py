@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from served import KIND, Served
+from tests.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.support.manifest_cases import changed
+from tests.support.served_definition import KIND, Served
 
-from cluster import Cluster
-from cluster.processes import wait_until
 from rlhf_api import crd
 from rlhf_api.manifest import parse_stored
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from tests.cluster import Cluster
 
-from cluster import Cluster
 from rlhf_operator.manifests.pod_schema import generate
 
 pytestmark = pytest.mark.slow

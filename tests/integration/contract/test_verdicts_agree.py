@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from served import Served
+from tests.cluster import Cluster
 from tests.support.manifest_cases import Verdict, verdicts
+from tests.support.served_definition import Served
 
-from cluster import Cluster
 from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
 from rlhf_cli.load_job import load_documents

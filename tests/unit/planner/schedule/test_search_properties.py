@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
-from random_instances import instances, shortest
+from tests.support.random_instances import instances, shortest
 
 from rlhf_planner.schedule.baselines import run_baselines
 from rlhf_planner.schedule.instance import Instance, InstanceError

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kubernetes import client, config
+from tests.cluster import Cluster
+from tests.cluster.processes import wait_until
 
-from cluster import Cluster
-from cluster.processes import wait_until
 from rlhf_api import crd
 from rlhf_api.names import GROUP, PLURAL, VERSION
 
