@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
-import random_iterations as make
 from hypothesis import assume, given, settings
+from tests.support import random_iterations as make
 
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.forecast import PREFETCH_SHARE, IterationSetup

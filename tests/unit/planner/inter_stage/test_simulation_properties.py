@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import random_iterations as make
 
 from rlhf_planner.inter_stage.choose import MAX_DRAWS, TIE, choose
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer

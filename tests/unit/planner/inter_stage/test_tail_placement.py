@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-import random_iterations as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import random_iterations as make
 
 from rlhf_planner.inter_stage.balance import balance
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
