@@ -1,4 +1,4 @@
-"""`spec.generation`, `spec.inference`, `spec.training`: the three groups of worker processes; `spec.coordinator`."""
+"""`spec.generation`, `spec.inference` and `spec.training`, the three groups of worker processes; `spec.coordinator`."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,93 +9,97 @@ from rlhf_api.api_model import ApiModel, PositiveOrOff
 
 Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
-"""Type of matrix products."""
+"""Number type of matrix products."""
 
 
 class GroupFields(ApiModel):
-    """What every group has."""
+    """Fields that every group of workers has."""
 
     gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs a worker process; 0 runs on CPU."""
+    """GPUs per worker process; 0 runs on CPU."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Threads of the compute library on CPU; fixed, because results may depend on it."""
+    """CPU threads of the compute library per worker process. The number is fixed because results may depend on it."""
     template: dict[str, Any] = Field(default_factory=dict)
-    """Pod template merged under ours (image, volumes, node selectors, resources); a PodTemplateSpec."""
+    """PodTemplateSpec of the group's pods: image, volumes, node selectors, resources. What the operator itself sets in
+    a pod wins over it."""
 
 
 class Coordinator(ApiModel):
-    """The process that moves samples between workers: one pod without GPUs."""
+    """The process that schedules the job's work and passes samples between workers: one pod without GPUs."""
 
     template: dict[str, Any] = Field(default_factory=dict)
-    """Pod template merged under ours (node selectors, resources, init containers); a PodTemplateSpec.
-    Volumes, mounts and pull secrets of training pods are there already."""
+    """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. What the operator itself
+    sets in a pod wins over it. The pod has the volumes, mounts and pull secrets of training pods without being told."""
 
 
 class TensorParallelism(ApiModel):
-    """How one generation replica is split."""
+    """How the model is split within one generation worker."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tensor parallel degree; a power of two that divides gpusPerReplica."""
+    """Tensor parallel degree: GPUs over which each layer is split. A power of two that divides gpusPerReplica."""
 
 
 class Speculation(ApiModel):
-    """Speculative decoding in generation; lossless."""
+    """Speculative decoding in generation. It is lossless."""
 
     mode: Mode = "Auto"
-    """Disabled decodes token by token; Auto drafts when it was measured to be faster."""
+    """Disabled decodes token by token. Auto drafts tokens when that was measured to be faster."""
 
 
 class Generation(GroupFields):
     """Workers that decode responses."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Workers; the scale subresource writes here."""
+    """Number of workers; the scale subresource writes this field."""
     engine: Literal["torch", "vllm"] = "torch"
-    """Decoding engine."""
+    """Engine that decodes."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the engine untouched."""
+    """Arguments of the engine under its own names, passed on unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Samples a worker decodes at once."""
+    """Largest number of samples that one worker decodes at the same time."""
     parallelism: TensorParallelism = Field(default_factory=TensorParallelism)
-    """How one replica is split."""
+    """How the model is split within one worker."""
     speculation: Speculation = Field(default_factory=Speculation)
     """Speculative decoding."""
 
 
 class Inference(GroupFields):
-    """Workers that score: reference log-probabilities, critic values, rewards."""
+    """Workers that score samples: reference log-probabilities, critic values, rewards."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Workers of their own; 0 leaves all scoring to generation workers that have nothing to decode."""
+    """Number of workers that only score; 0 leaves all scoring to generation workers that have nothing to decode."""
     overlap: Literal["Disabled", "Enabled"] = "Enabled"
-    """Enabled scores each sample as it finishes, while others still decode; Disabled waits for the whole batch."""
+    """Enabled scores each sample when it is finished, while others are still decoded. Disabled scores when the whole
+    batch is generated."""
     incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
-    """Enabled lets idle workers score chunks of responses that are still decoded, reference and critic alone, so that a
-    finished one needs only its rest; Auto where simulation says that it is faster; Disabled
-    never. Read with overlap Enabled."""
+    """Incremental scoring: idle workers score the known part of responses that are still decoded, by reference and
+    critic, so that only the rest is left when a response is finished. Enabled always does so, Auto where simulation
+    predicts a gain, Disabled never. Has an effect with overlap Enabled only."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
-    """Tokens scored in one forward pass (ignored in a deterministic job, which scores sample by sample)."""
+    """Largest number of tokens scored in one forward pass. Ignored in a deterministic job, which scores sample by
+    sample."""
 
 
 class TrainingParallelism(ApiModel):
-    """How a model is split over the training ranks; ranks = pipeline x data."""
+    """How a model is split over the training ranks. The number of ranks is pipeline x data."""
 
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Data parallel copies."""
+    """Number of data parallel copies."""
 
 
 Rate = Annotated[float, Field(gt=1e-12, le=1)]
-"""A learning rate. What is smaller changes no float32 weight; what is larger AdamW steps by, whatever the gradient. The
-bound is exclusive because the API server compares a whole number, such as 0, with the whole part of a bound."""
+"""A learning rate. A smaller one changes no float32 weight; with a larger one AdamW takes steps of that size, whatever
+the gradient. The lower bound is exclusive because the API server compares a whole number, such as 0, with the whole
+part of a bound."""
 
 
 class Schedule(ApiModel):
     """The pipeline schedule of one model's training."""
 
     mode: Literal["Auto", "OneFOneB"] = "Auto"
-    """OneFOneB is serial 1F1B, one model after the other."""
+    """Auto leaves the choice to fusion.intraStage. OneFOneB is serial 1F1B, one model after the other."""
 
 
 class Optimizer(ApiModel):
@@ -104,27 +108,28 @@ class Optimizer(ApiModel):
     learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
     critic_learning_rate: Rate = 9e-6
-    """Peak learning rate of the critic, of its own: a value head learns from nothing, a policy is only bent."""
+    """Peak learning rate of the critic. It is larger than the actor's, because a value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Shape after warm-up, over all optimizer steps of the job; another number of iterations in a live job bends what
-    is left of it, without a jump."""
+    """Course of the learning rate after warm-up, over all optimizer steps of the job. When the number of iterations of
+    a live job is changed, the rest of the course is stretched or compressed without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Linear and Cosine fall to this share of the peak."""
+    """Share of the peak learning rate that Linear and Cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
-    """Optimizer steps of linear warm-up."""
+    """Optimizer steps during which the learning rate rises linearly from 0 to its peak."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """First moment decay."""
+    """Decay of AdamW's first moment, per optimizer step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Second moment decay."""
+    """Decay of AdamW's second moment, per optimizer step."""
     epsilon: Annotated[float, Field(gt=1e-16, le=1)] = 1e-8
-    """Term added to the denominator."""
+    """Term that AdamW adds to its denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Decoupled weight decay of matrices (not of norms and biases)."""
+    """Decoupled weight decay of matrices; norms and biases have none."""
     max_gradient_norm: PositiveOrOff = 1.0
-    """Global gradient norm is clipped to this, over all stages; 0 turns clipping off."""
+    """Largest global gradient norm, over all pipeline stages; larger gradients are scaled down to it. 0 turns clipping
+    off."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
-    """Optimizer steps in a row whose gradient may be infinite or NaN: each is skipped and counted, one more fails the
-    job. 0 fails it at the first."""
+    """Optimizer steps in a row whose gradient may be infinite or NaN: each is skipped and counted, and one more fails
+    the job. 0 fails the job at the first."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""
@@ -132,25 +137,26 @@ class Optimizer(ApiModel):
 
 
 class Training(GroupFields):
-    """Ranks that train actor and critic."""
+    """Ranks that train the actor and, where the algorithm has one, the critic."""
 
     backend: Literal["torch", "megatron"] = "torch"
-    """Training backend."""
+    """Framework that trains."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split; ranks = pipeline x data."""
+    """How models are split over the ranks. The number of ranks is pipeline x data."""
     schedule: Schedule = Field(default_factory=Schedule)
-    """Pipeline schedule."""
+    """Pipeline schedule of one model."""
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Samples a micro-batch; miniBatchSize must be a multiple of microBatchSize x parallelism.data."""
+    """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
+    parallelism.data."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
-    """Type of matrix products in generation, scoring and training alike. Auto is BFloat16 when training ranks have GPUs
-    (their master weights stay float32), else Float32; say Float32 where the GPUs are older than Ampere."""
+    """Number type of matrix products in generation, scoring and training alike. Auto is BFloat16 when training ranks
+    have GPUs (their master weights stay float32), else Float32. Set Float32 where the GPUs are older than Ampere."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
 
     @property
     def ranks(self) -> int:
-        """Training processes."""
+        """Number of training ranks."""
         return self.parallelism.pipeline * self.parallelism.data

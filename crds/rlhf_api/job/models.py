@@ -1,4 +1,4 @@
-"""`spec.models`: where each model role comes from. A role the algorithm's graph does not need is left out."""
+"""`spec.models`: where each model role comes from. A role that the algorithm's graph does not need is left out."""
 
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ class ModelSource(ApiModel):
     """A causal language model in the Hugging Face format."""
 
     path: Location
-    """A folder (or mounted volume path) with config.json, tokenizer and safetensors, or a hub id."""
+    """Folder with config.json, tokenizer and safetensors, relative to the manifest, or a hub id such as owner/name."""
 
 
 class SecretKey(ApiModel):
@@ -22,7 +22,7 @@ class SecretKey(ApiModel):
     name: Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX, examples=["judge"])]
     """Name of the Secret."""
     key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, examples=["token"])]
-    """Key in its data."""
+    """Key in the Secret's data."""
 
 
 class RewardVariable(ApiModel):
@@ -31,9 +31,9 @@ class RewardVariable(ApiModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["JUDGE_TOKEN"])]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value, kept and shown in clear."""
+    """Value, stored and shown in clear text."""
     secret_key_ref: SecretKey | None = None
-    """The Secret that holds its value."""
+    """Secret that holds the value."""
 
 
 class RewardHeader(ApiModel):
@@ -42,13 +42,14 @@ class RewardHeader(ApiModel):
     name: Annotated[str, Field(pattern=r"^[-A-Za-z0-9!#$%&'*+.^_`|~]+$", max_length=253, examples=["Authorization"])]
     """Name of the header."""
     value: Annotated[str, Field(pattern=r"^[ -~]*$", max_length=8192, examples=["application/json"])] | None = None
-    """Its value, kept and shown in clear."""
+    """Value, stored and shown in clear text."""
     secret_key_ref: SecretKey | None = None
-    """The Secret that holds the whole value, such as `Bearer abc`."""
+    """Secret that holds the whole value, such as `Bearer abc`."""
 
 
 class RewardFunction(ApiModel):
-    """A Python function `name(prompt, response, record) -> float | None`, sync or async; None abstains."""
+    """A Python function `name(prompt, response, record) -> float | None`, sync or async. None abstains: the sample is
+    not trained on."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 
@@ -65,7 +66,7 @@ class RewardFunction(ApiModel):
         ]
         | None
     ) = None
-    """Importable module; alternative to file."""
+    """Name of an importable module, in place of file."""
     config_map: (
         Annotated[
             str,
@@ -73,20 +74,20 @@ class RewardFunction(ApiModel):
         ]
         | None
     ) = None
-    """Name of a ConfigMap whose key reward.py holds the function (in a cluster); alternative to file."""
+    """Name of a ConfigMap whose key reward.py holds the function, in place of file. In a cluster only."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["score"])] = "score"
     """Name of the function."""
     env: Annotated[list[RewardVariable], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of its process, which is given no others of the worker's but those that Python needs."""
+    """Environment variables of the function's process. It gets no other variables but those that Python needs."""
 
 
 class RewardEndpoint(ApiModel):
     """An HTTP endpoint: POST {"samples": [{"prompt", "response", "record"}]} -> {"rewards": [float | null]}."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/ ]+", max_length=2048, examples=["http://rewards:8000/score"])]
-    """Address, http or https."""
+    """URL, http or https."""
     headers: Annotated[list[RewardHeader], Field(max_length=32)] = Field(default_factory=list)
-    """Sent with every request."""
+    """Headers of every request."""
 
 
 class Reward(ApiModel):
@@ -101,9 +102,10 @@ class Reward(ApiModel):
     endpoint: RewardEndpoint | None = None
     """An HTTP endpoint."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Time one sample may take; a slower one is retried, then fails the job. Never a zero reward."""
+    """Seconds that the reward of one sample may take. A slower one is retried and at last fails the job; it is never
+    taken to be zero."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Further tries after a failure, before the job fails."""
+    """Tries after the first failure, before the job fails."""
 
 
 class Models(ApiModel):
@@ -112,11 +114,11 @@ class Models(ApiModel):
     actor: ModelSource
     """The policy that is trained."""
     critic: ModelSource | None = None
-    """The value model: a causal language model folder, or a reward model, whose head it keeps; without a head it begins
-    at zero.
-    Left unused by algorithms without a critic, so that changing the algorithm stays a change of one field."""
+    """The value model: a causal language model, whose value head starts at zero, or a reward model, whose head it
+    keeps. Unset: it starts from the actor. Algorithms without a critic ignore it, so that changing the algorithm is a
+    change of one field."""
     reference: ModelSource | None = None
-    """The frozen model the KL term compares with; the actor's own folder when unset."""
+    """The frozen model with which the KL term compares the actor. Unset: the actor's own model."""
     reward: Reward
     """Where rewards come from."""
 

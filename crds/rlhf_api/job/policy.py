@@ -1,4 +1,5 @@
-"""`spec.fusion`, `spec.checkpoints`, `spec.runPolicy`: mechanisms that can be turned off, and the life of a job."""
+"""`spec.fusion`, `spec.checkpoints` and `spec.runPolicy`: mechanisms that can be disabled, and the lifecycle of a
+job."""
 
 from typing import Annotated, Literal
 
@@ -9,78 +10,82 @@ from rlhf_api.job.failure import FailurePolicy
 
 
 class InterStageFusion(ApiModel):
-    """Migration of the long tail of generation, so that freed workers score (RLHFuse, inter-stage)."""
+    """Inter-stage fusion of RLHFuse: the long tail of generation migrates to few workers, so that the others score."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
-    """Auto fuses when the simulation predicts a gain, with the threshold and pool that it predicts to be best. Fixed
-    goes by `threshold` and `pool`."""
+    """Disabled never migrates the tail. Auto migrates it when simulation predicts a gain, with the threshold and pool
+    that it predicts to be best. Fixed uses `threshold` and `pool`."""
     threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
-    """Fixed: unfinished samples at which the tail gathers on the pool (R_t)."""
+    """With mode Fixed: number of unfinished samples at which the tail is consolidated on the pool (R_t)."""
     pool: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Fixed: generation workers that keep the tail (m); as many as there are, or more, fuses nothing."""
+    """With mode Fixed: number of generation workers that keep the tail (m). All of them, or more, disables fusion."""
     transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
-    """What moves with a sample: its KV cache, or its tokens alone, from which the destination builds the cache anew.
-    Auto takes the one that is predicted to be faster, sample by sample."""
+    """What moves with a sample: KV is its KV cache; Tokens is its tokens alone, from which the destination computes the
+    cache again. Auto chooses for each sample what is predicted to be faster."""
     balance: Literal["Disabled", "Auto"] = "Auto"
-    """Auto also moves samples before the threshold, from the fullest worker to one that would run dry, when that is
-    predicted to gain more than it costs."""
+    """Auto also moves samples before the threshold, from the fullest worker to one that would run out of work, when
+    that is predicted to gain more than it costs."""
 
 
 class IntraStageFusion(ApiModel):
-    """Actor and critic train at the same time in opposite pipelines (RLHFuse, intra-stage)."""
+    """Intra-stage fusion of RLHFuse: actor and critic train at the same time in pipelines of opposite directions."""
 
     mode: Literal["Disabled", "Fused", "FusedSplit", "Auto"] = "Auto"
-    """Disabled trains the actor, then the critic. FusedSplit also splits the backward pass. Auto measures and takes the
-    fastest."""
+    """Disabled trains the actor, then the critic. Fused trains both at once; FusedSplit also splits the backward pass.
+    Auto measures all three and takes the fastest."""
 
 
 class Fusion(ApiModel):
-    """Both fusions of RLHFuse."""
+    """The two fusions of RLHFuse."""
 
     inter_stage: InterStageFusion = Field(default_factory=InterStageFusion)
-    """Generation with inference."""
+    """Fusion of generation and inference."""
     intra_stage: IntraStageFusion = Field(default_factory=IntraStageFusion)
-    """Actor with critic training."""
+    """Fusion of actor and critic training."""
 
 
 class Checkpoints(ApiModel):
-    """Where and when the state of training is saved; a job resumes exactly from one."""
+    """Where and when the state of training is saved. A job that resumes from a checkpoint continues exactly."""
 
     path: Location
-    """Folder, relative to the manifest; shared by the coordinator and the training workers."""
+    """Folder of the checkpoints, relative to the manifest. The coordinator and all training ranks need it."""
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
-    """Iterations between checkpoints; the last iteration always makes one."""
+    """Iterations between two checkpoints. The last iteration always makes one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints that are kept."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"
-    """Save: deleting a job that runs waits for a last checkpoint, held by the finalizer rlhf.dev/checkpoint."""
+    """Save makes a last checkpoint when a running job is deleted; until then the finalizer rlhf.dev/checkpoint holds
+    the job. Disabled deletes it at once."""
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
-    """Time that checkpoint may take; then the deletion goes on without it."""
+    """Seconds that the last checkpoint may take; then the job is deleted without it."""
 
 
 class RunPolicy(ApiModel):
-    """How long a job may try."""
+    """Restarts, deadlines and deletion of the job."""
 
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts after failures before the job fails; disruptions and what failurePolicy ignores do not count."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """What the end of a pod means; of pods alone, `rlhf run` does not read it."""
+    """What the end of a pod means. Has no effect with `rlhf run`, which makes no pods."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2147483647)] | None = None
-    """Time the job may run."""
+    """Seconds that the job may run, counted from its start and again from its resumption; then it fails. Unset: no
+    limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2147483647)] | None = None
-    """Time after which a finished job is deleted."""
+    """Seconds after its end at which a finished job is deleted. Unset: never."""
     worker_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
-    """Silence after which a worker counts as lost."""
+    """Seconds without a message from a worker after which it counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
-    """Time workers may take to load their models and, once the containers of a job run, to register. Time without a
+    """Seconds that workers may take to register once their containers run, and to load their models. Time without a
     node does not count."""
     pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
-    """Time a pod that has a node may be kept from starting (image, volume, init container). Then its GPUs are given
-    back: those of the whole job when an iteration needs it, which tries again later. 0: never; of pods alone."""
+    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are given back:
+    those of the whole job when an iteration cannot do without the pod, and the job tries again later. 0: never. Has no
+    effect with `rlhf run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
-    """Time after its grace for which the coordinator's pod is left in deletion on a node that does not answer; then it
-    is deleted by force and made again on another. Only where its journal has a lock that other nodes see; unset: never.
-    """
+    """Seconds after its grace period for which a coordinator's pod may stay in deletion on a node that does not answer.
+    Then it is deleted by force and created on another node, but only where other nodes see the lock of its journal.
+    Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Time a process may leave the question whether it lives without an answer; then it is killed and started again, as
-    a failure. Long computations and loads answer; 0 never asks. Pods that exist keep what they were made with."""
+    """Seconds that a process may leave liveness probes unanswered; then it is killed and restarted, which counts as a
+    failure. A process answers also during long computations and loads. 0: no probes. A change applies to new pods only.
+    """

@@ -1,4 +1,4 @@
-"""`spec.prompts` and `spec.rollout`: what is asked of the policy, and how it answers."""
+"""`spec.prompts` and `spec.rollout`: the prompts of the policy, and how its responses are sampled."""
 
 from typing import Annotated
 
@@ -8,34 +8,35 @@ from rlhf_api.api_model import ApiModel, Location
 
 
 class Prompts(ApiModel):
-    """A JSONL file; every line is an object, handed to the reward as `record`."""
+    """A JSONL file of prompts. Every line is an object, which the reward receives as `record`."""
 
     path: Location
-    """File path, relative to the manifest."""
+    """Path of the file, relative to the manifest."""
     prompt_key: Annotated[str, Field(min_length=1, max_length=253)] = "prompt"
-    """Key of the prompt: a string, or a list of chat messages when chatTemplate is true."""
+    """Key of the prompt in each object: a string, or a list of chat messages when chatTemplate is true."""
     chat_template: bool = False
-    """Render the prompt through the tokenizer's chat template."""
+    """Whether the prompt is rendered by the tokenizer's chat template."""
     shuffle: bool = True
-    """Visit prompts in a random order that depends on seed and pass alone."""
+    """Whether prompts are used in random order, which depends on the seed and the epoch alone. False: in file order."""
 
 
 class Rollout(ApiModel):
     """Sampling of responses."""
 
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
-    """Samples (responses) an iteration."""
+    """Samples (responses) per iteration."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
-    """Longer prompts are an error at start-up, naming the line."""
+    """Largest number of tokens of a prompt. A longer one ends the job at its start with an error that names the
+    line."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
-    """A response is cut at this many tokens (finish reason: length)."""
+    """Largest number of tokens of a response, which ends there (finish reason: length)."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """0 is greedy."""
+    """Temperature of sampling; 0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Keep the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens whose probabilities sum to this; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0, le=16777216)] = 0
-    """Keep this many most probable tokens; 0 keeps all."""
+    """Sample from this many most probable tokens; 0 keeps all."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
-    """Strings that end a response; kept in the text."""
+    """Strings that end a response. They stay in the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)
-    """Token ids that end a response, beside the tokenizer's end-of-sequence token."""
+    """Ids of tokens that end a response, in addition to the tokenizer's end-of-sequence token."""

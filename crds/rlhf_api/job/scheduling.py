@@ -1,6 +1,6 @@
-"""`spec.scheduling`, `spec.managedBy`: how schedulers and queues are told that the job's pods belong together.
+"""`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: who places the job's pods, and who reconciles it.
 
-Rule: only what the user decides. What the cluster serves, and which objects follow from it, is the operator's
+Rule: only what the user decides is here. What the cluster serves, and which objects follow, is decided by the operator
 (`rlhf_operator.gang`).
 """
 
@@ -15,7 +15,7 @@ ManagedBy = Literal["rlhf.dev/operator", "kueue.x-k8s.io/multikueue"]
 OURS: Final = "rlhf.dev/operator"
 """The value of spec.managedBy under which this operator reconciles a job."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Label of a job that names the LocalQueue it waits in, as for every job that Kueue admits."""
+"""Label of a job that names the LocalQueue it waits in, as for every kind of job that Kueue admits."""
 
 Name = Annotated[str, Field(max_length=SUBDOMAIN_MAX, pattern=SUBDOMAIN_FORM)]
 
@@ -26,23 +26,25 @@ OperatorClass = Annotated[str, Field(max_length=OPERATOR_CLASS_MAX, pattern=r"^[
 
 
 class Gang(ApiModel):
-    """All pods that the job needs to begin are placed together, or none."""
+    """Gang scheduling: all pods that the job needs to start are placed together, or none."""
 
     mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
     """Auto is Kueue when the job has the label kueue.x-k8s.io/queue-name and the cluster serves Kueue; else Volcano or
     Coscheduling when a pod template names their scheduler; else Native (scheduling.k8s.io) when the cluster serves it;
     else Disabled."""
     queue: Name | None = None
-    """Volcano: the Queue; its default queue when unset. Kueue takes the label kueue.x-k8s.io/queue-name instead."""
+    """With Volcano: name of the Queue; unset is Volcano's default queue. Kueue reads the label
+    kueue.x-k8s.io/queue-name instead."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """Coscheduling: how long pods that were placed wait for the others before their nodes are given to somebody else;
-    the scheduler's own default when unset."""
+    """With Coscheduling: seconds that placed pods wait for the others before their nodes are given to other pods.
+    Unset: the scheduler's own default."""
 
 
 class Scheduling(ApiModel):
     """Placement of the job's pods as a whole; node selectors, tolerations and affinity are in pod templates."""
 
     gang: Gang = Field(default_factory=Gang)
-    """All or nothing."""
+    """Gang scheduling."""
     priority_class_name: Name | None = None
-    """PriorityClass of every pod whose template names none, and of their group where the scheduler knows one."""
+    """Name of the PriorityClass of every pod whose template names none, and of the pod group where the scheduler takes
+    one. Unset: the cluster's default."""

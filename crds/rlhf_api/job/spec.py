@@ -1,4 +1,4 @@
-"""RLHFJob: the manifest a user writes. Rules that cross fields are in `rlhf_api.rules`, with their CEL text."""
+"""RLHFJob: the manifest that a user writes. Rules that cross fields are in `rlhf_api.rules`, with their CEL text."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,57 +16,59 @@ from rlhf_api.names import Group
 
 
 class RLHFJobSpec(ApiModel):
-    """What is to be trained, on what, and by how many workers."""
+    """What is trained, on which data, and by how many workers."""
 
     algorithm: Algorithm
     """Exactly one member, the algorithm that trains the policy."""
     iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
-    """Iterations of generation, inference and training."""
+    """Number of iterations, each of which generates, scores and trains one batch."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    """Seed of every random number of the job; below 2^53, which every JSON reader keeps exact."""
+    """Seed of every random number of the job. It is below 2^53, which every JSON reader keeps exact."""
     deterministic: bool = False
-    """True: results do not depend on batching, placement, timing or faults (bitwise on CPU), at some cost in speed."""
+    """Whether results are independent of batching, placement, timing and faults (bitwise on CPU), at some cost in
+    speed."""
     placement: Literal["Dedicated", "Colocated"] = "Dedicated"
-    """Dedicated: training ranks are workers of their own. Colocated: rank r runs in generation worker r, in turn."""
+    """Dedicated: training ranks have pods of their own. Colocated: rank r runs in the process of generation worker r,
+    and both use its device in turn."""
     suspend: bool = False
-    """True: checkpoint, then stop all workers until false again."""
+    """True makes the job save a checkpoint and stop all its workers, until it is false again."""
     models: Models
     """Where each model role comes from."""
     prompts: Prompts
-    """What is asked of the policy."""
+    """The prompts of the policy."""
     rollout: Rollout = Field(default_factory=Rollout)
-    """How it answers."""
+    """How responses are sampled."""
     generation: Generation = Field(default_factory=Generation)
-    """Workers that decode."""
+    """Workers that decode responses."""
     inference: Inference = Field(default_factory=Inference)
-    """Workers that score."""
+    """Workers that score samples."""
     training: Training = Field(default_factory=Training)
-    """Ranks that train."""
+    """Ranks that train the models."""
     coordinator: Coordinator = Field(default_factory=Coordinator)
-    """The process that moves samples between them."""
+    """The process that schedules the job's work and passes samples between workers."""
     fusion: Fusion = Field(default_factory=Fusion)
-    """Fusion of stages."""
+    """Fusion of the stages of an iteration."""
     checkpoints: Checkpoints | None = None
-    """Where and when to save; unset keeps the journal only."""
+    """Where and when checkpoints are saved. Unset: none, only the journal is kept."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """Restarts, deadlines, deletion."""
+    """Restarts, deadlines and deletion of the job."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
-    """Gangs, queues, priority."""
+    """Gang scheduling, queues and priority."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
-
     operator_class: OperatorClass | None = None
-    """Which operator reconciles the job where a cluster has several: the one that was started with --operator-class of
-    this name, and no other. Unset: the one that was started without."""
+    """The operator that reconciles the job where a cluster has several: the one that was started with this name as
+    --operator-class. Unset: the one that was started without."""
 
     @property
     def rank_group(self) -> Group:
-        """The group whose workers hold the training ranks, rank r in worker r."""
+        """Group whose workers hold the training ranks, rank r in worker r."""
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
 
     @property
     def compute_type(self) -> ComputeType:
-        """Type of matrix products of every role: what training.precision says, or, if it says Auto, what ranks use."""
+        """Number type of matrix products of every role: training.precision, or where that is Auto, what the ranks
+        use."""
         if self.training.precision != "Auto":
             return self.training.precision
         ranks = self.generation if self.rank_group is Group.GENERATION else self.training
@@ -83,7 +85,7 @@ class RLHFJob(ApiModel):
     metadata: dict[str, Any]
     """Kubernetes object metadata; name is required."""
     spec: RLHFJobSpec
-    """What is to be trained."""
+    """What is trained, and how."""
     status: RLHFJobStatus | None = None
     """Written by the operator."""
 

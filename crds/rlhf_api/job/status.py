@@ -1,7 +1,7 @@
-"""`status` of an RLHFJob: what the operator observed. Small and slow-changing; fast numbers go to Prometheus.
+"""`status` of an RLHFJob: what the operator observed. It is small and changes slowly; fast numbers go to Prometheus.
 
-Rule: only the operator writes it, at most once in ten seconds for progress. Readers ignore fields they do not know,
-because a newer operator may have written them. Texts such as "37/100" exist because a printer column shows one value.
+Rule: only the operator writes it, progress at most once in ten seconds. Readers ignore fields they do not know, because
+a newer operator may have written them. Texts such as "37/100" exist because a printer column shows a single value.
 """
 
 from datetime import datetime
@@ -13,14 +13,14 @@ from rlhf_api.api_model import ApiModel
 
 
 def _a_time(value: str) -> str:
-    """The API server refuses another text as date-time, and writing a stored one back must not be refused."""
+    """Return a time; raise ValueError for one without a zone, which the API server would refuse as date-time."""
     if datetime.fromisoformat(value).tzinfo is None:
         raise ValueError("a time has a zone")
     return value
 
 
 def _as_stored(value: int) -> int:
-    """The API server keeps integers of 64 bits."""
+    """Return an integer; raise ValueError for one of more than the 64 bits that the API server keeps."""
     if value >= 2**63:
         raise ValueError("an integer has 64 bits")
     return value
@@ -48,98 +48,99 @@ class Condition(StatusModel):
     reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
     """Why, in one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, in words a user can act on."""
+    """Why, in words that a user can act on."""
     last_transition_time: Time
-    """When `status` last changed."""
+    """When the field status last changed."""
     observed_generation: Tally | None = None
-    """metadata.generation this was observed for."""
+    """metadata.generation for which this was observed."""
 
 
 class GroupStatus(StatusModel):
     """The pods of one group."""
 
     name: Literal["coordinator", "generation", "inference", "training"]
-    """The group."""
+    """Name of the group."""
     desired: Tally
-    """Pods wanted."""
+    """Number of pods wanted."""
     ready: Tally
-    """Pods registered with the coordinator and ready to work."""
+    """Number of pods that are registered with the coordinator and ready to work."""
     failed: Tally = 0
-    """Pods that ended with a failure and are not yet replaced."""
+    """Number of pods that ended with a failure and are not yet replaced."""
     restarts: Tally = 0
-    """Pods replaced since the job was created."""
+    """Number of pods replaced since the job was created."""
     epoch: Tally = 0
-    """Raised each time the failure policy restarts the whole group; its pods carry it as the label rlhf.dev/epoch."""
+    """Number of times that the failure policy restarted the whole group. Its pods carry it as the label
+    rlhf.dev/epoch."""
     updated: Tally = 0
-    """Pods made from the group's present template."""
+    """Number of pods created from the group's present template."""
 
 
 class Scale(StatusModel):
-    """What the scale subresource reports of the generation group."""
+    """What the scale subresource reports about the generation group."""
 
     replicas: Tally
-    """Generation pods that exist."""
+    """Number of generation pods that exist."""
     selector: Annotated[str, Field(max_length=512)]
     """Label selector of the generation pods, for autoscalers."""
 
 
 class Progress(StatusModel):
-    """How far the job is; refreshed at most every ten seconds."""
+    """How far the job is, updated at most every ten seconds."""
 
     iteration: Tally
-    """Iterations trained."""
+    """Number of iterations trained."""
     iterations: Tally
-    """Iterations wanted."""
+    """Number of iterations wanted."""
     summary: Annotated[str, Field(max_length=32)]
-    """Both, such as 37/100."""
+    """Both numbers, such as 37/100."""
     stage: Annotated[str, Field(max_length=64)] | None = None
-    """What is going on now, such as Generating or Training."""
+    """Present stage, such as Generating or Training."""
     reward: float | None = None
     """Mean reward of the last iteration."""
     kl: float | None = None
-    """Mean KL divergence to the reference in the last iteration, nats a response: what klTarget is compared with."""
+    """Mean KL divergence to the reference in the last iteration, in nats per response. klTarget is compared with it."""
     kl_per_token: float | None = None
-    """The same, nats a token."""
+    """The same in nats per token."""
     samples_per_second: Annotated[float, Field(ge=0)] | None = None
-    """Samples trained a second, over the last iteration."""
+    """Samples trained per second in the last iteration."""
     non_finite_steps: Tally | None = None
-    """Optimizer steps skipped so far because a loss or gradient was infinite or NaN."""
+    """Number of optimizer steps skipped so far because a loss or gradient was infinite or NaN."""
     remaining_seconds: Tally | None = None
-    """Estimate of the time left."""
+    """Estimate of the seconds left."""
     last_update_time: Time
     """When these numbers were read from the coordinator."""
 
 
 class Plan(StatusModel):
-    """The decisions in force; each names what was chosen, as Auto may fall back to Disabled."""
+    """The decisions in force: what was chosen for each mechanism, as Auto may fall back to Disabled."""
 
     inter_stage: Text
-    """Disabled, or the migration threshold and pool in words."""
+    """Inter-stage fusion: Disabled, or its threshold and pool in words."""
     intra_stage: Text | None = None
-    """Training schedule in force, such as serial-1f1b."""
+    """Intra-stage fusion: the training schedule, such as serial-1f1b."""
     speculation: Text | None = None
-    """Disabled, or the drafting method."""
+    """Speculative decoding: Disabled, or the drafting method."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Predicted time of generation and inference of an iteration."""
+    """Predicted seconds of generation and inference per iteration."""
 
 
 class MigrationPool(StatusModel):
     """Generation workers that keep the long tail while the others score."""
 
     replicas: Tally
-    """Workers in the pool now."""
+    """Number of workers in the pool now."""
     generation_replicas: Tally
-    """Workers of the generation group."""
+    """Number of workers of the generation group."""
     threshold: Tally
-    """Unfinished samples at which the tail moves; 0 when migration is off."""
+    """Number of unfinished samples at which the tail migrates; 0 when migration is disabled."""
     summary: Annotated[str, Field(max_length=32)]
-    """Both counts, such as 1/4."""
+    """Workers in the pool of all generation workers, such as 1/4."""
     released: Tally = 0
-    """Generation workers that score meanwhile."""
+    """Number of generation workers that were released and score meanwhile."""
     workers: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=64)] = Field(default_factory=list)
-    """Names of those in the pool, at most 64; their pods carry the label rlhf.dev/migration-pool."""
+    """Names of the workers in the pool, at most 64. Their pods carry the label rlhf.dev/migration-pool."""
     last_event_time: Time | None = None
-    """When an event last told that the pool came or went; at most once a minute."""
+    """When an event last reported that the pool was formed or dissolved, at most once per minute."""
 
 
 class CheckpointStatus(StatusModel):
@@ -148,76 +149,77 @@ class CheckpointStatus(StatusModel):
     path: Annotated[str, Field(max_length=4096)]
     """Its folder."""
     iteration: Tally
-    """Iterations trained when it was made."""
+    """Number of iterations trained when it was made."""
     time: Time
     """When it was finished."""
 
 
 class AccountedEnd(StatusModel):
-    """An end of a pod or of its container that the counts include already, so that it is never counted twice."""
+    """An end of a pod or of its container that is counted already, so that it is never counted twice."""
 
     pod: Annotated[str, Field(max_length=253)]
-    """The pod's name."""
+    """Name of the pod."""
     id: Annotated[str, Field(max_length=64)]
-    """UID of the pod, or the beginning of its container's id."""
+    """UID of the pod, or the beginning of the id of its container."""
 
 
 class BackOff(StatusModel):
-    """A place whose pod ended lately: each further end makes it wait longer for its next pod."""
+    """Back-off of a pod that ended recently: every further end makes its replacement wait longer."""
 
     pod: Annotated[str, Field(max_length=253)]
-    """The pod's name, which is the place's."""
+    """Name of the pod, which its replacement keeps."""
     ends: Annotated[int, Field(ge=1)]
-    """Pods that ended there in a row, none of which had run for five minutes."""
+    """Number of pods of this name that ended in a row, none of which had run for five minutes."""
     until: Time
-    """No pod is made there before."""
+    """Time before which no replacement is created."""
     template: Annotated[str, Field(max_length=64)] | None = None
-    """Fingerprint of the template the last one was made from; with another, the place begins anew."""
+    """Hash of the template of the last pod. With another template the count starts again."""
     reason: Annotated[str, Field(max_length=256)] | None = None
-    """Why the last one ended."""
+    """Why the last pod ended."""
 
 
 class Restarts(StatusModel):
-    """Restart accounting; survives the operator."""
+    """Counts of restarts, which a restart of the operator does not lose."""
 
     failures: Tally = 0
-    """Restarts that count towards runPolicy.backoffLimit."""
+    """Number of restarts that count towards runPolicy.backoffLimit."""
     disruptions: Tally = 0
-    """Restarts after evictions, preemption, node loss, or what the failure policy ignores; they do not count."""
+    """Number of restarts after evictions, preemption, node loss, or what the failure policy ignores; they do not count
+    towards runPolicy.backoffLimit."""
     last_reason: Text | None = None
-    """Why the last one happened."""
+    """Reason of the last restart."""
     last_time: Time | None = None
-    """When the last one happened."""
+    """When the last restart happened."""
     accounted: Annotated[list[AccountedEnd], Field(max_length=12500)] = Field(default_factory=list)
-    """Ends of pods that still exist; the counts include them."""
+    """Ends of pods that still exist and that are counted already."""
     back_off: Annotated[list[BackOff], Field(max_length=12500)] = Field(default_factory=list)
-    """Places whose pod ended lately, and when the next one is made."""
+    """Pods that ended recently, and when their replacements are created."""
 
 
 class RevisionStatus(StatusModel):
-    """What the job runs by from its start on, whatever the version of the operator; docs/upgrading.md."""
+    """What the job runs by from its start to its end, whatever the version of the operator (docs/upgrading.md)."""
 
     coordinator_image: Annotated[str, Field(max_length=1024)] | None = None
-    """Image of the coordinator where its pod template names none."""
+    """Image of the coordinator, where its pod template names none."""
     worker_image: Annotated[str, Field(max_length=1024)] | None = None
-    """Image of workers whose pod template names none."""
+    """Image of workers, where their pod template names none."""
     digest: Annotated[str, Field(max_length=64)] | None = None
-    """Of what the job's ConfigMap holds; the operator makes pods from no other."""
+    """Hash of the content of the job's ConfigMap. The operator creates pods from no other content."""
     previous_digest: Annotated[str, Field(max_length=64)] | None = None
-    """The same of what it holds until it is written anew."""
+    """Hash of the content that the ConfigMap still holds while it is being replaced."""
 
 
 class Release(StatusModel):
-    """The job gave back what its pods held, as they could not start; kept until it is at work."""
+    """The job gave back the resources of its pods because they could not start. Kept until the job runs."""
 
     attempts: Annotated[int, Field(ge=1)]
-    """Times in a row."""
+    """Number of times in a row."""
     since: Time
-    """When it was decided."""
+    """When the resources were given back."""
     until: Time
     """When the job tries again."""
     generation: Tally
-    """metadata.generation it was decided for; with another one the job tries again at once."""
+    """metadata.generation at that time; with another one the job tries again at once."""
     reason: Text
     """Which pod could not start, why, and since when."""
 
@@ -226,7 +228,7 @@ class RLHFJobStatus(StatusModel):
     """What the operator observed."""
 
     observed_generation: Tally | None = None
-    """metadata.generation this status was made for."""
+    """metadata.generation for which this status was made."""
     conditions: Annotated[
         list[Condition],
         Field(
@@ -234,15 +236,16 @@ class RLHFJobStatus(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = Field(default_factory=list)
-    """Planned, Admitted, Running, Resizing, Restarting, Suspended, Complete, Failed; all are set on the first visit."""
+    """Planned, Admitted, Running, Resizing, Restarting, Suspended, Complete and Failed. The first reconcile sets
+    all."""
     algorithm: Annotated[str, Field(max_length=64)] | None = None
-    """Which member of spec.algorithm is set."""
+    """Name of the algorithm: the member of spec.algorithm that is set."""
     start_time: Time | None = None
     """When the first pod was created."""
     completion_time: Time | None = None
-    """When the job completed or failed."""
+    """When the job became Complete or Failed."""
     revision: RevisionStatus | None = None
-    """What the job runs by, while it has started and is not suspended."""
+    """What the job runs by, from its start until it ends or is suspended."""
     groups: Annotated[
         list[GroupStatus],
         Field(
@@ -258,12 +261,13 @@ class RLHFJobStatus(StatusModel):
     plan: Plan | None = None
     """The decisions in force."""
     migration_pool: MigrationPool | None = None
-    """The pool of the long tail."""
+    """The pool that keeps the long tail."""
     last_checkpoint: CheckpointStatus | None = None
     """The newest finished checkpoint."""
     journal_lock_shared: bool | None = None
-    """Other nodes see the lock of the coordinator's journal; only with runPolicy.forceCoordinatorAfterSeconds."""
+    """Whether other nodes see the lock of the coordinator's journal. Only set with
+    runPolicy.forceCoordinatorAfterSeconds."""
     restarts: Restarts | None = None
-    """Restart accounting."""
+    """Counts of restarts."""
     release: Release | None = None
-    """Why and until when the job holds nothing."""
+    """Why and until when the job holds no resources."""
