@@ -5,6 +5,7 @@ Owns how a worker registers and a sample is finished in them; nothing here decid
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -53,6 +54,11 @@ def finish_all(state: JobState, *, score: bool = True) -> None:
             state.ledger.score(
                 sample.index, state.ledger.assign_scores(sample.index, [task], "w"), "w", task, b"\0" * 4
             )
+
+
+def decided(context: JobContext, state: JobState, now: float) -> list[d.Decision]:
+    """Return what the scheduler decides."""
+    return list(iteration.decide(context, state, now).decisions)
 
 
 def kinds(decisions: list[d.Decision]) -> list[str]:

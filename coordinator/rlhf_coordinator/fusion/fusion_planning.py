@@ -19,7 +19,7 @@ from rlhf_coordinator.fusion.learning import layout_of
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import release
+from rlhf_coordinator.scheduling.consolidation import Consolidation, fusion_possible
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND, NO_FUSION
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
@@ -122,7 +122,7 @@ def begin_iteration(run: JobRun) -> None:
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
     fusion.begin_iteration()
-    if not release.possible(run.context, run.state) or run.state.ledger.all_generated:
+    if not fusion_possible(run.context, run.state) or run.state.ledger.all_generated:
         return
     if settings.mode == "Fixed":
         fusion.choice = FusionChoice(
@@ -141,7 +141,7 @@ def plan_next_iteration(run: JobRun) -> None:
     learning.learn(run)
     counterfactual.estimate_gain(run)
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
-    wanted = mode == "Auto" and run.state.fusion.measured and release.possible(run.context, run.state)
+    wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
         prompts = iteration_prompts(run.prompts, after, run.context.spec.rollout.batch_size)
         _plan_in_background(run, after, layout_of(run, *prompts))
@@ -177,18 +177,16 @@ def _adopt(run: JobRun, choice: FusionChoice) -> None:
     log.info("iteration %d: %s", run.state.iteration, choice.reason)
 
 
-def track_consolidation(run: JobRun) -> None:
-    """Writes down when the tail gathers and when that is over; status shows what was seen last."""
+def track_consolidation(run: JobRun, before: Consolidation) -> None:
+    """Record when the tail consolidates and when that is over, by what was decided and what was so `before`; plan the
+    next iteration as soon as this one is scored."""
     state, fusion, now = run.state, run.state.fusion, time.monotonic()
     if fusion.learned is None and state.ledger.all_scored:
         plan_next_iteration(run)
     fusion.next_balance = now + BALANCE_INTERVAL_SECONDS if now >= fusion.next_balance else fusion.next_balance
-    pool = release.placement(run.context, state).pool if release.gathering(run.context, state) else ()
-    fusion.released = tuple(worker.name for worker in release.released(run.context, state, pool))
-    if bool(pool) == bool(fusion.pool):
-        fusion.pool = pool or fusion.pool
+    pool = run.scheduled.consolidation.pool
+    if bool(pool) == bool(before.pool):
         return
-    fusion.pool = pool
     kind, words = ("pool-formed", ", ".join(pool)) if pool else ("pool-dissolved", "every response is finished")
-    text = f"{state.ledger.unfinished} samples are unfinished; the tail gathers on {words}" if pool else words
+    text = f"{state.ledger.unfinished} samples are unfinished; the tail consolidates on {words}" if pool else words
     run.event(kind, text, workers=",".join(pool))

@@ -16,7 +16,6 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
@@ -83,7 +82,7 @@ def learn(run: JobRun) -> None:
     lengths = [len(sample.response) for sample in state.ledger.samples]
     fusion.lengths = fusion.lengths.with_batch(zip(state.prompt_tokens, lengths, strict=True), lines=state.prompt_lines)
     metrics = fusion.learned = {}
-    if not release.possible(run.context, state):
+    if not run.scheduled.consolidation.possible:
         return
     metrics["fusion/length_drift"] = fusion.lengths.drift
     if fusion.choice.seconds:
@@ -91,7 +90,7 @@ def learn(run: JobRun) -> None:
         metrics["fusion/predicted_off_seconds"] = fusion.choice.off_seconds
     if fusion.measured:
         choice, workers = fusion.choice, state.fleet.sizes[Group.GENERATION]
-        pool = choice.pool if release.fuses(run.context, state) else workers
+        pool = choice.pool if run.scheduled.consolidation.planned else workers
         threshold, layout = (
             choice.threshold if pool < workers else 0,
             layout_of(run, state.prompt_tokens, state.prompt_lines),

@@ -7,7 +7,7 @@ never zero.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -15,8 +15,9 @@ import numpy as np
 from rlhf_api.algorithms import Graph
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import incremental, release, training_group
+from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.worker import Worker
 from rlhf_planner.schedule.methods import METHODS
 
 PHASE_METRICS: Final = {
@@ -123,10 +124,27 @@ def _scalar(value: bytes) -> float:
 def training_metrics(run: JobRun) -> dict[str, float]:
     """Return what the ranks measured of their training, and the schedule they trained by, as its place in METHODS."""
     schedule = run.state.schedule
-    metrics = training_group.merged_metrics(run.state)
+    metrics = _merged(run.state.fleet.ranks(), run.state.iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
     if schedule.predicted:
         metrics["predicted_step_seconds"] = schedule.predicted
+    return metrics
+
+
+def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
+    """The metrics of an iteration's training. All ranks report the same but for their times: of those, bubbles are the
+    mean, mini-batches the slowest rank's, the others the first rank's."""
+    reported = [
+        rank.last_train.metrics
+        for rank in ranks
+        if rank.last_train is not None and rank.last_train.iteration == iteration
+    ]
+    metrics: dict[str, float] = {}
+    for of_rank in reversed(reported):
+        metrics.update(of_rank)
+    if "bubble_seconds" in metrics:
+        metrics["bubble_seconds"] = sum(of_rank["bubble_seconds"] for of_rank in reported) / len(reported)
+        metrics["step_seconds"] = max(of_rank["step_seconds"] for of_rank in reported)
     return metrics
 
 
@@ -154,14 +172,14 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
         shares = [idle_share(run, worker.name) for worker in state.fleet.of(group)]
         if shares:
             metrics[f"idle/{group}"] = statistics.fmean(shares)
-    if not release.possible(run.context, state):
+    tail = run.scheduled.consolidation
+    if not tail.possible:
         return metrics
-    fused = release.fuses(run.context, state)
     elapsed = max(1e-9, sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES))
     control = sum(run.times.control_seconds.get(phase, 0.0) for phase in FUSED_PHASES)
     return metrics | {
-        "fusion/threshold": float(fusion.choice.threshold if fused else 0),
-        "fusion/pool": float(fusion.choice.pool if fused else state.fleet.sizes[Group.GENERATION]),
+        "fusion/threshold": float(fusion.choice.threshold if tail.planned else 0),
+        "fusion/pool": float(fusion.choice.pool if tail.planned else state.fleet.sizes[Group.GENERATION]),
         "fusion/decode_busy": sum(busy.get("decode", 0.0) for busy in fusion.busy.values()),
         "fusion/score_busy": sum(busy.get("score", 0.0) for busy in fusion.busy.values()),
         "fusion/moved_kv": float(moved.kv),

@@ -14,6 +14,7 @@ from rlhf_coordinator.job.background_tasks import BackgroundTasks
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.recorder import Recorder
 from rlhf_coordinator.job.sessions import Sessions
+from rlhf_coordinator.scheduling.iteration import SchedulerOutput
 from rlhf_coordinator.scheduling.schedule import candidates, question
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
@@ -68,6 +69,8 @@ class JobRun:
     last_metrics: dict[str, float]
     command_ids: "itertools.count[int]"
     totals: ProcessTotals = field(default_factory=ProcessTotals)
+    scheduled: SchedulerOutput = field(default_factory=SchedulerOutput)
+    """What was decided last: actions carry it out, status and metrics report it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = 0.0
     """When the first message arrived that was not decided on yet; 0: none."""

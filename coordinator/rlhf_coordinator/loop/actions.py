@@ -19,7 +19,6 @@ from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_st
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import packed, spans_of
@@ -153,7 +152,7 @@ class Actions:
 
     def _form_group(self, decision: d.FormGroup) -> None:
         run, state = self._run, self._run.state.checkpoint
-        group = training_group.ranks(run.state)
+        group = run.state.fleet.ranks()
         run.state.group_epoch = decision.group_epoch
         for number, rank in enumerate(group):
             rank.group_epoch, rank.schedule_table = decision.group_epoch, self._table

@@ -1,7 +1,7 @@
 """The coordinator's heartbeat: take in what arrived, decide, carry out, until nothing more is decided; then wait.
 
-Rule: the only place where deciding and doing meet. It wakes on every message worth deciding on and on a slow tick for
-what only time changes (lost workers, time-outs, retries).
+Rule: what the scheduler decides is carried out here alone, and the last of it is kept for status and metrics. It wakes
+on every message worth deciding on and on a slow tick for what only time changes (lost workers, time-outs, retries).
 """
 
 import asyncio
@@ -61,26 +61,27 @@ class Loop:
         """Decides and acts until there is nothing left to decide."""
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
+        before = run.scheduled.consolidation
         try:
             self._event_handlers.expire(time.monotonic())
-            for _ in range(MAX_ROUNDS):
-                wanted = iteration.decide(run.context, run.state, time.monotonic())
-                for decision in wanted:
+            for number in range(MAX_ROUNDS):
+                scheduled = run.scheduled = iteration.decide(run.context, run.state, time.monotonic())
+                if number or not scheduled.decisions:  # a phase that is over with the decisions of this tick is none
+                    self._enter_phase(scheduled.phase, arrived)
+                if not scheduled.decisions:
+                    fusion_planning.track_consolidation(run, before)
+                    return
+                for decision in scheduled.decisions:
                     self._actions.carry_out(decision)
                     if run.outcome is not None:
                         return
-                self._enter_phase(arrived)
-                if not wanted:
-                    fusion_planning.track_consolidation(run)
-                    return
-            log.error("decisions do not settle: %s", wanted)
+            log.error("after %d rounds there is still something to decide: %s", MAX_ROUNDS, run.scheduled.decisions)
         except JobError as error:
             run.state.failure = error.failure
-            self._actions.carry_out(iteration.decide(run.context, run.state, time.monotonic())[0])
+            self._actions.carry_out(iteration.decide(run.context, run.state, time.monotonic()).decisions[0])
 
-    def _enter_phase(self, arrived: float) -> None:
-        run, now = self._run, time.monotonic()
-        phase, before = iteration.phase(run.context, run.state), run.times.phase
+    def _enter_phase(self, phase: str, arrived: float) -> None:
+        run, now, before = self._run, time.monotonic(), self._run.times.phase
         if phase == before:
             return
         seconds = run.times.enter(phase, now)

@@ -1,40 +1,134 @@
-"""The tail of generation: which samples move, to whom, with what; and who measures and rests for it.
+"""Consolidation of the long tail: when the few samples that are left go to few workers, where they go, who then scores.
 
-Once so few samples are unfinished that they gather, every sample outside the pool is moved there: with its KV cache by
-a Migrate to the worker that has it, or by its tokens through a Withdraw, after which it is queued and dispatched to the
-pool. A sample that could not be moved with its cache goes by its tokens the next time.
-Rule: pure and level-triggered: a sample that moves is on its way in the ledger, so deciding again asks nothing more.
+A generation worker that can score holds the scoring models next to the policy. It is *released* when it has nothing
+left to decode and will get nothing: outside the migration pool once the tail consolidates, in the pool once nothing is
+queued, and all of them when every response is finished. Without fusion that last rule is the only one, and only where
+there are no inference workers. Released workers and inference workers share one queue.
+
+Once so few samples are unfinished that they consolidate, every sample outside the pool is moved there: with its KV
+cache by a Migrate to the worker that has it, or by its tokens through a Withdraw, after which it is queued and leased
+to the pool. A sample that could not be moved with its cache goes by its tokens the next time.
+Rule: pure and level-triggered: a sample that moves is on its way in the ledger, so deciding again asks nothing more,
+and a lost worker or a restarted coordinator finds the same answer or a better one.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_coordinator.scheduling import release, weights
+from rlhf_coordinator.scheduling.balancing import balancing_moves, staying_samples, unfinished_sample
 from rlhf_coordinator.scheduling.decisions import AdoptCosts, Decision, MeasureCosts, Migrate, Offload, Withdraw
+from rlhf_coordinator.scheduling.readiness import free_to_score
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
-from rlhf_planner.inter_stage.tail_placement import Move
+from rlhf_planner.inter_stage.tail_placement import Move, TailPlacement, place_tail
 
 MEASURED: Final = (Group.GENERATION, Group.INFERENCE)
 """Roles whose costs are measured, in this order."""
 
 
-def decide(context: JobContext, state: JobState, moves: Iterable[Move], released: Sequence[Worker]) -> list[Decision]:
-    """Moves what has to move, parks scoring models that have nothing to score, measures what is not known."""
+@dataclass(frozen=True)
+class Consolidation:
+    """What is true of the iteration's tail now."""
+
+    possible: bool = False
+    """Inter-stage fusion may be chosen in this job."""
+    planned: bool = False
+    """The tail of this iteration is to go to fewer workers than there are."""
+    begun: bool = False
+    """So few samples are unfinished that they belong on the pool."""
+    pool: tuple[str, ...] = ()
+    """The migration pool: workers that keep the tail, by name; empty before it consolidates."""
+    moves: tuple[Move, ...] = ()
+    """What has to move to the pool, or to balance the workers before there is one."""
+    released: tuple[str, ...] = ()
+    """Generation workers that score now, by index."""
+
+
+NO_CONSOLIDATION: Final = Consolidation()
+"""Of a job that nothing was decided on yet."""
+
+
+# ---------------------------------------------------------------- when and where
+
+
+def fusion_possible(context: JobContext, state: JobState) -> bool:
+    """Whether the tail may consolidate at all: there is somebody to release, and something to begin before the end."""
+    several = state.fleet.sizes[Group.GENERATION] > 1
+    overlaps = context.spec.inference.overlap != "Disabled"
+    wanted = context.spec.fusion.inter_stage.mode != "Disabled" and not state.fusion.given_up
+    return wanted and several and overlaps and bool(context.tasks)
+
+
+def generation_can_score(context: JobContext, state: JobState, possible: bool) -> bool:
+    """Whether generation workers hold the scoring models too: nobody else scores, or some may be released."""
+    return bool(context.tasks) and (not state.fleet.sizes.get(Group.INFERENCE, 0) or possible)
+
+
+def consolidate(
+    context: JobContext, state: JobState, now: float, ready: Sequence[Worker], can_score: bool
+) -> Consolidation:
+    """Return what is true of the tail. `ready`: the workers that can decode; `can_score`: they can score too."""
+    choice = state.fusion.choice
+    possible = fusion_possible(context, state)
+    planned = possible and bool(choice.threshold) and choice.pool < state.fleet.sizes[Group.GENERATION]
+    room = choice.pool * context.spec.generation.max_batch_size
+    begun = planned and 0 < state.ledger.unfinished <= min(choice.threshold, room)
+    if begun:
+        pool, moves = _place(state, ready)
+    else:
+        pool, moves = (), balancing_moves(context, state, now, ready) if possible else ()
+    released = _released(context, state, planned, pool) if can_score else ()
+    return Consolidation(possible, planned, begun, pool, moves, released)
+
+
+def _place(state: JobState, ready: Sequence[Worker]) -> TailPlacement:
+    """Who keeps the tail, and what has to move there. What leaves a worker already is not its own."""
+    ledger, choice, fusion = state.ledger, state.fusion.choice, state.fusion
+    names = [worker.name for worker in ready]
+    staying = {name: staying_samples(state, name) if ledger.decoding_on(name) else [] for name in names}
+    holders = [name for name in names if staying[name] or ledger.arriving_on(name)]
+    if len(holders) <= choice.pool:
+        placed = sum(len(staying[name]) + ledger.arriving_on(name) for name in holders)
+        spare = sorted(set(names) - set(holders), key=lambda name: (ledger.scoring_on(name), name))
+        more = spare[: choice.pool - len(holders)] if placed < ledger.unfinished else []
+        return TailPlacement(tuple(sorted([*holders, *more])), ())
+    held = {name: [unfinished_sample(state, i) for i in (*staying[name], *ledger.bound_for(name))] for name in names}
+    return place_tail(held, choice.pool, fusion.costs, fusion.lengths, choice.transfer)
+
+
+def _released(context: JobContext, state: JobState, planned: bool, pool: Collection[str]) -> tuple[str, ...]:
+    """Generation workers that score now, by index."""
+    if state.trained:
+        return ()
+    scores_at_the_end = planned or not state.fleet.sizes.get(Group.INFERENCE, 0)
+    if not (scores_at_the_end if state.ledger.all_generated else pool):
+        return ()
+    return tuple(worker.name for worker in free_to_score(context, state, pool))
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker], measures: bool) -> list[Decision]:
+    """Return the commands that move samples, offload scoring models that have nothing to score, and measure costs.
+
+    `ready`: the workers that can decode; `measures`: the costs of work are measured now.
+    """
     if state.stop is not None:
         return []
     return [
-        *_move(state, moves),
-        *_offload(context, state, {worker.name for worker in released}),
-        *_measure(context, state),
+        *_move(state, consolidation.moves),
+        *_offload(state, ready, consolidation.released),
+        *(_measure(state, ready) if measures else ()),
     ]
 
 
 def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
-    """One command a source (tokens) or a source and destination (KV)."""
+    """One command per source (tokens), or per source and destination (KV cache)."""
     by_cache: dict[tuple[str, str], list[int]] = defaultdict(list)
     by_tokens: dict[str, list[int]] = defaultdict(list)
     for move in moves:
@@ -49,30 +143,35 @@ def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
     return [*migrations, *(Withdraw(source, tuple(samples)) for source, samples in by_tokens.items())]
 
 
-def _offload(context: JobContext, state: JobState, released: Collection[str]) -> list[Decision]:
+def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]) -> list[Decision]:
     """Device memory belongs to decoding again once the next iteration's policy is there."""
     return [
         Offload(worker.name, Group.INFERENCE)
-        for worker in state.fleet.of(Group.GENERATION)
+        for worker in ready
         if worker.scorer_onloaded
         and worker.device.startswith("cuda")
         and worker.name not in released
-        and weights.current(context, state, worker, Group.GENERATION)
         and Group.INFERENCE in worker.roles
         and not state.ledger.scoring_on(worker.name)
     ]
 
 
-def _measure(context: JobContext, state: JobState) -> list[Decision]:
+def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool:
+    """Whether costs are measured now: they are wanted and not known, and no decoding is held up by it."""
+    fusion = state.fusion
+    if fusion.measured or context.spec.fusion.inter_stage.mode != "Auto" or state.stop is not None or state.trained:
+        return False
+    busy = state.ledger.count(SampleState.DECODING, SampleState.MIGRATING) or state.ledger.all_generated
+    return possible and not busy
+
+
+def _measure(state: JobState, ready: Sequence[Worker]) -> list[Decision]:
     """Every generation worker that is ready measures each role once; one that still starts is not waited for."""
-    if not release.measuring(context, state):
-        return []
     decisions: list[Decision] = []
-    ready = release.decoders(context, state)
     for worker in ready:
         missing = [role for role in MEASURED if (worker.name, role.value) not in state.fusion.results]
         if missing:
             decisions.append(MeasureCosts(worker.name, missing[0]))
-    asked = [item for worker in state.fleet.of(Group.GENERATION) for item in worker.pending.values()]
-    under_way = any(item.kind is CommandKind.MEASURE for item in asked)
+    pending = [item for worker in state.fleet.of(Group.GENERATION) for item in worker.pending.values()]
+    under_way = any(item.kind is CommandKind.MEASURE for item in pending)
     return decisions or ([AdoptCosts()] if ready and not under_way else [])

@@ -1,7 +1,7 @@
 """Dispatch: which queued sample goes to which generation worker, which scoring task to whom of those that score.
 
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
-late work is still spread evenly. What takes longest to score is handed out first: short samples even out the end. A
+late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
 failed task goes to another worker than the one it failed on, if there is one.
 Rule: pure; only workers with the current weights get anything.
 """
@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_coordinator.scheduling import incremental, release, weights
+from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score
+from rlhf_coordinator.scheduling.facts import Facts
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import Worker
@@ -30,20 +31,17 @@ FEWEST_IN_FLIGHT: Final = 4
 """One in work, and enough behind it that the next command comes in time."""
 
 MAX_SORTED: Final = 4096
-"""Waiting samples that are sorted by length in every turn: a millisecond."""
+"""Waiting samples that are sorted by length in every round: a millisecond."""
 
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
 
 
-def decide(
-    context: JobContext, state: JobState, now: float, decoders: Sequence[Worker], released: Sequence[Worker]
-) -> list[Decision]:
-    """Hands out what can be handed out now. `decoders`: generation workers that may be given samples; `released`: those
-    that score."""
+def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Return the leases of all queued samples and open scoring tasks that somebody has room for."""
     if state.trained or state.stop is not None:
         return []
-    return [*_generate(context, state, decoders), *_score(context, state, now, released)]
+    return [*_generate(context, state, facts.decoders), *_score(context, state, now, facts)]
 
 
 def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -> list[Decision]:
@@ -67,18 +65,13 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
     return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
 
 
-def _score(context: JobContext, state: JobState, now: float, released: Sequence[Worker]) -> list[Decision]:
-    ledger = state.ledger
+def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    ledger, workers = state.ledger, facts.scorers
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.unscored():
         return []
-    workers = [
-        worker
-        for worker in (*state.fleet.of(Group.INFERENCE), *released)
-        if weights.current(context, state, worker, Group.INFERENCE)
-    ]
     given: dict[str, dict[int, list[str]]] = {}
-    for tasks, limit in _kinds(context, state, len(workers)):
+    for tasks, limit in _kinds(context, state, facts):
         load = {worker.name: ledger.scoring_on(worker.name, tasks) for worker in workers}
         for index in _while_room(_longest_first(state), load, limit * len(tasks)):
             sample = ledger.samples[index]
@@ -90,15 +83,15 @@ def _score(context: JobContext, state: JobState, now: float, released: Sequence[
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
 
 
-def _kinds(context: JobContext, state: JobState, workers: int) -> list[tuple[tuple[str, ...], int]]:
-    """Tasks that are handed out together, and of how many samples a worker may have them. Where workers are released
-    one after another, rewards by calls are apart from models: they want many in flight, models the last ones spread."""
+def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tuple[str, ...], int]]:
+    """Tasks that are leased together, and of how many samples a worker may have them. Where workers are released one
+    after another, rewards by calls are apart from models: they want many in flight, models the last ones spread."""
     names = tuple(task.name for task in context.tasks)
-    if not release.doubles(context, state):
+    if not facts.can_score:
         return [(names, SCORES_IN_FLIGHT)]
     calls = tuple(name for name in names if name in context.calls)
     models = tuple(name for name in names if name not in calls)
-    return [kind for kind in ((models, _share(state, workers)), (calls, SCORES_IN_FLIGHT)) if kind[0]]
+    return [kind for kind in ((models, _share(state, len(facts.scorers))), (calls, SCORES_IN_FLIGHT)) if kind[0]]
 
 
 def _share(state: JobState, workers: int) -> int:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlhf_api.incremental import BLOCK, prefix_tasks, whole_blocks
-from rlhf_api.names import Group
-from rlhf_coordinator.scheduling import weights
 from rlhf_coordinator.scheduling.decisions import Decision, ScorePrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
@@ -34,8 +32,8 @@ def on(context: JobContext, state: JobState) -> bool:
     return possible(context) and (context.spec.inference.incremental == "Enabled" or state.incremental.chosen)
 
 
-def decide(context: JobContext, state: JobState, now: float, released: Sequence[Worker]) -> list[Decision]:
-    """One command a worker that has nothing else to do. `released`: generation workers that score now."""
+def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[Worker]) -> list[Decision]:
+    """Return one command for each of the `scorers` that has nothing else to do."""
     ledger, incremental_state = state.ledger, state.incremental
     if not on(context, state) or state.trained or state.stop is not None or ledger.all_generated:
         return []
@@ -43,7 +41,7 @@ def decide(context: JobContext, state: JobState, now: float, released: Sequence[
     if any(_waits(state, index, models, now) for index in ledger.unscored()):
         return []
     loads = incremental_state.loads()
-    room = {worker.name: IN_FLIGHT for worker in _idle(context, state, models, released)}
+    room = {worker.name: IN_FLIGHT for worker in scorers if not ledger.scoring_on(worker.name, models)}
     for item in incremental_state.asked.values():
         if item.worker in room:
             room[item.worker] -= 1
@@ -82,14 +80,6 @@ def _models(context: JobContext) -> frozenset[str]:
 def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> bool:
     sample = state.ledger.samples[index]
     return now >= sample.not_before and not models.isdisjoint(sample.open_tasks)
-
-
-def _idle(context: JobContext, state: JobState, models: frozenset[str], released: Sequence[Worker]) -> list[Worker]:
-    return [
-        worker
-        for worker in (*state.fleet.of(Group.INFERENCE), *released)
-        if weights.current(context, state, worker, Group.INFERENCE) and not state.ledger.scoring_on(worker.name, models)
-    ]
 
 
 def _by_work(state: JobState) -> list[int]:

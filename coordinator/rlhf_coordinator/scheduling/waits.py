@@ -6,6 +6,9 @@ Rule: pure. Every wait names the worker and what it is to do, and since when.
 import math
 from dataclasses import dataclass
 
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.scheduling.decisions import Decision, ExitWorker, Finish
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
@@ -28,22 +31,44 @@ class Wait:
 
 
 def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:
-    """All waits that began before a moment, by worker."""
-    found: list[Wait] = []
+    """Return all waits that began `before` a moment, by worker."""
+    result: list[Wait] = []
     for worker in state.fleet:
         if worker.leaving:
-            found += _leaving(worker) if worker.since < before else []
+            result += _leaving(worker) if worker.since < before else []
         elif not worker.session:
-            found += _absent(context, state, worker) if worker.since < before else []
+            result += _absent(context, state, worker) if worker.since < before else []
         else:
-            found += _working(context, state, worker, before)
-    return found
+            result += _working(context, state, worker, before)
+    return result
 
 
 def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
-    """`generation-1 to load actor version 3 (12 s)`, longest wait first."""
+    """Return all waits in words, such as `generation-1 to load actor version 3 (12 s)`, longest wait first."""
     ordered = sorted(waits(context, state), key=lambda wait: wait.since)
     return [f"{wait.description} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+
+
+def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
+    """Return what follows from waits that took too long: a stuck worker restarts, an absent one that is needed fails a
+    job whose workers nobody else brings back."""
+    limit = context.spec.run_policy.start_timeout_seconds
+    decisions: list[Decision] = []
+    for wait in waits(context, state, now - limit):
+        if now - wait.since <= limit + wait.allowance:
+            continue
+        message = f"waited {now - wait.since:.0f} s for {wait.description}"
+        if wait.stuck:
+            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, message))
+        elif wait.fatal:
+            failure = pb.Failure(
+                reason="TimedOut",
+                field="spec.runPolicy.startTimeoutSeconds",
+                message=message,
+                exit_code=ExitCode.FAILED,
+            )
+            decisions.append(Finish("Failed", failure))
+    return decisions
 
 
 def _leaving(worker: Worker) -> list[Wait]:

@@ -17,7 +17,6 @@ from rlhf_api.names import METRICS_PREFIX, PHASES, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.iteration_metrics import idle_share
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import release
 from rlhf_coordinator.service.status import worker_status
 from rlhf_coordinator.state.fusion_state import NO_FUSION
 
@@ -32,7 +31,7 @@ class JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every series."""
         run, state = self._run, self._run.state
-        phase = run.outcome.phase if run.outcome else run.times.phase
+        phase = run.outcome.phase if run.outcome else run.scheduled.phase
         trained, now = run.context.graph.trained, time.monotonic()
         workers = [worker_status(worker, state.ledger, trained, now) for worker in list(state.fleet)]
         yield self._gauge("iteration", "Iteration in progress, from 0.", {(): state.iteration})
@@ -52,12 +51,12 @@ class JobCollector(Collector):
         yield from self._counters()
 
     def _fusion(self) -> Iterator[Metric]:
-        run, state = self._run, self._run.state.fusion
-        fused = state.choice if release.fuses(run.context, run.state) else NO_FUSION
+        run, state, tail = self._run, self._run.state.fusion, self._run.scheduled.consolidation
+        fused = state.choice if tail.planned else NO_FUSION
         unfinished = {(): run.state.ledger.unfinished}
         yield self._gauge("unfinished_samples", "Samples whose response is not complete.", unfinished)
-        yield self._gauge("fusion_threshold", "Unfinished samples at which the tail gathers.", {(): fused.threshold})
-        pool, released = {(name,): 1 for name in state.pool}, {(name,): 1 for name in state.released}
+        yield self._gauge("fusion_threshold", "Unfinished samples that consolidate.", {(): fused.threshold})
+        pool, released = {(name,): 1 for name in tail.pool}, {(name,): 1 for name in tail.released}
         yield self._gauge("fusion_pool", "1 for a generation worker that keeps the tail.", pool, "worker")
         yield self._gauge("fusion_released", "1 for a generation worker that scores.", released, "worker")
         seconds = {("with",): state.choice.seconds, ("without",): state.choice.off_seconds}

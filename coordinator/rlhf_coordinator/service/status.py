@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import release, waits
+from rlhf_coordinator.scheduling import waits
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
@@ -18,7 +18,7 @@ def job_status(run: JobRun) -> pb.JobStatus:
     state, now = run.state, time.monotonic()
     status = pb.JobStatus(
         job=run.context.job.name,
-        phase=run.outcome.phase if run.outcome else run.times.phase,
+        phase=run.outcome.phase if run.outcome else run.scheduled.phase,
         iteration=state.iteration,
         iterations=run.context.spec.iterations,
         ledger=state.ledger.counts(),
@@ -32,11 +32,11 @@ def job_status(run: JobRun) -> pb.JobStatus:
         restarts={worker.name: worker.restarts for worker in state.fleet if worker.restarts},
         tokens=state.ledger.tokens,
         replicas={group.value: count for group, count in state.fleet.sizes.items()},
-        pool=state.fusion.pool,
+        pool=run.scheduled.consolidation.pool,
     )
     if (lock := run.journal.lock) is not None:
         status.journal_lock_shared, status.journal_lock_doubt = not lock.doubt, lock.doubt
-    if release.possible(run.context, state):
+    if run.scheduled.consolidation.possible:
         status.fusion.CopyFrom(fusion_status(run))
     if run.outcome is None:
         status.waiting_for.extend(waits.descriptions(run.context, state, now))
@@ -47,13 +47,13 @@ def job_status(run: JobRun) -> pb.JobStatus:
 
 def fusion_status(run: JobRun) -> pb.FusionStatus:
     """The fusion of the iteration in progress."""
-    state, fused = run.state.fusion, release.fuses(run.context, run.state)
+    state, tail = run.state.fusion, run.scheduled.consolidation
     choice = state.choice
     return pb.FusionStatus(
         choice=choice.reason or "no fusion: nothing is chosen yet",
-        threshold=choice.threshold if fused else 0,
-        pool=choice.pool if fused else 0,
-        released=state.released,
+        threshold=choice.threshold if tail.planned else 0,
+        pool=choice.pool if tail.planned else 0,
+        released=tail.released,
         migrated=run.state.ledger.migrated,
         migrated_bytes=state.moved.bytes,
         predicted_seconds=choice.seconds,

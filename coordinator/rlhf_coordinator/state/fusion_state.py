@@ -71,10 +71,6 @@ class FusionState:
     """Iteration and layout that were last begun to be planned; across iterations."""
     choice: FusionChoice = NO_FUSION
     moved: MigrationCounts = field(default_factory=MigrationCounts)
-    pool: tuple[str, ...] = ()
-    """As last seen, for status and events; never decided on."""
-    released: tuple[str, ...] = ()
-    """Likewise."""
     moved_at: dict[str, float] = field(default_factory=dict)
     """Worker -> when samples were last asked to leave it or to come to it."""
     next_balance: float = 0.0
@@ -94,7 +90,7 @@ class FusionState:
 
     def begin_iteration(self) -> None:
         """Nothing is chosen, nothing was moved."""
-        self.choice, self.moved, self.pool, self.released = NO_FUSION, MigrationCounts(), (), ()
+        self.choice, self.moved = NO_FUSION, MigrationCounts()
         self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
         self.observed, self.decoded, self.scored = [], [], []
 

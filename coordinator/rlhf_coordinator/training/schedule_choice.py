@@ -18,7 +18,6 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import training_group
 from rlhf_coordinator.scheduling.schedule import candidates, question
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.schedule.methods import METHODS, pick
@@ -38,7 +37,7 @@ MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 
 def measure_schedules(run: JobRun) -> None:
     """Lets all ranks measure at once; what an earlier measurement brought is dropped."""
-    state, group = run.state.schedule, training_group.ranks(run.state)
+    state, group = run.state.schedule, run.state.fleet.ranks()
     state.measurement_id = max(state.measurement_id, run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR) + 1
     state.results = {}
     order = pb.Measure(measurement_id=state.measurement_id)
@@ -59,7 +58,7 @@ def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
     if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
         return
     state.results[rank] = result
-    if len(state.results) < len(training_group.ranks(run.state)):
+    if len(state.results) < len(run.state.fleet.ranks()):
         return
     if state.stage == "stages":
         state.stage = "searching"

@@ -1,16 +1,15 @@
-"""Which prefixes go where, from worlds put together by hand."""
+"""Which prefixes go where, from states put together by hand."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, ready_state
+from tests.support.job_states import NOW, decided, ready_state
 
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
@@ -39,18 +38,18 @@ def part(count: int) -> Response:
 
 
 def finish(state: JobState, index: int, count: int) -> None:
-    handout = state.ledger.samples[index].decoding
-    assert handout is not None
-    state.ledger.finish(index, handout.attempt, handout.worker, part(count), "stop", "")
+    lease = state.ledger.samples[index].decoding
+    assert lease is not None
+    state.ledger.finish(index, lease.attempt, lease.worker, part(count), "stop", "")
 
 
 def asked(context: JobContext, state: JobState) -> dict[str, tuple[int, ...]]:
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     return {item.worker: item.samples for item in decisions if isinstance(item, d.ScorePrefix)}
 
 
 def scored(context: JobContext, state: JobState) -> dict[str, list[int]]:
-    decisions = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Score)]
+    decisions = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
     return {item.worker: [index for index, _ in item.samples] for item in decisions}
 
 

@@ -1,16 +1,16 @@
-"""What is decided, from worlds put together by hand."""
+"""What is decided, from states put together by hand."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, finish_all, kinds, pend, ready_state
+from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import iteration, training_group, waits
+from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
@@ -22,12 +22,12 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: JobContext) -> None:
     state = ready_state(context)
-    assert iteration.decide(context, state, NOW) == [
+    assert decided(context, state, NOW) == [
         d.Generate("generation-0", (0, 2, 4, 6)),
         d.Generate("generation-1", (1, 3, 5, 7)),
     ]
     state.fleet.workers["generation-1"].versions["actor"] = 5
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     # 6 samples at once and one more; the stale worker is sent the weights of version 0 from their folder.
     assert d.Generate("generation-0", (0, 1, 2, 3, 4, 5, 6)) in decisions
     (load,) = [item for item in decisions if isinstance(item, d.PrepareWorker)]
@@ -39,7 +39,7 @@ def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobConte
     state = ready_state(context, at=2)
     worker = state.fleet.workers["generation-1"]
     worker.role, worker.versions = "", {}
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     assert [item.worker for item in decisions if isinstance(item, d.Generate)] == ["generation-0"]
     (become,) = [item for item in decisions if isinstance(item, d.PrepareWorker)]
     weights = become.command.become_generation.weights
@@ -49,41 +49,41 @@ def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobConte
 def test_training_waits_for_every_score(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state, score=False)
-    assert iteration.phase(context, state) == "Scoring"
-    assert set(kinds(iteration.decide(context, state, NOW))) == {"Score"}
+    assert iteration.decide(context, state, NOW).phase == "Scoring"
+    assert set(kinds(decided(context, state, NOW))) == {"Score"}
     scored = ready_state(context, at=1)
     finish_all(scored)
     expected = [d.CommitBatch(), d.Train("training-0", 1), d.Train("training-1", 1)]
-    assert iteration.decide(context, scored, NOW) == expected
-    assert iteration.phase(context, scored) == "Training"
+    assert decided(context, scored, NOW) == expected
+    assert iteration.decide(context, scored, NOW).phase == "Training"
 
 
 def test_ranks_never_train_while_somebody_reads_their_weights(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state)
     pend(state, "generation-0", CommandKind.LOAD, from_ranks=True)
-    assert iteration.decide(context, state, NOW) == []
+    assert decided(context, state, NOW) == []
     state.fleet.workers["generation-0"].pending.clear()
-    assert "Train" in kinds(iteration.decide(context, state, NOW))
+    assert "Train" in kinds(decided(context, state, NOW))
 
 
 def test_no_load_from_ranks_begins_when_a_batch_waits(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state)
     state.fleet.workers["generation-0"].versions = {"actor": 0}
-    assert kinds(iteration.decide(context, state, NOW)) == ["CommitBatch", "Train", "Train"]
+    assert kinds(decided(context, state, NOW)) == ["CommitBatch", "Train", "Train"]
 
 
 def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state)
-    for rank in training_group.ranks(state):
+    for rank in state.fleet.ranks():
         rank.trained_version = 2
-    assert iteration.decide(context, state, NOW) == [d.CommitTrained()]
+    assert decided(context, state, NOW) == [d.CommitTrained()]
     state.ledger.train()
     state.trained = True
-    assert iteration.phase(context, state) == "Publishing"
-    loads = iteration.decide(context, state, NOW)
+    assert iteration.decide(context, state, NOW).phase == "Publishing"
+    loads = decided(context, state, NOW)
     assert [(item.worker, item.model, item.version) for item in loads if isinstance(item, d.PrepareWorker)] == [
         ("generation-0", "actor", 2),
         ("generation-1", "actor", 2),
@@ -92,51 +92,51 @@ def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobCont
     ]
     for worker in state.fleet:
         worker.versions = dict.fromkeys(worker.versions, 2)
-    assert iteration.phase(context, state) == "Checkpointing"
-    assert iteration.decide(context, state, NOW) == [d.SaveCheckpoint(2)]
+    assert iteration.decide(context, state, NOW).phase == "Checkpointing"
+    assert decided(context, state, NOW) == [d.SaveCheckpoint(2)]
     state.checkpoint.newest = 2
-    assert iteration.decide(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration()]
 
 
 def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
     state = ready_state(context, at=1)
     lost = state.fleet.workers["training-1"]
     state.fleet.closed("training-1", lost.session, NOW)
-    assert "RestartGroup" not in kinds(iteration.decide(context, state, NOW + 1)), "a moment of grace"
+    assert "RestartGroup" not in kinds(decided(context, state, NOW + 1)), "a moment of grace"
     state.fleet.expire(NOW + 3)
-    (restart,) = [item for item in iteration.decide(context, state, NOW + 3) if isinstance(item, d.RestartGroup)]
+    (restart,) = [item for item in decided(context, state, NOW + 3) if isinstance(item, d.RestartGroup)]
     assert restart == d.RestartGroup(("training-0",), "training-1 was lost", counted=False)
 
 
 def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> None:
     state = ready_state(context, at=3)
-    for rank in training_group.ranks(state):
+    for rank in state.fleet.ranks():
         rank.role, rank.trained_version = "", 0
-    assert d.FormGroup(2) in iteration.decide(context, state, NOW)
-    for rank in training_group.ranks(state):
+    assert d.FormGroup(2) in decided(context, state, NOW)
+    for rank in state.fleet.ranks():
         rank.role, rank.trained_version, rank.group_epoch = "training", 2, 2
-    trains = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Train)]
+    trains = [item for item in decided(context, state, NOW) if isinstance(item, d.Train)]
     assert trains == [d.Train("training-0", 2), d.Train("training-1", 2)]
 
 
 def test_after_a_coordinator_restart_ranks_are_waited_for(context: JobContext) -> None:
     state = ready_state(context, at=1, absent=("training-1",))
-    assert not {"FormGroup", "RestartGroup", "Train"} & set(kinds(iteration.decide(context, state, NOW)))
+    assert not {"FormGroup", "RestartGroup", "Train"} & set(kinds(decided(context, state, NOW)))
 
 
 def test_a_training_failure_waits_for_its_explanation(context: JobContext) -> None:
     state = ready_state(context, at=1)
     rank = state.fleet.workers["training-0"]
     rank.train_failure, rank.failed_at = pb.Failure(reason="OutOfMemory", message="no memory", exit_code=1), NOW
-    assert not {"Finish", "RestartGroup"} & set(kinds(iteration.decide(context, state, NOW + 1)))
-    assert d.Finish("Failed", rank.train_failure) in iteration.decide(context, state, NOW + 5)
+    assert not {"Finish", "RestartGroup"} & set(kinds(decided(context, state, NOW + 1)))
+    assert d.Finish("Failed", rank.train_failure) in decided(context, state, NOW + 5)
     rank.train_failure = pb.Failure(message="peer closed", retryable=True)
-    (restart,) = [item for item in iteration.decide(context, state, NOW + 5) if isinstance(item, d.RestartGroup)]
+    (restart,) = [item for item in decided(context, state, NOW + 5) if isinstance(item, d.RestartGroup)]
     assert restart.counted
     state.group_failures = context.spec.run_policy.backoff_limit
-    assert "Finish" in kinds(iteration.decide(context, state, NOW + 5))
+    assert "Finish" in kinds(decided(context, state, NOW + 5))
     state.fleet.workers["training-1"].lost = True
-    (restart,) = [item for item in iteration.decide(context, state, NOW + 1) if isinstance(item, d.RestartGroup)]
+    (restart,) = [item for item in decided(context, state, NOW + 1) if isinstance(item, d.RestartGroup)]
     assert not restart.counted
 
 
@@ -144,12 +144,12 @@ def test_stopping_finishes_the_batch_in_training_and_checkpoints(context: JobCon
     state = ready_state(context, at=1)
     finish_all(state)
     state.stop = StopOrder(True, "asked")
-    assert iteration.decide(context, state, NOW) == [d.SaveCheckpoint(1)]
+    assert decided(context, state, NOW) == [d.SaveCheckpoint(1)]
     pend(state, "training-0", CommandKind.TRAIN)
-    assert iteration.decide(context, state, NOW) == [d.CommitBatch(), d.Train("training-1", 1)]
+    assert decided(context, state, NOW) == [d.CommitBatch(), d.Train("training-1", 1)]
     state = ready_state(context, at=0)
     state.stop = StopOrder(False, "asked")
-    assert iteration.decide(context, state, NOW) == [d.Finish("Stopped")]
+    assert decided(context, state, NOW) == [d.Finish("Stopped")]
 
 
 def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stands_in(context: JobContext) -> None:
@@ -158,13 +158,13 @@ def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stand
     beat = NOW + 200
     for worker in state.fleet:
         worker.last_heard = beat
-    decisions = iteration.decide(context, state, beat)
+    decisions = decided(context, state, beat)
     (leave,) = [item for item in decisions if isinstance(item, d.ExitWorker)]
     assert (leave.worker, leave.code) == ("generation-0", ExitCode.RESTART)
     assert "generation-0 to decode 1 samples" in leave.reason
     assert "Finish" not in kinds(decisions), "generation-0 can decode without generation-1"
     state = ready_state(context, absent=("training-1",))
-    (finish,) = [item for item in iteration.decide(context, state, NOW + 30) if isinstance(item, d.Finish)]
+    (finish,) = [item for item in decided(context, state, NOW + 30) if isinstance(item, d.Finish)]
     assert finish.failure is not None
     assert finish.failure.message == "waited 30 s for training-1 to register"
     assert finish.failure.field == "spec.runPolicy.startTimeoutSeconds"
@@ -179,8 +179,8 @@ def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(
     later = NOW + 24 * 3600
     for worker in state.fleet:
         worker.last_heard = worker.last_progress = later
-    assert "Finish" not in kinds(iteration.decide(awaiting, state, later))
-    assert "Finish" in kinds(iteration.decide(context, state, later)), "of a job without pods it does"
+    assert "Finish" not in kinds(decided(awaiting, state, later))
+    assert "Finish" in kinds(decided(context, state, later)), "of a job without pods it does"
     assert f"{absent[0]} to register (86400 s)" in waits.descriptions(awaiting, state, later)
 
 
@@ -190,9 +190,9 @@ def test_failed_tasks_go_elsewhere_and_not_at_once(context: JobContext) -> None:
     ledger = state.ledger
     attempt = ledger.assign_scores(0, ["reward"], "inference-0")
     ledger.fail_score(0, attempt, "inference-0", "reward", NOW + 1)
-    early = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.Score)]
+    early = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
     assert 0 not in [index for item in early for index, _ in item.samples]
-    late = [item for item in iteration.decide(context, state, NOW + 2) if isinstance(item, d.Score)]
+    late = [item for item in decided(context, state, NOW + 2) if isinstance(item, d.Score)]
     (worker,) = [item.worker for item in late if (0, ("reward",)) in item.samples or _reward_of(item, 0)]
     assert worker == "inference-1"
 
@@ -206,11 +206,11 @@ def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:
     context = job_context(job, schedule_json(job.spec))
     state = ready_state(context)
     finish_all(state, score=False)
-    assert "Score" in kinds(iteration.decide(context, state, NOW))
+    assert "Score" in kinds(decided(context, state, NOW))
     state = ready_state(context)
     response = Response(b"\1\0\0\0", b"\0\0\0\0", ((0, 1),))
     state.ledger.finish(0, state.ledger.assign(0, "w"), "w", response, "stop", "")
-    assert "Score" not in kinds(iteration.decide(context, state, NOW))
+    assert "Score" not in kinds(decided(context, state, NOW))
 
 
 def test_groups_that_the_graph_does_not_need_do_not_exist(tmp_path: Path) -> None:

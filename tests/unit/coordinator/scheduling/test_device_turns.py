@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, finish_all, kinds, pend, ready_state
+from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.scheduling import decisions as d
@@ -48,8 +48,8 @@ def asked(decisions: list[d.Decision], *of: type) -> set[str]:
 def test_there_is_no_training_group_of_its_own(context: JobContext) -> None:
     state = together(context)
     assert [worker.name for worker in state.fleet] == ["generation-0", "generation-1", "generation-2"]
-    assert [rank.name for rank in training_group.ranks(state)] == ["generation-0", "generation-1"]
-    assert training_group.version(state) == 1
+    assert [rank.name for rank in state.fleet.ranks()] == ["generation-0", "generation-1"]
+    assert training_group.observe(state).version == 1
     with pytest.raises(ValueError, match="generation = 1: must be 2 to 4096, the first of which hold the training"):
         state.fleet.resize({"generation": 1}, NOW)
     assert state.fleet.resize({"generation": 2}, NOW)
@@ -58,58 +58,56 @@ def test_there_is_no_training_group_of_its_own(context: JobContext) -> None:
 def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers(context: JobContext) -> None:
     state = together(context)
     fresh(state)
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     assert d.FormGroup(2) in decisions
     assert asked(decisions, *SERVING) <= {"generation-2"}
-    for rank in training_group.ranks(state):
+    for rank in state.fleet.ranks():
         rank.role, rank.group_epoch = "training", 2
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     assert [item for item in decisions if isinstance(item, d.Train)] == [
         d.Train("generation-0", 0),
         d.Train("generation-1", 0),
     ]
     assert asked(decisions, *SERVING) == set(), "version 1 is nowhere yet"
-    for rank in training_group.ranks(state):
+    for rank in state.fleet.ranks():
         rank.trained_version = 1
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     assert asked(decisions, d.PrepareWorker) == {"generation-0", "generation-1", "generation-2"}
     assert asked(decisions, *TRAINING) == set()
 
 
 def test_a_scored_batch_is_trained_and_published_in_turn(context: JobContext) -> None:
     state = together(context)
-    assert asked(iteration.decide(context, state, NOW), d.Generate) == {f"generation-{n}" for n in range(3)}
+    assert asked(decided(context, state, NOW), d.Generate) == {f"generation-{n}" for n in range(3)}
     finish_all(state)
-    assert iteration.decide(context, state, NOW) == [
+    assert decided(context, state, NOW) == [
         d.CommitBatch(),
         d.Train("generation-0", 1),
         d.Train("generation-1", 1),
     ]
-    for rank in training_group.ranks(state):
+    for rank in state.fleet.ranks():
         rank.trained_version = 2
-    assert iteration.decide(context, state, NOW) == [d.CommitTrained()]
+    assert decided(context, state, NOW) == [d.CommitTrained()]
     state.ledger.train()
     state.trained = True
-    loads = [item for item in iteration.decide(context, state, NOW) if isinstance(item, d.PrepareWorker)]
+    loads = [item for item in decided(context, state, NOW) if isinstance(item, d.PrepareWorker)]
     assert [(item.worker, item.model, item.version) for item in loads] == [
         (f"generation-{n}", "actor", 2) for n in range(3)
     ]
     assert loads[0].command.load_weights.sources[0].address == state.fleet.workers["generation-0"].address
     pend(state, "generation-0", CommandKind.LOAD, from_ranks=True)
     state.fleet.workers["generation-1"].versions["actor"] = 1
-    assert asked(iteration.decide(context, state, NOW), d.PrepareWorker) >= {"generation-1"}, (
-        "a rank that loads serves as well"
-    )
-    assert iteration.phase(context, state) == "Publishing"
+    assert asked(decided(context, state, NOW), d.PrepareWorker) >= {"generation-1"}, "a rank that loads serves as well"
+    assert iteration.decide(context, state, NOW).phase == "Publishing"
 
 
 def test_a_lost_rank_takes_its_group_with_it_and_a_worker_without_a_rank_goes_on(context: JobContext) -> None:
     state = together(context)
     lost = state.fleet.workers["generation-1"]
     state.fleet.closed(lost.name, lost.session, NOW)
-    assert "RestartGroup" not in kinds(iteration.decide(context, state, NOW + 1)), "a moment of grace"
+    assert "RestartGroup" not in kinds(decided(context, state, NOW + 1)), "a moment of grace"
     state.fleet.expire(NOW + 3)
-    decisions = iteration.decide(context, state, NOW + 3)
+    decisions = decided(context, state, NOW + 3)
     assert d.RestartGroup(("generation-0",), "generation-1 was lost", counted=False) in decisions
     assert "generation-2" in asked(decisions, d.Generate)
     (wait,) = [wait for wait in waits.waits(context, state) if wait.worker == "generation-1"]
@@ -126,25 +124,25 @@ def test_a_coordinator_that_comes_back_knows_a_train_from_a_load(
     reported.busy, reported.command_id, reported.command = True, 7, command
     busy = pb.Register(worker="generation-0", group="generation", index=0, incarnation="1", state=reported)
     state.fleet.register(busy, 9, NOW)
-    asked_now = asked(iteration.decide(context, state, NOW), d.Train)
+    asked_now = asked(decided(context, state, NOW), d.Train)
     assert asked_now == ({"generation-1"} if trains else set()), "the one that got it waits for the one that did not"
 
 
 def test_schedules_are_measured_when_nothing_is_decoded(context: JobContext) -> None:
     state = together(context)
     state.schedule.stage = "stages"
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     assert d.MeasureSchedule() in decisions
     assert asked(decisions, *SERVING) <= {"generation-2"}
     for stage in ("searching", "tables"):
         state.schedule.stage = stage  # type: ignore[assignment]
-        decisions = iteration.decide(context, state, NOW)
+        decisions = decided(context, state, NOW)
         assert (asked(decisions, d.Generate), asked(decisions, *TRAINING)) == (
             {f"generation-{n}" for n in range(3)},
             set(),
         )
     finish_all(state)
-    assert iteration.decide(context, state, NOW) == [d.MeasureSchedule()]
+    assert decided(context, state, NOW) == [d.MeasureSchedule()]
 
 
 STATES = ("whole", "fresh", "behind", "ahead", "lost", "failed", "trains", "loads", "unknown", "joins")
@@ -180,10 +178,10 @@ def test_no_worker_is_ever_asked_for_both(context: JobContext, data: st.DataObje
         state.trained = True
     for worker in state.fleet:
         put(state, worker, data.draw(st.sampled_from(STATES)))
-    decisions = iteration.decide(context, state, NOW)
+    decisions = decided(context, state, NOW)
     trains = asked(decisions, d.Train)
     if asked(decisions, d.FormGroup, d.MeasureSchedule):
-        trains |= {rank.name for rank in training_group.ranks(state)}
+        trains |= {rank.name for rank in state.fleet.ranks()}
     assert not trains & asked(decisions, *SERVING)
     for worker in state.fleet:
         if worker.name in trains:

@@ -1,0 +1,92 @@
+"""How an iteration ends, and how a job does: what is committed, checkpointed and closed, and who may leave before that.
+
+A trained iteration is closed when its weights are published and the checkpoint that is due is written. A job that was
+asked to stop finishes the optimizer batch that is under way first; a training group that is away is not waited for,
+because the journal has all that it needs.
+Rule: pure. Nothing is closed while something reads weights of ranks that are about to go.
+"""
+
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.scheduling.decisions import (
+    CloseIteration,
+    CommitTrained,
+    Decision,
+    ExitWorker,
+    Finish,
+    SaveCheckpoint,
+)
+from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.state.job_state import JobContext, JobState
+
+TOGETHER_SECONDS: Final = 10.0
+"""A node that is drained asks all its pods to end within seconds of each other."""
+
+
+def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | None:
+    """Return what ends the job before anything else is looked at: an error, or its deadline."""
+    if state.failure is not None:
+        return state.failure
+    if state.deadline is None or now <= state.deadline:
+        return None
+    seconds = context.spec.run_policy.active_deadline_seconds
+    return pb.Failure(
+        reason="DeadlineExceeded",
+        field="spec.runPolicy.activeDeadlineSeconds",
+        message=f"the job ran for more than its {seconds} s",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
+    return _close(state, now, facts) or _drain(context, state, now, facts)
+
+
+def _close(state: JobState, now: float, facts: Facts) -> list[Decision]:
+    if state.trained:
+        return _after_training(state, now, facts)
+    if facts.group.version == state.iteration + 1 and state.ledger.all_scored:
+        return [CommitTrained()]
+    return _stop(state, now, facts) if state.stop is not None else []
+
+
+def _after_training(state: JobState, now: float, facts: Facts) -> list[Decision]:
+    if not facts.published or state.checkpoint.stage != "idle":
+        return []
+    if facts.checkpoint_due:
+        return _save(state, now, facts)
+    return [] if facts.group.is_read and state.stop is not None else [CloseIteration()]
+
+
+def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
+    if facts.group.train_under_way or state.checkpoint.stage != "idle":
+        return []
+    if facts.checkpoint_due and facts.group.version == state.version:
+        return _save(state, now, facts)
+    return [Finish("Stopped")]
+
+
+def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Ranks that were asked to end go once a checkpoint has what the group holds, so that nothing is trained again.
+
+    The coordinator may be asked at the same moment; it then needs them until it has ended.
+    """
+    group = facts.group
+    since = min((rank.draining_since for rank in group.draining), default=now)
+    if not group.draining or state.stop is not None or now - since < TOGETHER_SECONDS:
+        return []
+    busy = group.train_under_way or any(rank.rank_command for rank in group.ranks)
+    if busy or group.is_read or state.checkpoint.stage != "idle":
+        return []
+    whole = group.version == state.version
+    if whole and context.spec.checkpoints is not None and state.checkpoint.newest < state.version:
+        return _save(state, now, facts)
+    return [ExitWorker(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in group.draining]
+
+
+def _save(state: JobState, now: float, facts: Facts) -> list[Decision]:
+    ready = facts.group.version == state.version and now >= state.checkpoint.not_before
+    return [SaveCheckpoint(state.version)] if ready else []

@@ -1,0 +1,75 @@
+"""The facts that everything is decided from, derived from the state once per round of decisions.
+
+Owns what more than one decision asks: what the training group is and holds, who can decode, who can score, where the
+tail goes, whether the weights are published, whether a checkpoint is due.
+Rule: pure; a frozen value for one state and one time. Decisions read facts and the state, and derive none of these
+again. Status and metrics read what came of them (`iteration.SchedulerOutput`).
+"""
+
+from dataclasses import dataclass
+
+from rlhf_coordinator.scheduling import readiness
+from rlhf_coordinator.scheduling.consolidation import (
+    Consolidation,
+    consolidate,
+    fusion_possible,
+    generation_can_score,
+    measures_costs,
+)
+from rlhf_coordinator.scheduling.training_group import TrainingGroup, observe
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.worker import Worker
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a job in one state at one time."""
+
+    group: TrainingGroup
+    can_score: bool
+    """Generation workers hold the scoring models too."""
+    ready: tuple[Worker, ...]
+    """Generation workers that can decode: role, weights and device are there."""
+    measures: bool
+    """The costs of generation and inference are measured now."""
+    consolidation: Consolidation
+    decoders: tuple[Worker, ...]
+    """Who of `ready` may be given samples: nobody while costs are measured, the pool once the tail consolidates."""
+    scorers: tuple[Worker, ...]
+    """Who may be given scoring tasks: of the inference group, and released generation workers."""
+    published: bool
+    """The iteration is trained, and the next one can begin with its weights."""
+    checkpoint_due: bool
+    """A checkpoint of the job's version is wanted and does not exist."""
+
+
+def derive(context: JobContext, state: JobState, now: float) -> Facts:
+    """Return the facts of a state. `now`: seconds of the monotonic clock that the state's times are of."""
+    possible = fusion_possible(context, state)
+    can_score = generation_can_score(context, state, possible)
+    ready = readiness.ready_to_decode(context, state, can_score)
+    measures = measures_costs(context, state, possible)
+    tail = consolidate(context, state, now, ready, can_score)
+    decoders = () if measures else ready
+    if tail.begun:
+        decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
+    return Facts(
+        group=observe(state),
+        can_score=can_score,
+        ready=ready,
+        measures=measures,
+        consolidation=tail,
+        decoders=decoders,
+        scorers=readiness.ready_to_score(context, state, tail.released),
+        published=state.trained and readiness.is_published(context, state),
+        checkpoint_due=_checkpoint_due(context, state),
+    )
+
+
+def _checkpoint_due(context: JobContext, state: JobState) -> bool:
+    settings = context.spec.checkpoints
+    if settings is None or state.checkpoint.newest >= state.version:
+        return False
+    if state.stop is not None:
+        return state.stop.checkpoint
+    return state.trained and (state.version % settings.every == 0 or context.last(state.iteration))

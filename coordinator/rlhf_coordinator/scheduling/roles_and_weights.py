@@ -1,0 +1,105 @@
+"""Roles and weights: which worker must become what, and load which version, from where.
+
+Where generation workers can score, they become inference as well, with those models offloaded. Trained scoring models
+are brought up to date on them only when they are released: publishing waits for the policy alone.
+
+Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
+together hold every parameter. A worker that came back is stale until it holds the current version: it gets no samples.
+Rule: pure. No load starts from ranks while a complete batch waits for them, and none while they train.
+"""
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
+from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.readiness import has_turn
+from rlhf_coordinator.scheduling.training_group import TrainingGroup
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.worker import Worker
+
+Sources = list[pb.WeightLocation] | None
+"""Where the job's version can be read; None: nowhere now."""
+
+
+def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Return a command for every idle worker whose role or weights are not what the job needs now."""
+    if state.stop is not None or (state.trained and context.last(state.iteration)):
+        return []
+    sources = _sources(context, state, facts.group)
+    decisions: list[Decision] = []
+    for worker in state.fleet.of(Group.GENERATION):
+        if worker.idle and now >= worker.not_before and has_turn(state, worker):
+            decisions += _generation(context, state, sources, worker, facts)
+    for worker in state.fleet.of(Group.INFERENCE):
+        if worker.idle and now >= worker.not_before:
+            decisions += _inference(context, state, sources, worker)
+    return decisions
+
+
+def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
+    """Where the job's version of any trained model is, after version 0; None when nobody can serve it now."""
+    stages = group.ranks[: context.spec.training.parallelism.pipeline]
+    batch_waits = state.ledger.all_scored and not state.trained
+    if batch_waits or not group.formed or not all(rank.serves(state.version) for rank in stages):
+        return None
+    return [pb.WeightLocation(address=rank.address) for rank in stages]
+
+
+def _generation(context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts) -> list[Decision]:
+    if worker.versions.get(context.graph.policy) == state.version and Group.GENERATION in worker.roles:
+        return _second_role(context, state, sources, worker, facts) if facts.can_score else []
+    load = _load(context, state, sources, context.graph.policy)
+    if load is None:
+        return []
+    if Group.GENERATION in worker.roles:
+        return [_load_decision(worker, load)]
+    command = pb.Command(become_generation=pb.BecomeGeneration(weights=load))
+    return [PrepareWorker(worker.name, command, _detail(load), load.version, from_ranks=_from_ranks([load]))]
+
+
+def _second_role(
+    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts
+) -> list[Decision]:
+    """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
+    if Group.INFERENCE in worker.roles:
+        released = worker.name in facts.consolidation.released
+        return _inference(context, state, sources, worker) if released else []
+    if state.ledger.decoding_on(worker.name) or state.ledger.arriving_on(worker.name):
+        return []
+    tasks = [task.name for task in context.tasks]
+    command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, offloaded=True))
+    return [PrepareWorker(worker.name, command, f"load its models for {', '.join(tasks)} beside the policy")]
+
+
+def _inference(context: JobContext, state: JobState, sources: Sources, worker: Worker) -> list[Decision]:
+    loads = [
+        _load(context, state, sources, m) for m in context.scored_models if worker.versions.get(m) != state.version
+    ]
+    if any(load is None for load in loads):
+        return []
+    ready = [load for load in loads if load is not None]
+    if Group.INFERENCE in worker.roles:
+        return [_load_decision(worker, ready[0])] if ready else []
+    tasks = [task.name for task in context.tasks]
+    command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, weights=ready))
+    detail = f"load its models for {', '.join(tasks)}"
+    return [PrepareWorker(worker.name, command, detail, state.version, from_ranks=_from_ranks(ready))]
+
+
+def _load(context: JobContext, state: JobState, sources: Sources, model: str) -> pb.LoadWeights | None:
+    """The order to load the job's version of a model; None when it can be read nowhere now."""
+    locations = sources if state.version else [pb.WeightLocation(folder=context.folder(model))]
+    return None if locations is None else pb.LoadWeights(model=model, version=state.version, sources=locations)
+
+
+def _load_decision(worker: Worker, load: pb.LoadWeights) -> PrepareWorker:
+    command = pb.Command(load_weights=load)
+    return PrepareWorker(worker.name, command, _detail(load), load.version, load.model, _from_ranks([load]))
+
+
+def _detail(load: pb.LoadWeights) -> str:
+    return f"load {load.model} version {load.version}"
+
+
+def _from_ranks(loads: list[pb.LoadWeights]) -> bool:
+    return any(source.address for load in loads for source in load.sources)
