@@ -24,7 +24,7 @@ from benchmarks.long_tail_policy import write_policy
 from benchmarks.pinned_job import run_job, write_job
 
 from rlhf_coordinator.loop import actions
-from rlhf_coordinator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.storage import prompts

@@ -39,9 +39,9 @@ from benchmarks.pinned_job import run_job
 from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop import actions
-from rlhf_coordinator.reports.metrics import read_metrics
-from rlhf_coordinator.reports.picture import draw_timeline
-from rlhf_coordinator.reports.timeline import read_spans
+from rlhf_coordinator.reports.run_figures import draw_timeline
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+from rlhf_coordinator.reports.trackers.timeline_json import read_spans
 from rlhf_coordinator.service.server import order_stop
 from rlhf_coordinator.storage import prompts
 from rlhf_planner.inter_stage.choose import FusionChoice

@@ -35,7 +35,7 @@ RUN uv pip install --no-deps . \
     && rm -r rlhf_cli rlhf_operator rlhf_workers "$VIRTUAL_ENV/bin/rlhf" "$VIRTUAL_ENV/bin/kubectl-rlhf" \
     && PYTHONDONTWRITEBYTECODE= "$VIRTUAL_ENV/bin/python" -c "import rlhf_coordinator.__main__, \
         rlhf_coordinator.training.schedule_search, ortools.sat.python.cp_model, \
-        rlhf_coordinator.reports.events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
+        rlhf_coordinator.reports.trackers.tensorboard_events, tensorboard.summary.writer.record_writer; from transformers import AutoTokenizer"
 
 FROM ${BASE}
 ARG VERSION=0.1.0

@@ -29,8 +29,8 @@ from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.plain import iteration_line, summary_line
 from rlhf_cli.progress import MetricsTail, follow
 from rlhf_cli.view import render
-from rlhf_coordinator.reports.summary import FILE as SUMMARY
-from rlhf_coordinator.reports.summary import write_summary
+from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
+from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
 LIVE_HZ: Final = 4.0
 """Refreshes of the live view; more cannot be read."""
@@ -185,10 +185,10 @@ class _LocalRun:
         return dict(summary)
 
     def _draw(self, run_dir: Path) -> list[Path]:
-        from rlhf_coordinator.reports.picture import draw
+        from rlhf_coordinator.reports.run_figures import draw_run
 
         try:
-            return draw(run_dir)
+            return draw_run(run_dir)
         except Exception as error:  # a picture is never worth the outcome of a run
             self._say(f"no pictures: {error}")
             return []

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -18,29 +17,22 @@ from pydantic import ValidationError
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import protocol
-from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.document import read
 from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.job.job_run import JobOutcome, JobRun, begin_run
-from rlhf_coordinator.job.recorder import GuardedRecorder
-from rlhf_coordinator.reports.recorder import RunRecorder
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun
+from rlhf_coordinator.loop.recovery import open_run
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.service.last_report import write_last_report
 from rlhf_coordinator.service.logs import configure_logs
 from rlhf_coordinator.service.prometheus import open_endpoint
 from rlhf_coordinator.service.server import order_stop
 from rlhf_coordinator.service.serving import Addresses, serve
-from rlhf_coordinator.state.job_state import JobContext, job_context
-from rlhf_coordinator.storage import checkpoint
-from rlhf_coordinator.storage.journal import Journal
-from rlhf_coordinator.storage.journal_lock import hold
-from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_coordinator.storage.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
-from rlhf_coordinator.storage.restore import Restored, restore
+from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.storage.restore import Restored
 
 log = logging.getLogger("coordinator")
 
@@ -64,44 +56,13 @@ def read_job(path: Path) -> RLHFJob:
         raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error
 
 
-def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> PromptSet:
-    """The prompts of a job, tokenized: now, or when its journal was begun."""
-    spec = context.spec
-    each = samples_per_prompt(spec)
-    prompts = tokenized_before(journal, digest)
-    if prompts is None:
-        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
-        prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
-        keep_tokenized(journal, digest, prompts)
-    return PromptSet(
-        prompts,
-        seed=spec.seed,
-        shuffle=spec.prompts.shuffle,
-        per_iteration=spec.rollout.batch_size // each,
-        samples_per_prompt=each,
-    )
-
-
 def prepare() -> tuple[JobRun, Restored]:
-    """Everything that can fail before the first worker is let in. Raises JobError."""
+    """Do everything that can fail before the first worker is let in; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     run_dir = Path(environment(Env.RUN_DIR))
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
     context = job_context(job, schedule_json(job.spec), awaits_workers=awaits)
-    journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
-    digest = prompts_digest(job.spec)
-    prompts = read_prompt_set(context, journal, digest)
-    resume = os.environ.get(Env.RESUME) == "1"
-    restored = restore(context, journal, digest, time.time_ns(), resume=resume)
-    if job.spec.checkpoints is not None:
-        checkpoint.remove_leftovers(Path(job.spec.checkpoints.path))
-    for warning in restored.warnings:
-        log.warning(warning)
-    closed = restored.last_closed
-    recorder = GuardedRecorder(RunRecorder(run_dir, closed[0] if closed else restored.ledger.iteration), run_dir)
-    if closed:
-        recorder.iteration(*closed)
-    return begin_run(context, restored, journal, prompts, recorder), restored
+    return open_run(context, run_dir, resume=os.environ.get(Env.RESUME) == "1")
 
 
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:

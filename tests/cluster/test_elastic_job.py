@@ -16,7 +16,7 @@ import pytest
 from tests.support.chaos import digest
 
 from rlhf_coordinator.reports import timeline
-from rlhf_coordinator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 from . import environment, images
 from .chaos_faults import Timer

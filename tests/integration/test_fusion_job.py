@@ -8,7 +8,7 @@ import pytest
 from tests.support.chaos import Ended, Kills, run_job
 from tests.support.local_job import write_job
 
-from rlhf_coordinator.reports.metrics import read_metrics
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

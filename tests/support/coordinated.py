@@ -18,8 +18,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_coordinator.job.job_run import JobOutcome, JobRun, begin_run
-from rlhf_coordinator.reports.recorder import RunRecorder
+from rlhf_coordinator.job.job_run import JobOutcome, JobRun
+from rlhf_coordinator.loop.recovery import restore_run
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.service.serving import Addresses, serve
 from rlhf_coordinator.state.fleet import wanted
@@ -27,7 +27,6 @@ from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
-from rlhf_coordinator.storage.restore import restore
 
 ALGORITHMS = {
     "ppo": {"ppo": {"miniBatchSize": 8}},
@@ -158,12 +157,7 @@ class Coordinated:
         """A new coordinator goes on from what is on disk."""
         plan = job_context(self.job, schedule_json(self.job.spec))
         journal = Journal(self.folder / "journal")
-        restored = restore(plan, journal, "prompts", time.time_ns(), resume=resume)
-        closed = restored.last_closed
-        recorder = RunRecorder(self.folder, closed[0] if closed else restored.ledger.iteration)
-        if closed:
-            recorder.iteration(*closed)
-        self.run = begin_run(plan, restored, journal, make_prompts(self.job), recorder)
+        self.run, restored = restore_run(plan, journal, make_prompts(self.job), "prompts", self.folder, resume=resume)
         self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
         return self.run
 

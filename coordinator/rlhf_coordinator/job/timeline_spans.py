@@ -11,10 +11,10 @@ from rlhf_coordinator.job.job_run import JobRun
 
 
 def record_worker_span(run: JobRun, span: pb.Span) -> None:
-    """Complete a worker's span and hand it to the recorder."""
+    """Complete a worker's span and hand it to the trackers."""
     _name_destination(run, span)
     _add_prediction(run, span)
-    run.recorder.span(span)
+    run.trackers.span(span)
 
 
 def _name_destination(run: JobRun, span: pb.Span) -> None:
@@ -55,4 +55,4 @@ def _draw_prediction(run: JobRun, step: pb.Span, rank: int) -> None:
             iteration=step.iteration,
             attributes={"stage": stage, "microbatch": microbatch},
         )
-        run.recorder.span(span)
+        run.trackers.span(span)

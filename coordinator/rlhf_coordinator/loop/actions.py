@@ -236,7 +236,7 @@ class Actions:
         run.rewards.append(metrics.get("reward", math.nan))
         run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
         run.journal.commit()
-        run.recorder.iteration(iteration, metrics)
+        run.trackers.iteration(iteration, metrics)
         run.last_metrics = metrics
         log.info(
             "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
@@ -261,5 +261,5 @@ class Actions:
         for worker in run.state.fleet:
             if worker.session:
                 self._exit_worker(d.ExitWorker(worker.name, ExitCode.OK, reason))
-        run.recorder.finish(summary(run, samples_per_prompt(run.context.spec)))
+        run.trackers.finish(summary(run, samples_per_prompt(run.context.spec)))
         run.over.set()

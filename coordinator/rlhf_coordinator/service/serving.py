@@ -12,11 +12,11 @@ from typing import Final
 
 from rlhf_api.endpoint import Endpoint
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.loop import Loop
+from rlhf_coordinator.loop.recovery import resume_iteration
 from rlhf_coordinator.scheduling.decisions import Finish
 from rlhf_coordinator.service.prometheus import prometheus_application
 from rlhf_coordinator.service.server import CoordinatorService, start_server
@@ -55,13 +55,7 @@ async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint:
         run.background.start("heartbeat of the endpoint", endpoint.keep_beating())
     run.background.start("journal lock", _watch(run.journal))
     try:
-        learning.restore_learned(run, restored.inter_stage)
-        if restored.begun_ns is None:
-            actions.begin_iteration(restored.ledger.iteration)
-        else:
-            run.journal.resume(restored.ledger.iteration)
-            fusion_planning.begin_iteration(run)
-        log.info("job %s: iteration %d, start %d", run.context.job.name, run.state.iteration, run.coordinator_epoch)
+        resume_iteration(run, restored, actions)
         await Loop(run, event_handlers, actions).until_over()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):

@@ -12,7 +12,7 @@ from rlhf_cli.console import duration, size
 from rlhf_cli.plain import iteration_line, summary_line
 from rlhf_cli.progress import MetricsTail
 from rlhf_cli.view import BLOCKS, render, sparkline
-from rlhf_coordinator.reports.metrics import MetricsFile
+from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
 
 STATUS = pb.JobStatus(
     job="arithmetic",
@@ -137,15 +137,15 @@ def test_the_metrics_tail_hands_on_every_iteration_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     assert tail.read() == []
-    file = MetricsFile(path, 0)
-    file.append(0, 1, {"reward": 0.0})
-    file.append(1, 1, {"reward": 0.1})
+    file = MetricsJsonl(path.parent, 0)
+    file.iteration(0, 1, {"reward": 0.0})
+    file.iteration(1, 1, {"reward": 0.1})
     with path.open("a") as torn:
         torn.write('{"iteration": 2, "re')
     assert [line["iteration"] for line in tail.read()] == [0, 1]
     assert tail.read() == []
-    restarted = MetricsFile(path, 1)
-    restarted.append(1, 2, {"reward": 0.1})
-    restarted.append(2, 2, {"reward": 0.2})
+    restarted = MetricsJsonl(path.parent, 1)
+    restarted.iteration(1, 2, {"reward": 0.1})
+    restarted.iteration(2, 2, {"reward": 0.2})
     assert [line["iteration"] for line in tail.read()] == [2]
     assert [line["iteration"] for line in tail.lines] == [0, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import SilentRecorder, begin_in_process
+from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
 
 import rlhf_coordinator
 from rlhf_api import control_pb2 as pb
@@ -60,13 +60,13 @@ def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path:
 
 
 @pytest.fixture
-def recorder() -> SilentRecorder:
-    return SilentRecorder()
+def tracker() -> SpansInMemory:
+    return SpansInMemory()
 
 
 @pytest.fixture
-def run(tmp_path: Path, recorder: SilentRecorder) -> JobRun:
-    return begin_in_process(tmp_path, make_job(tmp_path), recorder)[0]
+def run(tmp_path: Path, tracker: SpansInMemory) -> JobRun:
+    return begin_in_process(tmp_path, make_job(tmp_path), tracker)[0]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_observations_reach_all_that_learn_from_them(run: JobRun, handlers: Even
     assert run.times.turn_seconds == {"generation-0": pytest.approx(0.4)}
 
 
-def test_nobody_learns_from_a_span(run: JobRun, handlers: EventHandlers, recorder: SilentRecorder) -> None:
+def test_nobody_learns_from_a_span(run: JobRun, handlers: EventHandlers, tracker: SpansInMemory) -> None:
     """Also what a worker of the version before does: it sends spans with these attributes, and no observation."""
     attributes = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
     before = repr((run.state.fusion, run.state.incremental, run.times))
@@ -102,7 +102,7 @@ def test_nobody_learns_from_a_span(run: JobRun, handlers: EventHandlers, recorde
         span = pb.Span(worker="generation-0", name=name, start_ns=1, end_ns=5, attributes=attributes)
         handlers.message("generation-0", pb.WorkerMessage(span=span))
     assert repr((run.state.fusion, run.state.incremental, run.times)) == before
-    assert [span.name for span in recorder.spans][:2] == ["decode", "prefill"], "they are drawn"
+    assert [span.name for span in tracker.spans][:2] == ["decode", "prefill"], "they are drawn"
 
 
 def test_a_score_of_a_task_that_the_job_has_not_ends_the_session(handlers: EventHandlers) -> None:

@@ -6,17 +6,17 @@ from random import Random
 from matplotlib.figure import Figure
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.reports.picture import KINDS, _draw_migrations, _last_iterations, _merge, draw
-from rlhf_coordinator.reports.recorder import RunRecorder
-from rlhf_coordinator.reports.timeline import FILE, TimelineSpan, read_spans
+from rlhf_coordinator.reports.run_figures import KINDS, _draw_migrations, _last_iterations, _merge, draw_run
+from rlhf_coordinator.reports.trackers.run_trackers import open_trackers
+from rlhf_coordinator.reports.trackers.timeline_json import FILE, TimelineSpan, read_spans
 
 
 def fill(folder: Path, iterations: int = 5) -> None:
     """A run folder with made-up spans of every kind of work."""
-    random, recorder = Random(1), RunRecorder(folder, 0)
+    random, trackers = Random(1), open_trackers(folder, 0)
 
     def span(worker: str, name: str, start: float, seconds: float, iteration: int) -> None:
-        recorder.span(
+        trackers.span(
             pb.Span(
                 worker=worker,
                 name=name,
@@ -43,36 +43,36 @@ def fill(folder: Path, iterations: int = 5) -> None:
                 span(f"training-{rank}", f"train/actor/{'FB'[i % 2]}", begin + 2.6 + 0.1 * (i + rank), 0.09, iteration)
                 span(f"training-{rank}", "train/critic/F", begin + 3.3 + 0.05 * (i + rank), 0.04, iteration)
         span("coordinator", "checkpoint", begin + 3.8, 0.1, iteration)
-        recorder.iteration(iteration, {"reward": iteration / iterations, "kl": 0.01 * iteration})
-    recorder.finish({})
+        trackers.iteration(iteration, {"reward": iteration / iterations, "kl": 0.01 * iteration})
+    trackers.finish({})
 
 
 def test_both_pictures_are_drawn(tmp_path: Path) -> None:
     fill(tmp_path)
-    assert [path.name for path in draw(tmp_path)] == ["timeline.png", "reward.png"]
+    assert [path.name for path in draw_run(tmp_path)] == ["timeline.png", "reward.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("timeline.png", "reward.png"))
 
 
 def test_an_empty_run_has_no_pictures(tmp_path: Path) -> None:
-    assert draw(tmp_path) == []
+    assert draw_run(tmp_path) == []
 
 
 def test_a_migrated_sample_is_an_arrow_between_two_rows(tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path, 0)
+    trackers = open_trackers(tmp_path, 0)
     for index, (name, destination) in enumerate((("decode", ""), ("migrate", "generation-1"))):
         attributes = {"destination": destination} if destination else {}
         for worker in ("generation-0", "generation-1")[: 2 - index]:
             start = int((1000.0 + index) * 1e9)
-            recorder.span(
+            trackers.span(
                 pb.Span(worker=worker, name=name, start_ns=start, end_ns=start + 10**9, attributes=attributes)
             )
-    recorder.finish({})
+    trackers.finish({})
     spans = [span for span in read_spans(tmp_path / FILE) if span.destination]
     assert [(span.worker, span.destination) for span in spans] == [("generation-0", "generation-1")]
     axes = Figure().add_subplot()
     assert _draw_migrations(axes, spans, ["generation-0", "generation-1"], 1000.0) == 1
     assert [(note.xyann, note.xy) for note in axes.texts] == [((1.0, 0), (2.0, 1))]
-    assert draw(tmp_path)
+    assert draw_run(tmp_path)
 
 
 def test_only_the_last_iterations_are_shown() -> None:

@@ -1,6 +1,6 @@
-"""Pictures of a finished run: a timeline with one row a worker, and the reward over iterations.
+"""Figures of a finished run: a timeline with one row per worker, and the reward over iterations.
 
-Rule: a picture shows the last iterations only, as many as can be read; all of it is in timeline.json. Drawing never
+Rule: the timeline shows the last iterations only, as many as can be read; all of it is in timeline.json. Drawing never
 fails a run: the caller logs what could not be drawn. Uses matplotlib without its global state.
 """
 
@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rlhf_api.names import DEVICE_TURN_SPANS
-from rlhf_coordinator.reports import metrics, timeline
-from rlhf_coordinator.reports.timeline import TimelineSpan
+from rlhf_coordinator.reports.trackers import metrics_jsonl, timeline_json
+from rlhf_coordinator.reports.trackers.timeline_json import TimelineSpan
 
 TIMELINE_PICTURE: Final = "timeline.png"
 REWARD_PICTURE: Final = "reward.png"
@@ -55,21 +55,21 @@ _MIGRATION_COLOUR: Final = "#d62bb8"
 _ORDER: Final = ("coordinator", "generation", "inference", "training")
 
 
-def draw(run_dir: Path) -> list[Path]:
-    """Draws what there is to draw; returns the pictures made. Raises OSError."""
+def draw_run(run_dir: Path) -> list[Path]:
+    """Draw what there is to draw; return the files made. Raises OSError."""
     drawn = []
-    source = run_dir / timeline.FILE
-    spans = [span for span in timeline.read_spans(source) if _drawn(span)] if source.is_file() else []
+    source = run_dir / timeline_json.FILE
+    spans = [span for span in timeline_json.read_spans(source) if _drawn(span)] if source.is_file() else []
     if spans:
         drawn.append(draw_timeline(spans, run_dir / TIMELINE_PICTURE))
-    lines = metrics.read_metrics(run_dir / metrics.FILE)
+    lines = metrics_jsonl.read_metrics(run_dir / metrics_jsonl.FILE)
     if any(line.get("reward") is not None for line in lines):
         drawn.append(draw_reward(lines, run_dir / REWARD_PICTURE))
     return drawn
 
 
 def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
-    """One row a worker, colours by kind of work, the last iterations of the run."""
+    """Draw one row per worker, colours by kind of work, the last iterations of the run; return the file."""
     spans, first = _last_iterations(spans)
     start = _begin(spans)
     end = max(span.start + span.seconds for span in spans)
@@ -93,12 +93,12 @@ def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
 
 
 def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float, end: float) -> set[str]:
-    """One row of bars a worker, from `start` on; returns the kinds that were drawn."""
+    """Draw one row of bars per worker, from `start` on; return the kinds that were drawn."""
     used = set()
     for legend, colour, _ in KINDS:
         for row, worker in enumerate(rows):
-            found = [s for s in spans if s.worker == worker and _kind(s.name) == legend and s.start + s.seconds > start]
-            bars = [(max(s.start, start) - start, s.start + s.seconds - max(s.start, start)) for s in found]
+            shown = [s for s in spans if s.worker == worker and _kind(s.name) == legend and s.start + s.seconds > start]
+            bars = [(max(s.start, start) - start, s.start + s.seconds - max(s.start, start)) for s in shown]
             if bars:
                 merged = _merge(sorted(bars), (end - start) * _MERGE_SHARE)
                 axes.broken_barh(merged, (row - 0.38, 0.76), facecolors=colour, linewidth=0)
@@ -107,7 +107,7 @@ def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], s
 
 
 def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float) -> int:
-    """An arrow a sample, from its source when it set off to its destination when it was there; how many."""
+    """Draw an arrow per sample, from its source when it left to its destination when it arrived; return how many."""
     drawn = [s for s in spans if s.name == MIGRATION and s.destination in rows and s.start >= start]
     for span in drawn:
         tail = (span.start - start, rows.index(span.worker))
@@ -118,7 +118,7 @@ def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[s
 
 
 def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:
-    """A line and a number where each iteration begins; no number where there is no room for one."""
+    """Draw a line and a number where each iteration begins; no number where it would cover the one before."""
     labelled = -1.0
     for iteration in range(first, max(span.iteration for span in spans) + 1):
         begins = [s.start for s in spans if s.iteration == iteration and s.worker != _ORDER[0] and s.start >= start]
@@ -133,7 +133,8 @@ def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, star
 
 
 def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Reward an iteration and its running mean; KL to the reference on the right, if there is one."""
+    """Draw the reward per iteration and its running mean, and KL to the reference on the right if there is one; return
+    the file."""
     shown = [line for line in lines if line.get("reward") is not None]
     steps = [line["iteration"] for line in shown]
     rewards = [float(line["reward"]) for line in shown]
@@ -150,7 +151,7 @@ def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
     if kl:
         right = axes.twinx()
         right.plot(*zip(*kl, strict=True), color="#e45756", linewidth=1.0, alpha=0.8)
-        right.set_ylabel("KL to the reference, nats a response", color="#e45756")
+        right.set_ylabel("KL to the reference, nats per response", color="#e45756")
         right.spines[["top"]].set_visible(False)
     return _save(figure, path)
 

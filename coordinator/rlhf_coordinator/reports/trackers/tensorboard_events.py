@@ -12,7 +12,9 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -21,26 +23,34 @@ if TYPE_CHECKING:
 FOLDER: Final = "tensorboard"
 
 
-class EventsFile:
-    """One event file of this process."""
+class TensorBoardEvents(Tracker):
+    """One event file of this process, made with the first iteration."""
 
-    def __init__(self, folder: Path, first_step: int) -> None:
-        self._folder = folder
-        self._first_step = first_step
+    def __init__(self, run_dir: Path, next_iteration: int) -> None:
+        self._folder = run_dir / FOLDER
+        self._next_step = self._first_step = next_iteration
         self._writer: RecordWriter | None = None
         threading.Thread(target=importlib.import_module, args=("tensorboard.summary.writer.record_writer",)).start()
 
-    def scalars(self, step: int, time_ns: int, values: Mapping[str, float]) -> None:
-        """Finite values under their names. Raises OSError."""
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Write the finite values under their names, unless the iteration is there already. Raises OSError."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        found = [
+        if iteration < self._next_step:
+            return
+        self._next_step = iteration + 1
+        values = [
             Summary.Value(tag=name, simple_value=value)
-            for name, value in sorted(values.items())
+            for name, value in sorted(metrics.items())
             if math.isfinite(value)
         ]
-        self._write(Event(wall_time=time_ns / 1e9, step=step, summary=Summary(value=found)))
+        self._write(Event(wall_time=time_ns / 1e9, step=iteration, summary=Summary(value=values)))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the file. Raises OSError."""
+        if self._writer is not None:
+            self._writer.close()
 
     def _write(self, event: "Event") -> None:
         if self._writer is None:
@@ -59,8 +69,3 @@ class EventsFile:
         start = SessionLog(status=SessionLog.START)
         writer.write(Event(wall_time=wall_time, step=self._first_step, session_log=start).SerializeToString())
         return writer
-
-    def close(self) -> None:
-        """Nothing may be written afterwards."""
-        if self._writer is not None:
-            self._writer.close()

@@ -1,19 +1,24 @@
 """A run folder's reports: readable while the run goes on, and right after any restart."""
 
-import contextlib
+import errno
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.reports.metrics import MetricsFile, read_metrics
-from rlhf_coordinator.reports.recorder import RunRecorder
-from rlhf_coordinator.reports.summary import summarise
-from rlhf_coordinator.reports.timeline import TimelineFile, read_spans
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl, read_metrics
+from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
+from rlhf_coordinator.reports.trackers.summary_json import summarise
+from rlhf_coordinator.reports.trackers.timeline_json import TimelineFile, read_spans
+from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 
 def span(worker: str, name: str, start: float, end: float, iteration: int = 0) -> pb.Span:
@@ -21,12 +26,12 @@ def span(worker: str, name: str, start: float, end: float, iteration: int = 0) -
 
 
 def test_a_run_leaves_every_report(tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path, 0, clock=iter(range(0, 10**12, 10**9)).__next__)
+    trackers = open_trackers(tmp_path, 0, clock=iter(range(0, 10**12, 10**9)).__next__)
     for iteration in range(20):
-        recorder.span(span("generation-0", "decode", iteration, iteration + 0.5, iteration))
-        recorder.iteration(iteration, {"reward": iteration / 20, "samples_per_second": 8.0, "actor/loss": math.nan})
-    recorder.event(5, "WorkerLost", "generation-0 was lost", worker="generation-0")
-    recorder.finish({"phase": "Complete", "restarts": {"generation-0": 1}, "reward_max": None})
+        trackers.span(span("generation-0", "decode", iteration, iteration + 0.5, iteration))
+        trackers.iteration(iteration, {"reward": iteration / 20, "samples_per_second": 8.0, "actor/loss": math.nan})
+    trackers.event(5, "WorkerLost", "generation-0 was lost", worker="generation-0")
+    trackers.finish({"phase": "Complete", "restarts": {"generation-0": 1}, "reward_max": None})
 
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == list(range(20))
@@ -44,16 +49,16 @@ def test_a_run_leaves_every_report(tmp_path: Path) -> None:
 
 
 def test_stragglers_after_the_end_are_left_out(tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path, 0)
-    recorder.finish({"phase": "Complete"})
-    recorder.span(span("generation-0", "decode", 1, 2))
-    recorder.event(5, "WorkerLost", "generation-0 hung up")
+    trackers = open_trackers(tmp_path, 0)
+    trackers.finish({"phase": "Complete"})
+    trackers.span(span("generation-0", "decode", 1, 2))
+    trackers.event(5, "WorkerLost", "generation-0 hung up")
     assert (tmp_path / "events.jsonl").read_text() == ""
     assert list(read_spans(tmp_path / "timeline.json")) == []
 
 
 def test_a_restart_forgets_what_will_be_done_again(tmp_path: Path) -> None:
-    first = RunRecorder(tmp_path, 0)
+    first = open_trackers(tmp_path, 0)
     for iteration in range(5):
         first.span(span("training-0", "train/actor/F", iteration, iteration + 1, iteration))
         first.iteration(iteration, {"reward": 1.0})
@@ -62,12 +67,12 @@ def test_a_restart_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     with (tmp_path / "timeline.json").open("ab") as file:
         file.write(b'{"ph":"X","na')
 
-    second = RunRecorder(tmp_path, 3)
+    second = open_trackers(tmp_path, 3)
     second.span(span("training-0", "train/actor/F", 3, 4, 3))
     for iteration in range(3, 6):
         second.iteration(iteration, {"reward": 2.0})
     second.finish({})
-    third = RunRecorder(tmp_path, 6)
+    third = open_trackers(tmp_path, 6)
     third.iteration(6, {"reward": 3.0})
     third.finish({})
 
@@ -85,10 +90,10 @@ def test_tensorboard_reads_each_step_once_after_a_restart(tmp_path: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, reward in ((0, 1.0), (2, 2.0)):
-        recorder = RunRecorder(tmp_path, first, clock=lambda first=first: int(1e9) * (1 + first))
+        trackers = open_trackers(tmp_path, first, clock=lambda first=first: int(1e9) * (1 + first))
         for iteration in range(first, first + 3):
-            recorder.iteration(iteration, {"reward": reward, "kl": math.inf})
-        recorder.finish({})
+            trackers.iteration(iteration, {"reward": reward, "kl": math.inf})
+        trackers.finish({})
     accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
     accumulator.Reload()
     assert accumulator.Tags()["scalars"] == ["reward"]
@@ -101,15 +106,15 @@ def test_metrics_survive_a_cut_at_any_byte(written: int, restart: int, cut: int)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        file = MetricsFile(path, 0)
+        file = MetricsJsonl(path.parent, 0)
         for iteration in range(written):
-            file.append(iteration, iteration, {"reward": 0.5})
-        file.close()
+            file.iteration(iteration, iteration, {"reward": 0.5})
+        file.finish({})
         path.write_bytes(path.read_bytes()[:cut])
         whole = path.read_bytes().count(b"\n")
-        again = MetricsFile(path, restart)
-        again.append(restart, 9, {"reward": 1.0})
-        again.close()
+        again = MetricsJsonl(path.parent, restart)
+        again.iteration(restart, 9, {"reward": 1.0})
+        again.finish({})
         found = [line["iteration"] for line in read_metrics(path)]
         assert found[-1] == restart
         assert found[:-1] == [i for i in range(written) if i < restart][: len(found) - 1]
@@ -135,18 +140,64 @@ def test_a_summary_of_nothing_and_of_one_iteration() -> None:
     assert (one["reward_first"], one["reward_last"], one["seconds"]) == (0.5, 0.5, 3.0)
 
 
-def test_metrics_that_cannot_be_written_are_the_callers_matter(tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path, 0)
-    with contextlib.suppress(OSError), Path("/dev/full").open("a") as full:
-        recorder._metrics._file = full
-        with pytest.raises(OSError, match="No space left"):
-            recorder.iteration(0, {"reward": 1.0})
+class OnAFullDisk(Tracker):
+    """Writes nothing."""
+
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Counting(Tracker):
+    """Counts what it is given."""
+
+    iterations = events = 0
+
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        self.iterations += 1
+
+    def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
+        self.events += 1
+
+
+def test_an_iteration_that_a_required_tracker_cannot_record_fails_the_job(tmp_path: Path) -> None:
+    trackers = RunTrackers(tmp_path, {"metrics.jsonl": OnAFullDisk()}, required=["metrics.jsonl"])
+    with pytest.raises(JobError) as error:
+        trackers.iteration(0, {"reward": 1.0})
+    assert (error.value.failure.reason, error.value.failure.exit_code) == ("StorageFull", ExitCode.STORAGE)
+    trackers.finish({})
+
+
+def test_a_view_that_cannot_be_written_is_given_up_once_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting = Counting()
+    trackers = RunTrackers(tmp_path, {"full": OnAFullDisk(), "counting": counting})
+    for iteration in range(3):
+        trackers.iteration(iteration, {})
+        trackers.event(iteration, "worker-lost", "generation-0 is lost")
+    assert (counting.iterations, counting.events) == (3, 3)
+    assert caplog.text.count("full is not written from now on") == 1
+
+
+def test_a_required_tracker_that_cannot_be_opened_fails_the_job_and_a_view_does_not(tmp_path: Path) -> None:
+    (tmp_path / "timeline.json").mkdir()
+    open_trackers(tmp_path, 0).finish({})
+    (tmp_path / "events.jsonl").unlink()
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(JobError, match=r"events\.jsonl cannot be written"):
+        open_trackers(tmp_path, 0)
 
 
 def test_an_iteration_given_again_is_recorded_once(tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path, 0)
-    recorder.iteration(0, {"reward": 1.0})
-    again = RunRecorder(tmp_path, 1)
+    trackers = open_trackers(tmp_path, 0)
+    trackers.iteration(0, {"reward": 1.0})
+    again = open_trackers(tmp_path, 1)
     again.iteration(0, {"reward": 1.0})
     again.iteration(1, {"reward": 2.0})
     again.finish({})

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object an iteration, in order, each iteration once.
+"""metrics.jsonl: one JSON object per iteration, in order, each iteration once.
 
 Rule: a line is appended and flushed in one write. A process that dies leaves at most one torn line, which the next one
 drops, together with lines of iterations that will be done again. Numbers that JSON lacks (NaN, infinity) become null.
@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_coordinator.reports.trackers.tracker import Tracker
+
 FILE: Final = "metrics.jsonl"
 
-Line = dict[str, Any]
+MetricsLine = dict[str, Any]
 
 
-def read_metrics(path: Path) -> list[Line]:
-    """Whole lines of the file, in order; a torn last line is left out. Empty when there is no file."""
+def read_metrics(path: Path) -> list[MetricsLine]:
+    """Return the whole lines of the file, in order; a torn last line is left out. Empty when there is no file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -33,11 +35,12 @@ def read_metrics(path: Path) -> list[Line]:
     return lines
 
 
-class MetricsFile:
+class MetricsJsonl(Tracker):
     """The file, open for appending."""
 
-    def __init__(self, path: Path, next_iteration: int) -> None:
-        """Keeps lines before `next_iteration` only. Raises OSError."""
+    def __init__(self, run_dir: Path, next_iteration: int) -> None:
+        """Keep lines before `next_iteration` only. Raises OSError."""
+        path = run_dir / FILE
         kept = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
         partial = path.with_suffix(".tmp")
         with partial.open("w", encoding="utf-8") as file:
@@ -48,19 +51,15 @@ class MetricsFile:
         self._last = max((line["iteration"] for line in kept), default=-1)
         self._file = path.open("a", encoding="utf-8")
 
-    def append(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> bool:
-        """One line; False when the iteration is there already (a restarted coordinator gives its last one again).
-
-        Raises OSError (disk full).
-        """
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Append one line, unless the iteration is there already. Raises OSError (disk full)."""
         if iteration <= self._last:
-            return False
+            return
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"iteration": iteration, "time_ns": time_ns, **numbers}) + "\n")
         self._file.flush()
         self._last = iteration
-        return True
 
-    def close(self) -> None:
-        """Nothing may be appended afterwards."""
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the file. Raises OSError."""
         self._file.close()

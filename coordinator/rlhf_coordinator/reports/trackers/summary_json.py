@@ -1,4 +1,7 @@
-"""summary.json: a run in a dozen numbers. Pure, but for the one atomic write."""
+"""summary.json: a run in a dozen numbers, written once, when it is over.
+
+Rule: the file is written whole or not at all. What the coordinator knows itself overrides what the metric lines say.
+"""
 
 import json
 import math
@@ -7,13 +10,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_coordinator.reports.trackers.metrics_jsonl import FILE as METRICS_FILE
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+from rlhf_coordinator.reports.trackers.tracker import Tracker
+
 FILE: Final = "summary.json"
 TENTH: Final = 10
 """reward_first and reward_last are means over this part of the iterations: single iterations are noisy."""
 
 
+class SummaryJson(Tracker):
+    """Writes the summary of what metrics.jsonl holds, which is complete before it."""
+
+    def __init__(self, run_dir: Path, next_iteration: int) -> None:
+        """Nothing is written before the end."""
+        self._run_dir = run_dir
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the file. Raises OSError."""
+        write_summary(self._run_dir, summarise(read_metrics(self._run_dir / METRICS_FILE), summary))
+
+
 def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of the metric lines, overridden by what the coordinator knows itself.
+    """Return the numbers of the metric lines, overridden by what the coordinator knows itself (`given`).
 
     `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent.
     """
@@ -32,7 +51,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> d
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Atomically. Raises OSError."""
+    """Write summary.json atomically. Raises OSError."""
     partial = folder / f".{FILE}.tmp"
     with partial.open("w", encoding="utf-8") as file:
         json.dump(summary, file, indent=2)

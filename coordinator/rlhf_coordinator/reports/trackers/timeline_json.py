@@ -1,6 +1,6 @@
 """timeline.json: what every worker did when, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
 
-The array form of the format, one event a line, whose closing bracket may be missing while a run goes on. Groups are
+The array form of the format, one event per line, whose closing bracket may be missing while a run goes on. Groups are
 processes of the trace, workers their threads, so every worker has one row.
 Rule: appending only; a restarted coordinator cuts a torn last line and goes on. Past MAX_BYTES the file becomes
 timeline-previous.json and a new one begins, so that a run of weeks cannot fill the disk.
@@ -8,17 +8,22 @@ timeline-previous.json and a new one begins, so that a run of weeks cannot fill 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
+from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "timeline.json"
 PREVIOUS: Final = "timeline-previous.json"
 MAX_BYTES: Final = 256 * 1024 * 1024
 """About what Perfetto opens in a browser without trouble."""
+FLUSH_SECONDS: Final = 1.0
+"""A live reader sees spans after this long; flushing each would cost a system call per span."""
 _OPENING: Final = b"[\n"
 _CLOSING: Final = b'{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"end"}}\n]\n'
 _GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
@@ -38,6 +43,38 @@ class TimelineSpan:
     """Of a sample that migrated: the worker it went to."""
 
 
+class TimelineJson(Tracker):
+    """The timeline of a run folder. A live reader sees an iteration at once and spans after FLUSH_SECONDS."""
+
+    def __init__(self, run_dir: Path, next_iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`next_iteration` does not matter here: what was done is drawn as often as it was done. Raises OSError."""
+        self._file = TimelineFile(run_dir / FILE)
+        self._clock = clock
+        self._flushed = 0.0
+
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Show what was written so far. Raises OSError."""
+        self._flush()
+
+    def span(self, span: pb.Span) -> None:
+        """Write a span. Raises OSError."""
+        self._file.span(span.worker, span.name, span.start_ns, span.end_ns, span.iteration, dict(span.attributes))
+        if self._clock() - self._flushed > FLUSH_SECONDS:
+            self._flush()
+
+    def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
+        """Write an event across all rows. Raises OSError."""
+        self._file.instant(time_ns, kind, {"message": message, **attributes})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Complete the file. Raises OSError."""
+        self._file.close()
+
+    def _flush(self) -> None:
+        self._flushed = self._clock()
+        self._file.flush()
+
+
 class TimelineFile:
     """The file, open for appending; `flush` decides when a reader sees what was written."""
 
@@ -51,7 +88,7 @@ class TimelineFile:
     def span(
         self, worker: str, name: str, start_ns: int, end_ns: int, iteration: int, attributes: Mapping[str, str]
     ) -> None:
-        """Something that took time."""
+        """Write something that took time."""
         self._write(
             {
                 "ph": "X",
@@ -65,13 +102,13 @@ class TimelineFile:
         )
 
     def instant(self, time_ns: int, name: str, attributes: Mapping[str, Any]) -> None:
-        """Something that happened, drawn across all rows."""
+        """Write something that happened, drawn across all rows."""
         coordinator = self._row(Group.COORDINATOR.value)
         event = {"ph": "i", "s": "g", "name": name, **coordinator, "ts": time_ns / 1000, "args": dict(attributes)}
         self._write(event)
 
     def flush(self) -> None:
-        """Makes what was written visible; begins a new file when this one is full."""
+        """Make what was written visible; begin a new file when this one is full."""
         self._file.flush()
         if self._file.tell() > self._max_bytes:
             self.close()
@@ -81,7 +118,7 @@ class TimelineFile:
             self._file = self._path.open("ab")
 
     def close(self) -> None:
-        """Completes the file: from now on it is plain JSON."""
+        """Complete the file: from now on it is plain JSON."""
         self._file.write(_CLOSING)
         self._file.close()
 
@@ -100,7 +137,7 @@ class TimelineFile:
 
 
 def _mend(path: Path) -> None:
-    """Makes a file that events can be appended to: without closing bracket and without a torn line."""
+    """Make a file that events can be appended to: without closing bracket and without a torn line."""
     if not path.exists() or path.stat().st_size < len(_OPENING):
         path.write_bytes(_OPENING)
         return
@@ -115,7 +152,7 @@ def _mend(path: Path) -> None:
 
 
 def read_spans(path: Path) -> Iterator[TimelineSpan]:
-    """Spans of a timeline file, complete or not, in the order written; workers by their row names."""
+    """Yield the spans of a timeline file, complete or not, in the order written; workers by their row names."""
     rows: dict[tuple[int, int], str] = {}
     with path.open("rb") as file:
         for line in file:

@@ -1,0 +1,151 @@
+"""How a coordinator comes back from its journal, in order. A first start takes the same steps with an empty journal.
+
+  open_run          1. the journal's lock, so that no other coordinator of this job writes it
+                    2. the prompts, as they were tokenized when the journal was begun
+  restore_run       3. the position: journal and checkpoints say which iteration is in progress and what of it is done
+                       (`storage.restore`); the number of this process is durable from here on
+                    4. the trackers, which go on after the last closed iteration
+                    5. the job's parts, made of all that
+                       -- the service is up from here on, and workers may register
+  resume_iteration  6. the costs and response lengths that earlier iterations taught (`fusion.learning`)
+                    7. the iteration in progress goes on after its last whole record, or the next one begins
+
+Rule: until step 3 nothing is written but files that a further start reads or replaces. When the process dies in here,
+the next one takes the same steps.
+"""
+
+import itertools
+import logging
+import time
+from pathlib import Path
+from typing import Final
+
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_coordinator.fusion import fusion_planning, learning
+from rlhf_coordinator.job.iteration_times import IterationTimes
+from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
+from rlhf_coordinator.job.sessions import Sessions
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
+from rlhf_coordinator.scheduling.schedule import candidates, question
+from rlhf_coordinator.state.fleet import Fleet
+from rlhf_coordinator.state.fusion_state import fusion_state
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.storage import checkpoint
+from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.journal_lock import hold
+from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
+from rlhf_coordinator.storage.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
+from rlhf_coordinator.storage.restore import Restored, restore
+
+log = logging.getLogger("coordinator")
+
+COMMANDS_PER_COORDINATOR: Final = 1 << 32
+"""Command ids of a coordinator start at its epoch times this, so an answer to an earlier one's is never mistaken."""
+
+
+def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
+    """Take steps 1 to 5 in a run folder; return the job's parts and what was restored. Raises JobError.
+
+    `resume`: a fresh journal may go on from checkpoints that are there already.
+    """
+    journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
+    digest = prompts_digest(context.spec)
+    prompts = read_prompt_set(context, journal, digest)
+    run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume)
+    if context.spec.checkpoints is not None:
+        checkpoint.remove_leftovers(Path(context.spec.checkpoints.path))
+    return run, restored
+
+
+def restore_run(
+    context: JobContext,
+    journal: Journal,
+    prompts: PromptSet,
+    prompts_sha256: str,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    trackers: RunTrackers | None = None,
+) -> tuple[JobRun, Restored]:
+    """Take steps 3 to 5; `trackers` instead of those of the run folder. Raises JobError."""
+    restored = restore(context, journal, prompts_sha256, time.time_ns(), resume=resume)
+    for warning in restored.warnings:
+        log.warning(warning)
+    closed = restored.last_closed
+    trackers = trackers or open_trackers(run_dir, closed[0] if closed else restored.ledger.iteration)
+    if closed:  # the process before may have died between journal and trackers
+        trackers.iteration(*closed)
+    return _job_run(context, restored, journal, prompts, trackers), restored
+
+
+def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
+    """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
+    learning.restore_learned(run, restored.inter_stage)
+    if restored.begun_ns is None:
+        actions.begin_iteration(restored.ledger.iteration)
+    else:
+        run.journal.resume(restored.ledger.iteration)
+        fusion_planning.begin_iteration(run)
+    log.info("job %s: iteration %d, start %d", run.context.job.name, run.state.iteration, run.coordinator_epoch)
+
+
+def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> PromptSet:
+    """Return the prompts of a job, tokenized when its journal was begun, or now. Raises JobError."""
+    spec = context.spec
+    per_prompt = samples_per_prompt(spec)
+    prompts = tokenized_before(journal, digest)
+    if prompts is None:
+        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
+        prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+        keep_tokenized(journal, digest, prompts)
+    return PromptSet(
+        prompts,
+        seed=spec.seed,
+        shuffle=spec.prompts.shuffle,
+        per_iteration=spec.rollout.batch_size // per_prompt,
+        samples_per_prompt=per_prompt,
+    )
+
+
+def _job_run(
+    context: JobContext, restored: Restored, journal: Journal, prompts: PromptSet, trackers: RunTrackers
+) -> JobRun:
+    """Make the parts of the job. Moments that were written by the clock of the world become moments of this process."""
+    now, now_ns = time.monotonic(), time.time_ns()
+    begun_ns = now_ns if restored.begun_ns is None else restored.begun_ns
+    return JobRun(
+        context=context,
+        state=_state(context, restored, prompts, now, now_ns),
+        journal=journal,
+        prompts=prompts,
+        trackers=trackers,
+        sessions=Sessions(),
+        times=IterationTimes(now - max(0.0, (now_ns - begun_ns) / 1e9), phase_start=now),
+        coordinator_epoch=restored.coordinator_epoch,
+        started_ns=restored.started_ns,
+        rewards=restored.rewards,
+        training_metrics=restored.training_metrics,
+        last_metrics=restored.last_closed[1] if restored.last_closed else {},
+        command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),
+    )
+
+
+def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: float, now_ns: int) -> JobState:
+    state = JobState(
+        Fleet(context.spec, now),
+        restored.ledger,
+        fusion_state(context.spec),
+        trained=restored.trained,
+        checkpoint=restored.checkpoint,
+        iteration_totals=restored.iteration_totals,
+    )
+    load_iteration_prompts(state, prompts)
+    if restored.schedule.get("question") == question(context.spec, context.schedule):
+        state.schedule.take(restored.schedule)
+    elif candidates(context.spec):
+        state.schedule.stage = "stages"
+    deadline = context.spec.run_policy.active_deadline_seconds
+    if deadline is not None:
+        state.deadline = now + deadline - (now_ns - restored.started_ns) / 1e9
+    return state

@@ -1,0 +1,30 @@
+"""events.jsonl: what happened besides iterations (workers lost, checkpoints, retries), one JSON object per line.
+
+Rule: a line is appended and flushed in one write; a restart goes on at the end.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_coordinator.reports.trackers.tracker import Tracker
+
+FILE: Final = "events.jsonl"
+
+
+class EventsLog(Tracker):
+    """The file, open for appending."""
+
+    def __init__(self, run_dir: Path, next_iteration: int) -> None:
+        """`next_iteration` does not matter here: what happened stays. Raises OSError."""
+        self._file = (run_dir / FILE).open("a", encoding="utf-8")
+
+    def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
+        """Append one line. Raises OSError."""
+        self._file.write(json.dumps({"time_ns": time_ns, "kind": kind, "message": message, **attributes}) + "\n")
+        self._file.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the file. Raises OSError."""
+        self._file.close()

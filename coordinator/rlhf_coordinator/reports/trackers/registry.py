@@ -1,0 +1,40 @@
+"""Every tracker that a run has, by the name of what it writes in the run folder.
+
+To add one: a module beside this one, and a line here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from rlhf_coordinator.reports.trackers.events_log import EventsLog
+from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
+from rlhf_coordinator.reports.trackers.summary_json import SummaryJson
+from rlhf_coordinator.reports.trackers.tensorboard_events import TensorBoardEvents
+from rlhf_coordinator.reports.trackers.timeline_json import TimelineJson
+from rlhf_coordinator.reports.trackers.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class TrackerKind:
+    """How a tracker is opened, and what its failure means."""
+
+    open: Callable[[Path, int], Tracker]
+    """Of (run folder, first iteration that this process will record). Raises OSError."""
+    required: bool = False
+    """The record of the run: a job that cannot open it, or cannot record an iteration, fails. Other trackers are views:
+    they are given up with one log line."""
+
+
+TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
+    {
+        "metrics.jsonl": TrackerKind(MetricsJsonl, required=True),
+        "events.jsonl": TrackerKind(EventsLog, required=True),
+        "tensorboard": TrackerKind(TensorBoardEvents),
+        "timeline.json": TrackerKind(TimelineJson),
+        "summary.json": TrackerKind(SummaryJson, required=True),
+    }
+)
+"""Name -> tracker; they are given everything in this order."""

@@ -1,0 +1,28 @@
+"""What a tracker is: somewhere that the metrics, spans and events of a run go.
+
+Rule: a tracker is never needed to go on, the journal is; it must be quick, as the coordinator's loop waits for it. It
+belongs to one process: a restart opens it anew with the first iteration that this process will record. It raises an
+OSError when it cannot write; `RunTrackers` says what follows.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rlhf_api import control_pb2 as pb
+
+
+class Tracker(Protocol):
+    """One kind of report. What a kind does not keep it inherits: nothing is done."""
+
+    def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Record a finished iteration; one that it has is given again after a restart, and must not be there twice."""
+
+    def span(self, span: pb.Span) -> None:
+        """Record something that took time."""
+
+    def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
+        """Record something that happened: a worker lost, a checkpoint made, a score retried."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Complete what was written: the run is over, and nothing comes afterwards. `summary`: facts about the whole
+        run by name."""
