@@ -108,11 +108,12 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         rate = min(FASTEST_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
         last = pb.JobStatus()
         while True:
+            over = self._run.outcome is not None  # asked first: the job may end while a status is being sent
             status = job_status(self._run)
             if status != last:
                 yield status
                 last = status
-            if self._run.outcome is not None:
+            if over:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1 / rate):
