@@ -21,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support import models
+from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import (
     ThreadPeers,
     exhaust,
@@ -30,7 +31,7 @@ from tests.support.training_ranks import (
     serial,
     trainer_of,
 )
-from tests.unit.workers.training.test_training_role import Outbox, finish, train
+from tests.support.training_roles import finish, train
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import control_pb2_grpc
@@ -70,13 +71,13 @@ def rank_main(folder: Path, rank: int) -> None:
     )
     role = build(job, pb.Command(id=1, become_training=become), torch.device("cpu"), None)
     for iteration in range(ITERATIONS):
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role.handle(train(iteration), outbox)
         finish(role, outbox)
         metrics = dict(outbox.answers[0].train.metrics)
         for timing in ("train/seconds", "step_seconds", "bubble_seconds"):
             del metrics[timing]
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(pb.Command(id=9, save_checkpoint=pb.SaveCheckpoint(folder=str(folder / "saved"))), outbox)
     served = {f"{m}:{name}": value for m in ("actor", "critic") for name, value in role.tensors(m, ITERATIONS)}
     save_file({name: value.contiguous() for name, value in served.items()}, folder / f"served-{rank}.safetensors")
@@ -84,7 +85,7 @@ def rank_main(folder: Path, rank: int) -> None:
     (folder / f"report-{rank}.tmp").write_text(json.dumps({"metrics": metrics, "files": files}))
     (folder / f"report-{rank}.tmp").rename(folder / f"report-{rank}.json")
     for iteration in range(ITERATIONS, 100_000):
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role.handle(train(iteration), outbox)
         finish(role, outbox)
 

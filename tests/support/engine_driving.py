@@ -1,6 +1,6 @@
 """Requests for tests, and running an engine until it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +8,9 @@ from tests.support.models import SPECIAL, VOCABULARY
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
+
+MakeEngine = Callable[..., TorchEngine]
+"""Builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
 
 
 def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[SampleRequest]:

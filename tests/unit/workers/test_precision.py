@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support import models
-from tests.support.training_ranks import CPU, make_job, serial, trainer_of
-from tests.unit.workers.training.test_training_iterations import Alone
+from tests.support.training_ranks import CPU, Alone, make_job, serial, trainer_of
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.engine_driving import MakeEngine
 from tests.support.models import write_policy
 
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
-
-MakeEngine = Callable[..., TorchEngine]
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from tests.support.engine_driving import finish, requests, same_bits
-from tests.unit.workers.generation.conftest import MakeEngine
+from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
 
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits
 from rlhf_workers.generation.torch_engine import decode_costs

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.support.engine_driving import MakeEngine
 from tests.support.models import build_config, write_policy
-from tests.unit.workers.generation.conftest import MakeEngine
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import finish, requests
-from tests.unit.workers.generation.conftest import MakeEngine
+from tests.support.engine_driving import MakeEngine, finish, requests
 
 from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import WorkError

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.engine_driving import finish, requests, same_bits
+from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
 from tests.support.models import ARCHITECTURES
-from tests.unit.workers.generation.conftest import MakeEngine
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError

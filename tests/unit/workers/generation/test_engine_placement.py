@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.engine_driving import finish, requests, resumed, same_bits
-from tests.unit.workers.generation.conftest import MakeEngine
+from tests.support.engine_driving import MakeEngine, finish, requests, resumed, same_bits
 
 from rlhf_api.samples import ResponsePart, SampleRequest, VersionSpan
 from rlhf_workers.generation.torch_engine.engine import TorchEngine

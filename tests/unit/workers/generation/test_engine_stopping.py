@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.engine_driving import finish, requests, resumed
+from tests.support.engine_driving import MakeEngine, finish, requests, resumed
 from tests.support.models import VOCABULARY
-from tests.unit.workers.generation.conftest import MakeEngine
 
 from rlhf_api.samples import ResponsePart, VersionSpan
 from rlhf_workers.generation.torch_engine.stopping import StopRule

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import finish, requests
+from tests.support.engine_driving import MakeEngine, finish, requests
 from tests.support.models import ARCHITECTURES
-from tests.unit.workers.generation.conftest import MakeEngine
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

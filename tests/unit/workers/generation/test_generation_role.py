@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import requests
-from tests.unit.workers.generation.conftest import MakeEngine
+from tests.support.engine_driving import MakeEngine, requests
+from tests.support.outbox import RecordedOutbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
@@ -17,38 +17,6 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.generation_role import GenerationRole, build
 
 STEP_NS = 30_000_000
-
-
-class Outbox:
-    """Keeps what a role says, in order."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, Any]] = []
-        self.tokens = 0
-
-    def progress(self, message: pb.SampleProgress) -> None:
-        self.said.append(("progress", message))
-
-    def finished(self, message: pb.FinishedSample) -> None:
-        self.said.append(("finished", message))
-
-    def scored(self, message: pb.ScoredSample) -> None:
-        raise AssertionError("generation does not score")
-
-    def done(self, message: pb.CommandDone) -> None:
-        self.said.append(("done", message))
-
-    def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
-        self.said.append(("span", (name, start_ns, end_ns, iteration, attributes)))
-
-    def observe(self, observation: pb.Observation) -> None:
-        self.said.append((str(observation.WhichOneof("work")), observation))
-
-    def count(self, tokens: int) -> None:
-        self.tokens += tokens
-
-    def of(self, kind: str) -> list[Any]:
-        return [message for said, message in self.said if said == kind]
 
 
 class Clock:
@@ -80,7 +48,7 @@ def generate(count: int, *, identifier: int = 1, iteration: int = 0, response: i
     return pb.Command(id=identifier, generate=pb.Generate(samples=samples))
 
 
-def run(role: GenerationRole, outbox: Outbox) -> None:
+def run(role: GenerationRole, outbox: RecordedOutbox) -> None:
     while role.step(outbox):
         pass
 
@@ -88,7 +56,7 @@ def run(role: GenerationRole, outbox: Outbox) -> None:
 def test_samples_come_back_whole_with_text_and_progress_adds_up(
     role: GenerationRole, load: Callable[[str], tuple[Any, Any]]
 ) -> None:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(generate(6), outbox)
     assert [done.command_id for done in outbox.of("done")] == [1]
     assert role.active() == 6
@@ -110,7 +78,7 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
 
 
 def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(generate(4), outbox)
     run(role, outbox)
     spans = outbox.of("span")
@@ -131,7 +99,7 @@ def test_observations_say_what_building_caches_from_tokens_took(
     deterministic: bool, make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
 ) -> None:
     role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=Clock())
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     for _ in range(7):
         role.step(outbox)
@@ -157,7 +125,7 @@ def test_observations_say_what_building_caches_from_tokens_took(
 def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_reported_again(
     role: GenerationRole,
 ) -> None:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(generate(6), outbox)
     for _ in range(7):
         role.step(outbox)
@@ -174,8 +142,8 @@ def test_withdrawn_and_given_back_samples_carry_all_their_tokens_and_are_not_rep
 
 
 def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None:
-    outbox = Outbox()
-    whole = Outbox()
+    outbox = RecordedOutbox()
+    whole = RecordedOutbox()
     role.handle(generate(1), whole)
     run(role, whole)
     tokens = unpack(whole.of("finished")[0].tokens)
@@ -191,7 +159,7 @@ def test_a_resumed_sample_goes_on_after_its_tokens(role: GenerationRole) -> None
 
 
 def test_a_wrong_sample_fails_the_command_with_its_field(role: GenerationRole) -> None:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     with pytest.raises(WorkError, match="asked for 1000 response tokens") as raised:
         role.handle(generate(3, response=1000), outbox)
     assert raised.value.failure.field == "spec.rollout.maxResponseTokens"
@@ -212,7 +180,7 @@ def test_weights_are_fetched_and_loaded_whole(
         return state
 
     role = GenerationRole(make_engine(), load("llama")[1], tmp_path, fetch=fetch)
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     command = pb.LoadWeights(model="actor", version=4, sources=[pb.WeightLocation(address="10.0.0.7:7710")])
     role.handle(pb.Command(id=9, load_weights=command), outbox)
     assert asked == [("actor", 4, ["10.0.0.7:7710"], tmp_path)]
@@ -245,7 +213,7 @@ def job(folder: Path, **generation: Any) -> RLHFJob:
 def test_build_makes_a_role_that_decodes(policy: Callable[[str], Path]) -> None:
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
     role = build(job(policy("llama")), command, torch.device("cpu"), None)
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     run(role, outbox)
     assert len(outbox.of("finished")) == 2
@@ -270,7 +238,7 @@ def test_build_refuses_what_the_engine_does_not_have(
 
 
 def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -> None:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(pb.Command(id=4, measure=pb.Measure(measurement_id=7, role="generation")), outbox)
     assert not outbox.said
     run(role, outbox)
@@ -283,7 +251,7 @@ def test_measuring_answers_with_the_costs_of_this_engine(role: GenerationRole) -
 
 
 def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role: GenerationRole) -> None:
-    whole, outbox = Outbox(), Outbox()
+    whole, outbox = RecordedOutbox(), RecordedOutbox()
     role.handle(generate(2), whole)
     run(role, whole)
     offload = pb.Command(id=8, offload=pb.Offload(role="generation"))

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.engine_driving import finish, requests
-from tests.unit.workers.generation.conftest import MakeEngine
-from tests.unit.workers.generation.test_generation_role import Outbox
+from tests.support.engine_driving import MakeEngine, finish, requests
+from tests.support.outbox import RecordedOutbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import unpack
@@ -59,13 +58,13 @@ def endless(engine: TorchEngine) -> TorchEngine:
     return engine
 
 
-def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[OutgoingMigrations, Outbox]:
+def begin(engine: TorchEngine, count: int, *, moves: int = 1) -> tuple[OutgoingMigrations, RecordedOutbox]:
     """`count` samples a few steps in, the first `moves` of them told to move."""
     samples = requests(count, seed=4, response=90)
     engine.submit(samples)
     for _ in range(3):
         engine.step()
-    migrations, outbox = OutgoingMigrations(engine, None), Outbox()
+    migrations, outbox = OutgoingMigrations(engine, None), RecordedOutbox()
     keys = [pb.MigrateSample(key=key_message(sample.key), new_attempt=5) for sample in samples[:moves]]
     migrations.begin(7, pb.Migrate(destination="127.0.0.1:1", samples=keys, timeout_seconds=60), outbox)
     return migrations, outbox

@@ -16,9 +16,9 @@ from tests.support.fused_ranks import (
     fused_table,
     train,
 )
-from tests.support.training_ranks import ThreadPeers, on_ranks, serial, trainer_of
-from tests.unit.workers.training.test_training_iterations import finish_folder
-from tests.unit.workers.training.test_training_role import Outbox, finish, role_of
+from tests.support.outbox import RecordedOutbox
+from tests.support.training_ranks import ThreadPeers, finish_folder, on_ranks, serial, trainer_of
+from tests.support.training_roles import finish, role_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api import control_pb2 as pb
@@ -93,7 +93,7 @@ def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob
     }
 
     def work(rank: int, peers: ThreadPeers) -> str:
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, table=serial_table(fused.pipelines), **changes)
         role.handle(pb.Command(id=1, measure=pb.Measure(measurement_id=3)), outbox)
         finish(role, outbox)

@@ -10,8 +10,9 @@ import huggingface_hub.constants
 import pytest
 import torch
 from tests.support import models
+from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadPeers, make_job, serial
-from tests.unit.workers.training.test_training_role import Batches, Outbox
+from tests.support.training_roles import MadeBatches
 from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_api import control_pb2 as pb
@@ -54,11 +55,11 @@ def rank_of(job: RLHFJob, become: pb.BecomeTraining) -> TrainingRole:
     peers = ThreadPeers.__new__(ThreadPeers)
     trainer = build_trainer(job, become, torch.device("cpu"), lambda layout: peers, spans)
     files = read_source_files(job, trainer.layout, become.checkpoint)
-    return TrainingRole(job, trainer, Batches(), become.version, spans, source_files=files)
+    return TrainingRole(job, trainer, MadeBatches(), become.version, spans, source_files=files)
 
 
 def save(role: TrainingRole, folder: Path) -> list[pb.CheckpointFile]:
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(pb.Command(id=1, save_checkpoint=pb.SaveCheckpoint(folder=str(folder), iteration=0)), outbox)
     assert not outbox.answers[0].HasField("failure")
     return list(outbox.answers[0].checkpoint.files)
@@ -112,7 +113,7 @@ def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
 ) -> None:
     job, become, path, folder = first_checkpoint(tmp_path)
     trainer = rank_of(job, become)._trainer
-    files = save(TrainingRole(job, trainer, Batches(), 0, SpanBuffer()), folder)
+    files = save(TrainingRole(job, trainer, MadeBatches(), 0, SpanBuffer()), folder)
 
     use_cache(monkeypatch, tmp_path / "coordinator")
     with pytest.raises(JobError, match="use the worker image of the coordinator's version, or put the model") as raised:

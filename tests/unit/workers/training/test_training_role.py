@@ -1,55 +1,20 @@
 """The training role as the agent meets it: commands, versions, weights it serves, what it does when a peer is lost."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from tests.support import models
-from tests.support.training_ranks import ThreadPeers, make_job, make_samples, on_ranks, serial, trainer_of
+from tests.support.outbox import RecordedOutbox
+from tests.support.training_ranks import ThreadPeers, make_samples, on_ranks
+from tests.support.training_roles import finish, role_of, train
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.peers import PeerLostError
 from rlhf_workers.training.stages import read_config
 from rlhf_workers.training.tensor_file import model_tensors
-from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
-
-
-class Outbox:
-    """Keeps what a role says."""
-
-    def __init__(self) -> None:
-        self.answers: list[pb.CommandDone] = []
-        self.spans: list[str] = []
-        self.onloads = 0
-        self.tokens = 0
-
-    def done(self, message: pb.CommandDone) -> None:
-        self.answers.append(message)
-
-    def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
-        assert start_ns <= end_ns
-        self.spans.append(name)
-
-    def observe(self, observation: pb.Observation) -> None:
-        assert observation.start_ns <= observation.end_ns
-        self.onloads += observation.HasField("onload")
-
-    def count(self, tokens: int) -> None:
-        self.tokens += tokens
-
-
-class Batches:
-    """A batch source with one batch an iteration."""
-
-    def fetch(self, iteration: int) -> list[pb.TrainSample]:
-        return make_samples(seed=iteration)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -57,33 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.write_policy(tmp_path_factory.mktemp("models") / "qwen2", "qwen2", seed=1)
 
 
-def role_of(
-    folder: Path,
-    peers: ThreadPeers,
-    rank: int = 0,
-    leave: Callable[[int], None] = lambda code: None,
-    table: ScheduleTable | None = None,
-    **spec: Any,
-) -> TrainingRole:
-    job = make_job(folder, folder, **spec)
-    trainer = trainer_of(job, table or serial(job, 2, 1), rank, 2, peers)
-    spans = SpanBuffer()
-    trainer._span = spans
-    return TrainingRole(job, trainer, Batches(), 0, spans, leave)
-
-
-def finish(role: TrainingRole, outbox: Outbox) -> None:
-    while not outbox.answers or role._running is not None:
-        role.step(outbox)
-
-
-def train(iteration: int, number: int = 1) -> pb.Command:
-    return pb.Command(id=number, train=pb.Train(iteration=iteration))
-
-
 def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> dict[str, torch.Tensor]:
-        role, outbox = role_of(folder, peers, rank), Outbox()
+        role, outbox = role_of(folder, peers, rank), RecordedOutbox()
         for iteration in range(2):
             outbox.answers.clear()
             role.handle(train(iteration), outbox)
@@ -99,7 +40,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
         # What sleeps is served to peers and saved all the same.
         served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
         moments = next(iter(role._trainer.optimizers.values())).state()
-        assert outbox.spans.count("onload/training") == outbox.onloads == int(sleeping)
+        assert outbox.spans.count("onload/training") == len(outbox.of("onload")) == int(sleeping)
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
     sleeping = False
@@ -112,7 +53,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
 
 def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> None:
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4, "epochs": 2}})
         role.handle(train(0), outbox)
         steps = 0
@@ -138,7 +79,7 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
 
 def test_the_ranks_together_serve_the_whole_model_under_its_own_names(folder: Path, tmp_path: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> dict[str, dict[str, torch.Tensor]]:
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role = role_of(folder, peers, rank)
         role.handle(train(0), outbox)
         with pytest.raises(WorkError, match="actor version 0 was asked for; this rank trains version 1"):
@@ -164,7 +105,7 @@ def test_the_ranks_together_serve_the_whole_model_under_its_own_names(folder: Pa
 def test_a_rank_that_trains_does_not_checkpoint(folder: Path, tmp_path: Path) -> None:
     role = role_of(folder, ThreadPeers.__new__(ThreadPeers))
     save = pb.Command(id=2, save_checkpoint=pb.SaveCheckpoint(folder=str(tmp_path), iteration=0))
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(save, outbox)
     assert {file.path for file in outbox.answers[0].checkpoint.files} == {
         "actor/model-stage-00000.safetensors",
@@ -187,7 +128,7 @@ def test_a_lost_peer_ends_the_process_with_the_code_that_asks_for_a_restart(fold
 
     left: list[int] = []
     role = role_of(folder, Gone(), leave=left.append)
-    outbox = Outbox()
+    outbox = RecordedOutbox()
     role.handle(train(0), outbox)
     role.step(outbox)
     assert left == [75]
@@ -198,7 +139,7 @@ def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
     def work(rank: int, peers: ThreadPeers) -> None:
         optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 0}
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4}}, training={"optimizer": optimizer})
-        outbox = Outbox()
+        outbox = RecordedOutbox()
         role.handle(train(0), outbox)
         role.step(outbox)
         for stage in role._trainer.stages.values():

@@ -1,0 +1,45 @@
+"""The training role of a rank without its agent: driven by commands, its reports kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.outbox import RecordedOutbox
+from tests.support.training_ranks import ThreadPeers, make_job, make_samples, serial, trainer_of
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.schedule import ScheduleTable
+from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
+
+
+class MadeBatches:
+    """A batch source with one batch an iteration."""
+
+    def fetch(self, iteration: int) -> list[pb.TrainSample]:
+        return make_samples(seed=iteration)
+
+    def close(self) -> None: ...
+
+
+def role_of(
+    folder: Path,
+    peers: ThreadPeers,
+    rank: int = 0,
+    leave: Callable[[int], None] = lambda code: None,
+    table: ScheduleTable | None = None,
+    **spec: Any,
+) -> TrainingRole:
+    job = make_job(folder, folder, **spec)
+    trainer = trainer_of(job, table or serial(job, 2, 1), rank, 2, peers)
+    spans = SpanBuffer()
+    trainer._span = spans
+    return TrainingRole(job, trainer, MadeBatches(), 0, spans, leave)
+
+
+def finish(role: TrainingRole, outbox: RecordedOutbox) -> None:
+    while not outbox.answers or role._running is not None:
+        role.step(outbox)
+
+
+def train(iteration: int, number: int = 1) -> pb.Command:
+    return pb.Command(id=number, train=pb.Train(iteration=iteration))
