@@ -27,8 +27,7 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, ReconcilePlan, reconcile
-from rlhf_operator.reconcile.gang_admission import foreign
-from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.revisions.pinning import read
 from rlhf_operator.trial import Trials
 
@@ -193,7 +192,7 @@ class Controller:
 
 def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:
     """Neither finished nor suspended to the end, nor somebody else's."""
-    if foreign(job):
+    if managed_elsewhere(job):
         return False
     status = job.get("status") or {}
     done = {

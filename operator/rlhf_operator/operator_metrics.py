@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from rlhf_api.conditions import ConditionType
 from rlhf_operator.job_metrics import CONDITION, PODS, POOL, RESTARTS, STREAMS, THRESHOLD, WANTED, JobSeries, Values
 from rlhf_operator.reconcile import ObservedJob, ReconcilePlan
-from rlhf_operator.reconcile.observed_pod import time_of
+from rlhf_operator.reconcile.timestamps import time_of
 from rlhf_operator.workqueue import Snapshot
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -16,7 +16,7 @@ from rlhf_operator.gang.apis import Served
 from rlhf_operator.gang.backend import QueueApi, QueueState, WorkloadReport
 from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.index import Index
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import UnreadableError, owner_of
 
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ from rlhf_operator.manifests.checks import problems_of_pods
 from rlhf_operator.manifests.render import pod
 from rlhf_operator.reconcile import ObservedPod
 from rlhf_operator.reconcile.parsed_job import parse_job
-from rlhf_operator.reconcile.reconcile import TRIAL_RETRY_SECONDS
+from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class Trials:
         admission = parse_job(body)
         if admission.job is None or not admission.planned:
             return ""
-        made = {(each.group, each.template) for each in pods.values() if each.active}
+        made = {(each.group, each.template_hash) for each in pods.values() if each.active}
         try:
             refused = [
                 await self._refusal(admission.job, group)
-                for group, mark in admission.marks.items()
+                for group, mark in admission.template_hashes.items()
                 if (group, mark) not in made
             ]
         except UnavailableError as error:
@@ -83,7 +83,7 @@ class Trials:
         words = "; ".join(each for each in refused if each)
         if words:
             log.warning("%s: %s", key, words, extra={"job": key})
-        self._verdicts[key] = _Verdict(of, words, self._clock() + TRIAL_RETRY_SECONDS)
+        self._verdicts[key] = _Verdict(of, words, self._clock() + DRY_RUN_RETRY_SECONDS)
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:

@@ -19,10 +19,10 @@ from rlhf_operator.gang.kueue_queue import KueueState, QueuePriority
 from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement
 from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import CoordinatorReading, ObservedJob, ObservedPod, ReconcilePlan, pod_of, reconcile
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.revisions.revision import StoredRevision, running
+from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import UnreadableObject
 
 Json = dict[str, Any]

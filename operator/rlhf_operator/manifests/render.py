@@ -81,6 +81,11 @@ def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
     return [entry for entry in counts if graph.tasks_of(entry[0])]
 
 
+def group_sizes(job: RLHFJob) -> dict[Group, int]:
+    """Return the pods that each group should have, the coordinator first."""
+    return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job)}
+
+
 def render(
     job: RLHFJob,
     certificates: Mapping[str, bytes],

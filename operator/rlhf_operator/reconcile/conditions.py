@@ -1,13 +1,14 @@
-"""Conditions of the status: merged with what was there, so that a time of transition is the time of the transition.
+"""Conditions of the status: what is observed now, merged with what was there, so that a time of transition stays.
 
-Rule: pure. Every type is present from the first visit on. An event belongs to a transition and to nothing else, so the
-same observation made twice says nothing twice.
+Rule: pure. Steps of reconcile return `ConditionUpdate`s and change nothing. Every type is present from the first
+reconcile on. An event belongs to a transition and to nothing else, so the same observation made twice gives one event.
 """
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rlhf_api.conditions import (
     AdmittedReason,
@@ -20,13 +21,14 @@ from rlhf_api.conditions import (
     SuspendedReason,
 )
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
+from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import clean
 
 Json = dict[str, Any]
 
 MESSAGE_MAX: Final = 2048
 """Characters of a condition's message: a sentence or three, not a log."""
-_FIRST: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
+_DEFAULTS: Final[dict[ConditionType, tuple[str, StrEnum, str]]] = {
     ConditionType.PLANNED: ("Unknown", PlannedReason.PLANNED, "not looked at yet"),
     ConditionType.ADMITTED: ("True", AdmittedReason.NO_QUEUE, "no queueing system is used"),
     ConditionType.RUNNING: ("False", RunningReason.PENDING, "not started yet"),
@@ -40,8 +42,8 @@ _SILENT: Final = frozenset(
     {RunningReason.PENDING, FinishedReason.NOT_FINISHED, AdmittedReason.NO_QUEUE, RestartingReason.NONE}
 )
 """Reasons that are no news."""
-_TOLD_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
-"""Conditions that are news on the first visit already, whatever their status."""
+_NEWS_AT_FIRST: Final = frozenset({ConditionType.PLANNED, ConditionType.RUNNING})
+"""Conditions that are news on the first reconcile already, whatever their status."""
 _WARNINGS: Final = frozenset(
     {
         RunningReason.NAME_TAKEN,
@@ -55,68 +57,104 @@ _WARNINGS: Final = frozenset(
 )
 
 
-class Conditions:
-    """The conditions that this visit finds, on top of those of the last."""
+@dataclass(frozen=True)
+class ConditionUpdate:
+    """What a step of reconcile observes of one condition now."""
 
-    def __init__(self, before: Sequence[Mapping[str, Any]], now: datetime, generation: int | None) -> None:
-        self._before = {str(each["type"]): dict(each) for each in before}
-        self._now = now
-        self._generation = generation
-        self._found: dict[ConditionType, Json] = {}
-        for kind, first in _FIRST.items():
-            known = self._before.get(kind)
-            if known is None:
-                self.set(kind, *first)
-            else:
-                self._found[kind] = dict(known)
+    type: ConditionType
+    status: bool
+    reason: StrEnum
+    message: str
 
-    def set(self, kind: ConditionType, status: str | bool, reason: StrEnum, message: str) -> None:
-        """What is observed now."""
-        text, message = str(status), clean(message)
-        known = self._before.get(kind, {})
-        moved = known.get("status") != text
-        self._found[kind] = {
-            "type": kind.value,
-            "status": text,
-            "reason": reason.value,
-            "message": message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…",
-            "lastTransitionTime": rfc3339(self._now) if moved else known["lastTransitionTime"],
-        }
-        if self._generation is not None:
-            self._found[kind]["observedGeneration"] = self._generation
+
+@dataclass(frozen=True)
+class StoredConditions:
+    """The conditions that the last reconcile wrote."""
+
+    entries: Mapping[str, Mapping[str, Any]]
+    """Type -> condition."""
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Self:
+        """Return those of a stored status."""
+        return cls({str(entry["type"]): dict(entry) for entry in status.get("conditions") or []})
 
     def holds(self, kind: ConditionType) -> bool:
-        """Its status is True."""
-        return bool(self._found[kind]["status"] == "True")
+        """Return whether a condition is True."""
+        entry = self.entries.get(kind)
+        return bool((entry["status"] if entry is not None else _DEFAULTS[kind][0]) == "True")
 
     def reason(self, kind: ConditionType) -> str:
-        """Its reason."""
-        return str(self._found[kind]["reason"])
+        """Return the reason of a condition."""
+        entry = self.entries.get(kind)
+        return str(entry["reason"] if entry is not None else _DEFAULTS[kind][1])
 
     def message(self, kind: ConditionType) -> str:
-        """Its message."""
-        return str(self._found[kind]["message"])
+        """Return the message of a condition."""
+        entry = self.entries.get(kind)
+        return str(entry["message"] if entry is not None else _DEFAULTS[kind][2])
 
-    def written(self) -> list[Json]:
-        """In the order of ConditionType; types of others are left alone by not being written."""
-        return [self._found[kind] for kind in ConditionType]
 
-    def events(self) -> list[JobEvent]:
-        """One for every condition whose status or reason is another than before."""
-        found = []
-        for kind, now in self._found.items():
-            before = self._before.get(kind)
-            if before is None and now["status"] != "True" and kind not in _TOLD_AT_FIRST:
-                before = now
-            changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
-            if changed and now["reason"] not in _SILENT:
-                found.append(JobEvent(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
-        # A finished job says so twice, as a condition of its own and as its phase; one is enough.
-        return list({each.reason: each for each in found}.values())
+def merged(
+    stored: StoredConditions, updates: Iterable[ConditionUpdate], now: datetime, generation: int | None
+) -> dict[ConditionType, Json]:
+    """Return every condition by its type: the last update of it, else as it was stored, else its default.
+
+    `generation`: metadata.generation of the job that was observed.
+    """
+    conditions: dict[ConditionType, Json] = {}
+    for kind, default in _DEFAULTS.items():
+        known = stored.entries.get(kind)
+        conditions[kind] = dict(known) if known is not None else _entry(stored, kind, *default, now, generation)
+    for update in updates:
+        conditions[update.type] = _entry(
+            stored, update.type, str(update.status), update.reason, update.message, now, generation
+        )
+    return conditions
+
+
+def written(conditions: Mapping[ConditionType, Json]) -> list[Json]:
+    """Return `status.conditions`: in the order of ConditionType, and none of a type that others made."""
+    return [conditions[kind] for kind in ConditionType]
+
+
+def transition_events(stored: StoredConditions, conditions: Mapping[ConditionType, Json]) -> list[JobEvent]:
+    """Return one event for every condition whose status or reason is another than it was."""
+    events = []
+    for kind, now in conditions.items():
+        before = stored.entries.get(kind)
+        if before is None and now["status"] != "True" and kind not in _NEWS_AT_FIRST:
+            before = now
+        changed = before is None or (before["status"], before["reason"]) != (now["status"], now["reason"])
+        if changed and now["reason"] not in _SILENT:
+            events.append(JobEvent(_event_reason(kind, now), _first_line(now), _warns(kind, now)))
+    # A finished job says so twice, as a condition of its own and as its phase; one is enough.
+    return list({event.reason: event for event in events}.values())
+
+
+def _entry(
+    stored: StoredConditions,
+    kind: ConditionType,
+    status: str,
+    reason: StrEnum,
+    message: str,
+    now: datetime,
+    generation: int | None,
+) -> Json:
+    known, message = stored.entries.get(kind, {}), clean(message)
+    moved = known.get("status") != status
+    entry = {
+        "type": kind.value,
+        "status": status,
+        "reason": reason.value,
+        "message": message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…",
+        "lastTransitionTime": rfc3339(now) if moved else known["lastTransitionTime"],
+    }
+    return entry if generation is None else {**entry, "observedGeneration": generation}
 
 
 def _first_line(now: Json) -> str:
-    """The sentence; lines of a log that are kept below it are in the status."""
+    """Return the sentence; lines of a log that are kept below it are in the status."""
     return str(now["message"]).partition("\n")[0]
 
 
@@ -133,8 +171,3 @@ def _warns(kind: ConditionType, now: Json) -> bool:
         return bool(now["status"] != "True")
     failed = kind is ConditionType.FAILED and now["status"] == "True"
     return failed or now["reason"] in _WARNINGS
-
-
-def rfc3339(moment: datetime) -> str:
-    """A time as the API server writes it: UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

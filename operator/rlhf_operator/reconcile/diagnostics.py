@@ -14,11 +14,11 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile import lost_workers
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
 from rlhf_operator.reconcile.observed_pod import INIT_FAILED, ObservedPod
-from rlhf_operator.reconcile.scaling import places
+from rlhf_operator.reconcile.scaling import pod_places
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -37,7 +37,7 @@ WHY_SHOWN: Final = 300
 """Characters of why an object cannot be read: three of them fit a condition's message."""
 
 
-def troubles(
+def diagnose(
     job: RLHFJob,
     pods: Iterable[ObservedPod],
     refusals: Mapping[str, str],
@@ -65,12 +65,12 @@ def troubles(
         silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
         found += [_unheard(job, silent)] if silent else []
-    if silence := lost_workers.told(job, listed, reading):
+    if silence := lost_workers.silence_message(job, listed, reading):
         found.append(silence)
     return found
 
 
-def unread(observed: ObservedJob) -> list[str]:
+def unreadable_objects(observed: ObservedJob) -> list[str]:
     """Objects of the job that cannot be read."""
     found = [
         f"{kind.rpartition('/')[2]} {each.name} cannot be read ({each.why[:WHY_SHOWN]}): correct that, or delete it"
@@ -82,7 +82,7 @@ def unread(observed: ObservedJob) -> list[str]:
 
 def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
     """Pods of others that have the names of the job's own: of an earlier job of its name, or of anybody."""
-    wanted = {name for name, _, _ in places(job)} - {each.name for _, each in observed.unreadable}
+    wanted = {name for name, _, _ in pod_places(job)} - {each.name for _, each in observed.unreadable}
     found = sorted(observed.taken & wanted)
     if not found:
         return []
@@ -90,7 +90,7 @@ def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
     return [f"{', '.join(found[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
 
 
-def occupied(job: RLHFJob, observed: ObservedJob) -> list[str]:
+def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
     """Objects of others that have the names of the job's own."""
     if not observed.occupied:
         return []

@@ -1,11 +1,11 @@
-"""Restart accounting: every end of a pod is counted once, under the right heading, and sometimes it is the job's end.
+"""Failure counting: every end of a pod is counted once, under the right heading, and sometimes it is the job's end.
 
 What an end counts as: exit code 75 and 0 of a worker, and 130 of the coordinator, nothing; what the failure policy
 ignores (by itself: preemptions, drains, lost nodes, refusals of a node, deletions from outside), a disruption; what it
 restarts, a failure, of which runPolicy.backoffLimit are forgiven; what it says is final ends the job at once.
 Rule: pure. Ends are told apart by their ids, never by order or number of events; the ids that the counts include stay
 in the status as long as their pods exist, so an operator that died in between neither forgets nor counts twice. Between
-two looks a container may have ended more than once: that counts once, in the job's favour.
+two reconciles a container may have ended more than once: that counts once, in the job's favour.
 """
 
 from collections import Counter
@@ -13,27 +13,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.job.policy import RunPolicy
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile import failure_policy, pod_back_off
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile import failure_policy
 from rlhf_operator.reconcile.exit_messages import how_it_ended, log_lines
 from rlhf_operator.reconcile.failure_policy import PolicyMatch
 from rlhf_operator.reconcile.observed_pod import ObservedPod
-from rlhf_operator.reconcile.pod_back_off import PodBackOff
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 Json = dict[str, Any]
 
 MAX_EVENTS_PER_RECONCILE: Final = 10
-"""Ends that are told as events in one pass; a lost rack is not a thousand events."""
+"""Ends that become events in one reconcile; a lost rack is not a thousand events."""
 LAST_REASON_MAX: Final = 1024
-FREE: Final = PolicyMatch("")
-"""Of a request: it counts as nothing."""
+REQUESTED: Final = PolicyMatch("")
+"""Of an end that the process was asked for, or asked for: it counts as nothing."""
+
+
+class JobFailure(NamedTuple):
+    """Why a job has failed."""
+
+    reason: FinishedReason
+    message: str
+    log: str
+    """The last lines of the log of whoever ended it."""
+
+
+class GroupRestart(NamedTuple):
+    """Why the failure policy restarts all pods of a group."""
+
+    why: str
+    whole_job: bool
+    """Together with all other groups."""
 
 
 @dataclass(frozen=True)
@@ -42,31 +58,31 @@ class UncountedEnd:
 
     id: str
     pod: ObservedPod
-    ruling: PolicyMatch
-    words: str
-
+    match: PolicyMatch
+    message: str
+    """How it ended, in words."""
     whole: bool = False
     """Of the pod, and not of its container alone."""
 
     @property
-    def told(self) -> str:
-        """`job-training-1: exit code 1: ...`"""
-        return f"{self.pod.name}: {self.words}"
+    def described(self) -> str:
+        """Return `job-training-1: exit code 1: ...`."""
+        return f"{self.pod.name}: {self.message}"
 
     @property
     def ids(self) -> set[str]:
-        """By which it is known from now on."""
+        """Return the ids by which it is known from now on."""
         return {self.id, self.pod.uid} if self.whole else {self.id}
 
     @property
     def well(self) -> bool:
-        """A process that had nothing left to do."""
+        """Return whether the process had nothing left to do."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.code == ExitCode.OK
 
 
 @dataclass(frozen=True)
 class FailureCounts:
-    """The counts after this visit."""
+    """The counts, with every end that was observed."""
 
     failures: int
     disruptions: int
@@ -74,31 +90,31 @@ class FailureCounts:
     """Id of an end -> name of its pod."""
     last_reason: str | None = None
     last_time: str | None = None
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    """Group -> ends that are new in this visit, free ones included."""
-    verdict: tuple[FinishedReason, str, str] | None = None
-    """The job has failed: why, in words, and the last lines of the log of whoever ended it."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Group -> ends that are new, requested ones included."""
+    failed: JobFailure | None = None
+    """None: the job has not failed."""
     complete: bool = False
     """The coordinator finished."""
-    scopes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Group -> (Group or Job, why): groups that the failure policy restarts together, the coordinator's with Job."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Uid of a pod -> how it or its container ended, of the ends that are new in this visit."""
+    restarts: Mapping[str, GroupRestart] = field(default_factory=dict)
+    """Group -> restart of all its pods together, the coordinator's with the whole job."""
+    messages: Mapping[str, str] = field(default_factory=dict)
+    """Uid of a pod -> how it or its container ended, of the ends that are new."""
     events: tuple[JobEvent, ...] = ()
 
     def with_deleted(self, pods: Iterable[ObservedPod]) -> dict[str, str]:
-        """`accounted` and the pods about to be deleted: their ends are wanted."""
+        """Return `accounted` and the pods about to be deleted: their ends are wanted."""
         return self.accounted | {pod.uid: pod.name for pod in pods}
 
-    def written(self, accounted: Mapping[str, str], places: Mapping[str, PodBackOff]) -> Json:
-        """`status.restarts`."""
-        found: Json = {"failures": self.failures, "disruptions": self.disruptions}
+    def status(self, accounted: Mapping[str, str], back_offs: Sequence[Json]) -> Json:
+        """Return `status.restarts`; `back_offs` is its part of pods whose creation waits."""
+        status: Json = {"failures": self.failures, "disruptions": self.disruptions}
         if self.last_reason:
-            found |= {"lastReason": self.last_reason[:LAST_REASON_MAX], "lastTime": self.last_time}
+            status |= {"lastReason": self.last_reason[:LAST_REASON_MAX], "lastTime": self.last_time}
         # Also when empty: the API server fills in its default, and what comes back must equal what was written.
-        found["accounted"] = [{"pod": name, "id": each} for each, name in sorted(accounted.items())]
-        found["backOff"] = pod_back_off.written(places)
-        return found
+        status["accounted"] = [{"pod": name, "id": end} for end, name in sorted(accounted.items())]
+        status["backOff"] = list(back_offs)
+        return status
 
 
 def count_failures(
@@ -111,91 +127,95 @@ def count_failures(
     stopping: bool = False,
     lost: Mapping[str, str] = MappingProxyType({}),
 ) -> FailureCounts:
-    """The accounts with every new end of `pods` in them; `before` is `status.restarts`.
+    """Return the counts with every new end of `pods` in them; `before` is `status.restarts`.
 
     `lost`: uids of pods that are deleted now because the coordinator has lost them, and why in words.
     Deletions that were asked for before `started` were the suspension's. Of a job that is `stopping` all ends are
     wanted, but for what the coordinator says about the job.
     """
-    known = {str(each["id"]): str(each["pod"]) for each in before.get("accounted") or []}
-    listed = sorted(pods, key=lambda each: each.name)
-    kept = {each: pod.name for pod in listed for each in (pod.uid, pod.end.id if pod.end else "") if each in known}
+    known = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
+    listed = sorted(pods, key=lambda pod: pod.name)
+    kept = {end: pod.name for pod in listed for end in (pod.uid, pod.end.id if pod.end else "") if end in known}
     complete = any(_finished(pod) for pod in listed)
     rules = policy.failure_policy.rules
     candidates = [pod for pod in listed if not _finished(pod) and (not stopping or pod.group == Group.COORDINATOR)]
     ends = [end for pod in candidates if (end := _new_end(pod, known, started, rules)) is not None]
     gone = [pod for pod in candidates if pod.uid in lost and pod.uid not in known]
     # What takes several at once is one trouble.
-    rulings = [failure_policy.of_lost(rules, pod, alone=pod is gone[0]) for pod in gone]
-    ends += [UncountedEnd(pod.uid, pod, ruling, lost[pod.uid]) for pod, ruling in zip(gone, rulings, strict=True)]
-    books = _Books(policy.backoff_limit, int(before.get("failures") or 0), int(before.get("disruptions") or 0))
+    matches = [failure_policy.of_lost(rules, pod, alone=pod is gone[0]) for pod in gone]
+    ends += [UncountedEnd(pod.uid, pod, match, lost[pod.uid]) for pod, match in zip(gone, matches, strict=True)]
+    counter = FailureCounter(
+        policy.backoff_limit, int(before.get("failures") or 0), int(before.get("disruptions") or 0)
+    )
     for end in ends:
-        books.enter(end)
-    told = [end.told for end in ends if end.ruling is not FREE] or [
+        counter.count(end)
+    reasons = [end.described for end in ends if end.match is not REQUESTED] or [
         f"{pod.name}: {how_it_ended(pod.end)}" for pod in candidates if pod.end and _explained(pod, known)
     ]
     return FailureCounts(
-        failures=books.failures,
-        disruptions=books.disruptions,
-        accounted=kept | {each: end.pod.name for end in ends for each in end.ids},
-        last_reason=told[-1] if told else before.get("lastReason"),
-        last_time=rfc3339(now) if told else before.get("lastTime"),
+        failures=counter.failures,
+        disruptions=counter.disruptions,
+        accounted=kept | {end_id: end.pod.name for end in ends for end_id in end.ids},
+        last_reason=reasons[-1] if reasons else before.get("lastReason"),
+        last_time=rfc3339(now) if reasons else before.get("lastTime"),
         # Workers end well when the last iteration is trained, and are often seen to before the coordinator is.
-        restarts=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
-        verdict=None if complete else books.verdict,
+        ends=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
+        failed=None if complete else counter.failed,
         complete=complete,
-        scopes={} if stopping else books.scopes,
-        words={end.pod.uid: end.words for end in ends},
-        events=tuple(books.events[:MAX_EVENTS_PER_RECONCILE]),
+        restarts={} if stopping else counter.restarts,
+        messages={end.pod.uid: end.message for end in ends},
+        events=tuple(counter.events[:MAX_EVENTS_PER_RECONCILE]),
     )
 
 
-class _Books:
-    """The counts, as one end after the other is entered."""
+class FailureCounter:
+    """The counts, as one end after the other is counted; it lives as long as one call of `count_failures`."""
 
     def __init__(self, limit: int, failures: int, disruptions: int) -> None:
         self.limit, self.failures, self.disruptions = limit, failures, disruptions
-        self.verdict: tuple[FinishedReason, str, str] | None = None
-        self.scopes: dict[str, tuple[str, str]] = {}
+        self.failed: JobFailure | None = None
+        self.restarts: dict[str, GroupRestart] = {}
         self.events: list[JobEvent] = []
 
-    def enter(self, end: UncountedEnd) -> None:
-        """Counts it."""
-        ruling = end.ruling
-        if ruling is FREE:
+    def count(self, end: UncountedEnd) -> None:
+        """Count one end by what the failure policy says of it."""
+        match = end.match
+        if match is REQUESTED:
             return
-        if ruling.action == "FailJob":
-            self._final(end)
+        if match.action == "FailJob":
+            self._fail_job(end)
             return
-        if ruling.action == "Ignore":
+        if match.action == "Ignore":
             self.disruptions += 1
-            reason = "FailureIgnored" if ruling.rule else "Disrupted"
-            text = f"{end.told}; it is replaced, and not counted as a failure{ruling.by}"
+            reason = "FailureIgnored" if match.rule else "Disrupted"
+            text = f"{end.described}; it is replaced, and not counted as a failure{match.by}"
         else:
             self.failures += 1
-            reason, text = "WorkerFailed", f"{end.told} (failure {self.failures}, {self.limit} are forgiven){ruling.by}"
-            if self.failures > self.limit and self.verdict is None:
+            forgiven = f"(failure {self.failures}, {self.limit} are forgiven)"
+            reason, text = "WorkerFailed", f"{end.described} {forgiven}{match.by}"
+            if self.failures > self.limit and self.failed is None:
                 limit = f"the limit of spec.runPolicy.backoffLimit is {self.limit}"
-                words = f"{self.failures} failures, {limit}; the last: {end.told}"
-                self.verdict = (FinishedReason.BACKOFF_LIMIT, words, log_lines(end.pod))
+                message = f"{self.failures} failures, {limit}; the last: {end.described}"
+                self.failed = JobFailure(FinishedReason.BACKOFF_LIMIT, message, log_lines(end.pod))
         self.events.append(JobEvent(reason, text, warning=True))
         self._restart(end)
 
-    def _final(self, end: UncountedEnd) -> None:
-        ruling, coordinator = end.ruling, end.pod.group == Group.COORDINATOR
-        words = f"the coordinator ended with {end.words}" if coordinator else end.told
-        remedy = f". To go on, {ruling.remedy}" if ruling.remedy else ""
+    def _fail_job(self, end: UncountedEnd) -> None:
+        match, coordinator = end.match, end.pod.group == Group.COORDINATOR
+        message = f"the coordinator ended with {end.message}" if coordinator else end.described
+        remedy = f". To go on, {match.remedy}" if match.remedy else ""
         # The coordinator knows why the others ended, so its word goes before theirs.
-        if self.verdict is None or coordinator:
-            self.verdict = (ruling.reason, f"{words.rstrip('.')}{ruling.by}{remedy}", log_lines(end.pod))
-        self.events.append(JobEvent("CoordinatorEnded" if coordinator else "WorkerFailed", end.told, warning=True))
+        if self.failed is None or coordinator:
+            self.failed = JobFailure(match.reason, f"{message.rstrip('.')}{match.by}{remedy}", log_lines(end.pod))
+        self.events.append(JobEvent("CoordinatorEnded" if coordinator else "WorkerFailed", end.described, warning=True))
 
     def _restart(self, end: UncountedEnd) -> None:
-        why = f"{end.told}{end.ruling.by}"
-        if end.ruling.scope == "Group":
-            self.scopes.setdefault(end.pod.group, ("Group", why))
-        elif end.ruling.scope == "Job":
-            self.scopes |= {group: ("Job", why) for group in Group if self.scopes.get(group, ("", ""))[0] != "Job"}
+        why = f"{end.described}{end.match.by}"
+        if end.match.scope == "Group":
+            self.restarts.setdefault(end.pod.group, GroupRestart(why, whole_job=False))
+        elif end.match.scope == "Job":
+            known = {group for group, restart in self.restarts.items() if restart.whole_job}
+            self.restarts |= {group: GroupRestart(why, whole_job=True) for group in Group if group not in known}
 
 
 def _finished(pod: ObservedPod) -> bool:
@@ -211,9 +231,9 @@ def _new_end(
     if whole and pod.end and pod.end.id in known:
         return None  # its container's end was counted a moment before
     if pod.disruption:
-        name = pod.end.id if whole and pod.end else pod.uid
-        why = f"{pod.disruption}: {pod.words}" if pod.words else pod.disruption
-        return UncountedEnd(name, pod, failure_policy.of_disruption(rules, pod), f"disrupted ({why})", whole=True)
+        end_id = pod.end.id if whole and pod.end else pod.uid
+        why = f"{pod.disruption}: {pod.disruption_message}" if pod.disruption_message else pod.disruption
+        return UncountedEnd(end_id, pod, failure_policy.of_disruption(rules, pod), f"disrupted ({why})", whole=True)
     asked = pod.deletion_asked
     if asked is not None:
         if started is not None and asked < started:
@@ -221,12 +241,12 @@ def _new_end(
         return UncountedEnd(pod.uid, pod, failure_policy.of_disruption(rules, pod), "deleted from outside", whole=True)
     if pod.end is None or pod.end.id in known:
         return None
-    ruling = FREE if _requested(pod) else failure_policy.of_end(rules, pod)
-    return UncountedEnd(pod.end.id, pod, ruling, how_it_ended(pod.end), whole=whole)
+    match = REQUESTED if _requested(pod) else failure_policy.of_end(rules, pod)
+    return UncountedEnd(pod.end.id, pod, match, how_it_ended(pod.end), whole=whole)
 
 
 def _explained(pod: ObservedPod, known: Mapping[str, str]) -> bool:
-    """The end of its container was counted, and now the kubelet says why it ended the pod."""
+    """Return whether the end of its container was counted, and now the kubelet says why it ended the pod."""
     assert pod.end is not None
     return pod.end.code is None and pod.end.id in known and pod.uid not in known
 

@@ -59,7 +59,7 @@ class PolicyMatch:
 
 def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
     """Of a pod that was preempted, drained, refused by its node or lost with it, or deleted by somebody else."""
-    told = pod.disruption, pod.words
+    told = pod.disruption, pod.disruption_message
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_told(rule, *told))
     return next((_ruling(rule) for rule in matching), PolicyMatch("Ignore"))
 

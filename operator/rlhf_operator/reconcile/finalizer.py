@@ -15,54 +15,56 @@ from rlhf_api import names
 from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.reconcile.conditions import Conditions, rfc3339
+from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions, merged, transition_events, written
 from rlhf_operator.reconcile.observed_job import ObservedJob
-from rlhf_operator.reconcile.observed_pod import time_of
-from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion, ReconcilePlan
+from rlhf_operator.reconcile.reconcile_plan import JobEvent, ReconcilePlan, deletions
+from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
 DEADLINE_MAX: Final = 300
 """Seconds a last checkpoint may take at most, as for the field: a deletion does not wait longer, whatever it says."""
 
 
 def held(stored: Mapping[str, Any]) -> bool:
-    """The job carries our finalizer."""
+    """Return whether the job carries our finalizer."""
     return names.FINALIZER in (stored["metadata"].get("finalizers") or [])
 
 
-def hold(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | None:
-    """Whether the finalizer is to be set (True) or taken away (False); None: it is as it should be."""
+def finalizer_change(stored: Mapping[str, Any], job: RLHFJob, *, finished: bool) -> bool | None:
+    """Return whether the finalizer is to be set (True) or taken away (False); None: it is as it should be."""
     checkpoints = job.spec.checkpoints
     wanted = not finished and checkpoints is not None and checkpoints.on_deletion == "Save"
     return None if wanted == held(stored) else wanted
 
 
-def deleting(stored: Mapping[str, Any], conditions: Conditions, observed: ObservedJob, now: datetime) -> ReconcilePlan:
-    """What is to be done for a job under deletion."""
+def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
+    """Return what is to be done for a job whose deletion is asked for."""
     if not held(stored):
         return ReconcilePlan()  # its children go with it
+    known = StoredConditions.of(stored.get("status") or {})
     asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
-    finished = conditions.holds(ConditionType.COMPLETE) or conditions.holds(ConditionType.FAILED)
-    coordinators = [each for each in observed.pods.values() if each.group == Group.COORDINATOR and not each.over]
+    finished = known.holds(ConditionType.COMPLETE) or known.holds(ConditionType.FAILED)
+    coordinators = [pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR and not pod.over]
     if asked is None or seconds is None or finished or not coordinators:
         return ReconcilePlan(finalizer=False)
     deadline = asked + timedelta(seconds=seconds)
     if now >= deadline:
         text = "the job is deleted without a last checkpoint: spec.checkpoints.deletionDeadlineSeconds is over"
         return ReconcilePlan(finalizer=False, events=(JobEvent("CheckpointMissed", text, warning=True),))
-    told = f"the job is being deleted; the coordinator saves a checkpoint, until {rfc3339(deadline)} at most"
-    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
+    message = f"the job is being deleted; the coordinator saves a checkpoint, until {rfc3339(deadline)} at most"
+    update = ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message)
+    conditions = merged(known, [update], now, stored["metadata"].get("generation"))
     before: Mapping[str, Any] = stored.get("status") or {}
-    written = dict(before) | {"conditions": conditions.written()}
+    status = dict(before) | {"conditions": written(conditions)}
     return ReconcilePlan(
-        status=None if written == before else written,
-        events=() if written == before else tuple(conditions.events()),
-        delete=tuple(PodDeletion(each.name, each.uid) for each in coordinators if each.active),
+        status=None if status == before else status,
+        events=() if status == before else tuple(transition_events(known, conditions)),
+        delete=deletions(pod for pod in coordinators if pod.active),
         requeue_after=(deadline - now).total_seconds(),
     )
 
 
 def _deadline_seconds(stored: Mapping[str, Any]) -> int | None:
-    """`spec.checkpoints.deletionDeadlineSeconds` of an object that may be malformed; None: nothing is saved."""
+    """Return `spec.checkpoints.deletionDeadlineSeconds` of an object that may be malformed; None: nothing is saved."""
     spec = stored.get("spec")
     checkpoints = spec.get("checkpoints") if isinstance(spec, Mapping) else None
     if not isinstance(checkpoints, Mapping):

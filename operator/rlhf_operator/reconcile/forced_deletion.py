@@ -1,9 +1,10 @@
-"""A coordinator on a node that does not answer: whether and when its pod is deleted by force, and what is said of it.
+"""Pods on a node that does not answer: when they are deleted by force, and what is said of a coordinator among them.
 
-Its pod stays in deletion until its kubelet says that the process has ended, which a lost node never does. Rule: pure.
-Nobody but the user decides that it is forced (spec.runPolicy.forceCoordinatorAfterSeconds), and even then only when the
-coordinator itself has said that other nodes see the lock of its journal: that lock, and not the API server, keeps the
-next one from writing beside a first that lives on. What it said is kept in the status, as it cannot be asked any more.
+A pod stays in deletion until its kubelet says that its processes have ended, which a lost node never does. A worker has
+nothing that a second one would harm, so its pod is deleted by force after its grace. Of the coordinator only the user
+decides that (spec.runPolicy.forceCoordinatorAfterSeconds), and even then only when the coordinator itself has said that
+other nodes see the lock of its journal: that lock, and not the API server, keeps the next one from writing while a
+first one lives on. What it said is kept in the status, as it cannot be asked any more. Rule: pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,60 +13,102 @@ from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.reconcile import scaling
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.reconcile.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion
+from rlhf_operator.reconcile.timestamps import rfc3339
+from rlhf_operator.untrusted import UnreadableObject
 
+FORCE_AFTER: Final = timedelta(seconds=30)
+"""Beyond a pod's grace: a kubelet that lives has answered by then, so the node is gone."""
 FIELD: Final = "spec.runPolicy.forceCoordinatorAfterSeconds"
-STATUS: Final = "journalLockShared"
+STATUS_FIELD: Final = "journalLockShared"
 
 
-def after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
-    """Beyond its grace; None: it is not forced."""
+def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
+    """Return how long beyond its grace the coordinator's pod is deleted by force; None: it is not."""
     seconds = job.spec.run_policy.force_coordinator_after_seconds
-    return timedelta(seconds=seconds) if seconds is not None and status.get(STATUS) is True else None
+    return timedelta(seconds=seconds) if seconds is not None and status.get(STATUS_FIELD) is True else None
 
 
-def kept(job: RLHFJob, before: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
-    """What the status says of the lock: what the coordinator said last, as long as it matters."""
+def overdue_deletions(
+    pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None
+) -> list[PodDeletion]:
+    """Return forced deletions of the pods whose node does not carry out their deletion.
+
+    `coordinator_after` is `force_after`.
+    """
+    times = ((pod, force_time(pod, coordinator_after)) for pod in pods)
+    return [PodDeletion(pod.name, pod.uid, force=True) for pod, time in times if time is not None and now > time]
+
+
+def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None) -> float | None:
+    """Return the seconds until another deletion is overdue; None: none will be."""
+    times = (force_time(pod, coordinator_after) for pod in pods)
+    return min(((time - now).total_seconds() + 1 for time in times if time is not None and now <= time), default=None)
+
+
+def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
+    """Return when a pod may be deleted by force; None: not at all.
+
+    A rank that is not ready is not staying for a checkpoint: its node is gone, or it never began. A coordinator that is
+    ready has a node that answers.
+    """
+    asked = pod.deletion_asked
+    if pod.deletion is None or asked is None:
+        return None
+    if pod.group is Group.COORDINATOR:
+        return None if coordinator_after is None or pod.ready else pod.deletion + coordinator_after
+    grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
+    return grace + FORCE_AFTER
+
+
+def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
+    """Return deletions of the job's pods that cannot be read, for when no pod is to be left. `unreadable`: (kind,
+    object)."""
+    pods = (pod for kind, pod in unreadable if kind == "Pod")
+    return [PodDeletion(pod.name, pod.uid) for pod in pods if not pod.going]
+
+
+def lock_status(job: RLHFJob, status: Mapping[str, Any], reading: CoordinatorReading | None) -> dict[str, bool]:
+    """Return what the status says of the journal's lock: what the coordinator said last, as long as it matters."""
     if job.spec.run_policy.force_coordinator_after_seconds is None:
         return {}
     if reading is not None:
-        return {STATUS: reading.lock_shared}
-    return {STATUS: bool(before[STATUS])} if STATUS in before else {}
+        return {STATUS_FIELD: reading.lock_shared}
+    return {STATUS_FIELD: bool(status[STATUS_FIELD])} if STATUS_FIELD in status else {}
 
 
-def told(
+def unanswered_messages(
     job: RLHFJob,
     pods: Iterable[ObservedPod],
     status: Mapping[str, Any],
     reading: CoordinatorReading | None,
     now: datetime,
 ) -> list[str]:
-    """What is said of a coordinator whose node does not answer."""
-    found = []
+    """Return what is said of a coordinator whose node does not answer."""
+    messages = []
     for pod in pods:
-        late = pod.deletion is not None and now > pod.deletion + scaling.FORCE_AFTER
+        late = pod.deletion is not None and now > pod.deletion + FORCE_AFTER
         if pod.group is not Group.COORDINATOR or not late or pod.ready:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
         by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
         if job.spec.run_policy.force_coordinator_after_seconds is None:
-            found.append(f"{lost}: {by_hand}, or set {FIELD}")
-        elif (due := scaling.due_of(pod, after(job, status))) is not None:
-            found.append(f"{lost}: it is deleted by force at {rfc3339(due)} ({FIELD})")
+            messages.append(f"{lost}: {by_hand}, or set {FIELD}")
+        elif (time := force_time(pod, force_after(job, status))) is not None:
+            messages.append(f"{lost}: it is deleted by force at {rfc3339(time)} ({FIELD})")
         else:
             doubt = (reading.lock_doubt if reading is not None else "") or "its coordinator never said that they do"
             why = f"{FIELD} is not followed, as other nodes may not see its journal's lock ({doubt})"
-            found.append(f"{lost}, and {why}: {by_hand}")
-    return found
+            messages.append(f"{lost}, and {why}: {by_hand}")
+    return messages
 
 
-def events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:
-    """Of a coordinator among pods that are deleted by force."""
-    forced = {each.uid for each in deletions if each.force}
+def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:
+    """Return an event for a coordinator among pods that are deleted by force."""
+    forced = {deletion.uid for deletion in deletions if deletion.force}
     return tuple(
         JobEvent(
             "CoordinatorForced", f"{pod.name} is deleted by force: its node does not answer ({FIELD})", warning=True

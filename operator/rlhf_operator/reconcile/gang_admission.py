@@ -1,41 +1,30 @@
-"""Where a job's pods are placed and whether they may exist at all: its gang, its queue, and what they ask of a visit.
+"""How a job's pods are placed together and whether they may exist at all: its gang and its queue.
 
 Rule: pure. A job that a queue has not admitted has no pod; one whose admission is taken back ends as for a suspension,
 the coordinator with its checkpoint first, and keeps its reservation until the last pod is gone. Objects that cannot be
 changed are replaced while no pod names them, and left as they are otherwise.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
-from rlhf_api.conditions import AdmittedReason, ConditionType, RunningReason, SuspendedReason
+from rlhf_api.conditions import AdmittedReason, ConditionType
 from rlhf_api.job import RLHFJob
-from rlhf_api.job.scheduling import OURS
 from rlhf_api.names import Group
 from rlhf_operator.gang import choose, members
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.gang.backend import GangBackend, QueueGate, QueueingBackend, WorkloadReport
 from rlhf_operator.gang.none import NoGangBackend
-from rlhf_operator.reconcile.conditions import Conditions
-from rlhf_operator.reconcile.diagnostics import occupied, unread
+from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.diagnostics import occupied_names, unreadable_objects
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed_job import ObservedJob
-from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
 
 Json = dict[str, Any]
 ObjectKey = tuple[str, str]
 """(kind, name) of an object."""
-
-AGAIN_SECONDS: Final = 15.0
-"""Between looks at what somebody else has to put right."""
-
-
-def foreign(stored: Mapping[str, Any]) -> bool:
-    """Another controller reconciles the job (spec.managedBy): hands off, status included."""
-    spec = stored.get("spec")
-    return isinstance(spec, Mapping) and bool(spec.get("managedBy", OURS) != OURS)
 
 
 @dataclass(frozen=True)
@@ -129,34 +118,17 @@ def queue_report(
     return observed.queue.report(gang.gate, pods_left=bool(pods), ready=ready)
 
 
-def admitted(conditions: Conditions, gang: GangAdmission, job: RLHFJob, observed: ObservedJob) -> None:
-    """Sets Admitted of a job that is not finished."""
+def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> ConditionUpdate:
+    """Return the condition Admitted of a job that is not finished."""
     if gang.gate is not None:
-        refused = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
-        refused += [*unread(observed), *occupied(job, observed)] if gang.closed else []
-        told = ". ".join(each for each in (gang.gate.message, gang.blocked, *refused) if each)
-        conditions.set(ConditionType.ADMITTED, gang.gate.open, gang.gate.reason, told)
-        return
-    told = f"no queueing system is used; {gang.note}" if gang.note else "no queueing system is used"
+        problems = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
+        problems += [*unreadable_objects(observed), *occupied_names(job, observed)] if gang.closed else []
+        message = ". ".join(part for part in (gang.gate.message, gang.blocked, *problems) if part)
+        return ConditionUpdate(ConditionType.ADMITTED, gang.gate.open, gang.gate.reason, message)
+    message = f"no queueing system is used; {gang.note}" if gang.note else "no queueing system is used"
     if gang.backend.makes_objects:
-        told += f"; gang: {gang.backend.mode}"
-    conditions.set(ConditionType.ADMITTED, True, AdmittedReason.NO_QUEUE, told)
-
-
-def waiting(conditions: Conditions, job: RLHFJob, gate: QueueGate, pods: Iterable[ObservedPod]) -> list[ObservedPod]:
-    """Sets Running and Suspended of a job that waits in its queue, and answers the pods to delete now."""
-    listed = list(pods)
-    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
-    if not listed:
-        conditions.set(ConditionType.RUNNING, False, RunningReason.QUEUED, f"nothing is started: {gate.message}")
-        return []
-    stopping = [pod for pod in listed if pod.group == Group.COORDINATOR]
-    kept = (
-        "saves a checkpoint" if job.spec.checkpoints else "ends; spec.checkpoints is not set, so it begins anew later"
-    )
-    told = f"{gate.message}; the coordinator {kept}" if stopping else f"{gate.message}; the workers end"
-    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
-    return [pod for pod in stopping or listed if pod.deletion is None]
+        message += f"; gang: {gang.backend.mode}"
+    return ConditionUpdate(ConditionType.ADMITTED, True, AdmittedReason.NO_QUEUE, message)
 
 
 def _compared(

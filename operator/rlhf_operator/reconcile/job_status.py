@@ -1,4 +1,4 @@
-"""The parts of the status that are not conditions: groups, scale, progress, pool, checkpoint; and when to write it.
+"""The parts of the status that are not conditions: groups, scale, progress, checkpoint; and when it is to be written.
 
 Rule: pure. What changes all the time (progress, counts of ready pods, messages) is written at most every
 PROGRESS_SECONDS; a condition, a restart or the time of an end is written at once. Fast numbers are in Prometheus.
@@ -6,7 +6,7 @@ PROGRESS_SECONDS; a condition, a restart or the time of an end is written at onc
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -15,11 +15,11 @@ from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 Json = dict[str, Any]
 
@@ -39,6 +39,8 @@ _SLOW_FIELDS: Final = (
 )
 """Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
 that is gone a moment later."""
+_OF_COORDINATOR: Final = ("progress", "plan", "migrationPool", "lastCheckpoint")
+"""Fields that stay as they were until a coordinator says something else."""
 NUMBERS: Final = {
     "reward": "reward",
     "kl": "kl",
@@ -55,40 +57,41 @@ TEXT_MAX: Final = 1024
 _CHECKPOINT: Final = re.compile(r"iteration-([0-9]{1,9})/?$")
 
 
-def groups(
-    job: RLHFJob,
+def groups_status(
     sizes: Mapping[Group, int],
-    pods: Iterable[ObservedPod],
+    pods: Collection[ObservedPod],
     reading: CoordinatorReading | None,
-    before: Mapping[str, Any],
-    restarts: Mapping[str, int],
-    wanted: DesiredVersions,
+    status: Mapping[str, Any],
+    ends: Mapping[str, int],
+    versions: DesiredVersions,
 ) -> list[Json]:
-    """`status.groups`."""
-    known = {str(each["name"]): each for each in before.get("groups") or []}
-    listed = list(pods)
-    found = []
+    """Return `status.groups`. `status`: the one that was written last; `ends`: new ends of pods, by group."""
+    known = {str(group["name"]): group for group in status.get("groups") or []}
+    groups = []
     for group, size in sizes.items():
-        ours = [pod for pod in listed if pod.group == group]
-        running = sum(pod.ready and pod.active for pod in ours)
+        ours = [pod for pod in pods if pod.group == group]
+        ready = sum(pod.ready and pod.active for pod in ours)
         if reading is not None and group is not Group.COORDINATOR:
-            running = min(reading.working.get(group, 0), size)
-        found.append(
+            ready = min(reading.working.get(group, 0), size)
+        up_to_date = (
+            pod for pod in ours if pod.active and not versions.of_earlier_epoch(pod) and not versions.outdated(pod)
+        )
+        groups.append(
             {
                 "name": group.value,
                 "desired": size,
-                "ready": running,
+                "ready": ready,
                 "failed": sum(pod.phase == "Failed" for pod in ours),
-                "restarts": int(known.get(group, {}).get("restarts") or 0) + restarts.get(group, 0),
-                "epoch": wanted.epochs.get(group, 0),
-                "updated": sum(pod.active and not wanted.old(pod) and not wanted.outdated(pod) for pod in ours),
+                "restarts": int(known.get(group, {}).get("restarts") or 0) + ends.get(group, 0),
+                "epoch": versions.epochs.get(group, 0),
+                "updated": sum(1 for _ in up_to_date),
             }
         )
-    return found
+    return groups
 
 
-def scale(job: RLHFJob, pods: Iterable[ObservedPod]) -> Json:
-    """`status.scale`: what the scale subresource reports."""
+def scale_status(job: RLHFJob, pods: Collection[ObservedPod]) -> Json:
+    """Return `status.scale`: what the scale subresource reports."""
     labels = ",".join(f"{name}={value}" for name, value in identity.selector(job, Group.GENERATION).items())
     return {
         "replicas": sum(pod.group == Group.GENERATION and pod.active for pod in pods),
@@ -96,49 +99,32 @@ def scale(job: RLHFJob, pods: Iterable[ObservedPod]) -> Json:
     }
 
 
-def progress(reading: CoordinatorReading) -> Json:
-    """`status.progress`."""
-    found: Json = {
-        "iteration": reading.iteration,
-        "iterations": reading.iterations,
-        "summary": f"{reading.iteration}/{reading.iterations}",
-        "stage": reading.phase or "Starting",
-        "lastUpdateTime": rfc3339(reading.at),
-    }
-    for field, metric in NUMBERS.items():
-        value = reading.metrics.get(metric)
-        if value is not None and math.isfinite(value) and (value >= 0 or field != "samplesPerSecond"):
-            found[field] = float(f"{value:.6g}")
-    skipped = reading.metrics.get(NON_FINITE_STEPS, 0.0)
-    if 0 < skipped < MAX_STEPS:
-        found["nonFiniteSteps"] = round(skipped)
-    if reading.seconds_left > 0:
-        found["remainingSeconds"] = round(reading.seconds_left)
-    return found
+def coordinator_status(
+    last: CoordinatorReading | None, reading: CoordinatorReading | None, status: Mapping[str, Any]
+) -> Json:
+    """Return the fields that a coordinator determines; what none says stays as `status`, the last one, has it.
+
+    `last`: what it said when it ended, or else the reading.
+    """
+    fields = {name: status[name] for name in _OF_COORDINATOR if status.get(name)}
+    if last is not None:
+        fields["progress"] = _progress(last)
+        if (checkpoint := _checkpoint(last, status)) is not None:
+            fields["lastCheckpoint"] = checkpoint
+    if reading is not None and (plan := _plan(reading)) is not None:
+        fields["plan"] = plan
+    return fields
 
 
-def steps_skipped(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
-    """What is to be said when more steps were skipped than the last written status knew; `before` is its progress."""
-    now, known = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
-    if now <= known:
-        return ()
-    steps = "1 optimizer step was" if now - known == 1 else f"{now - known} optimizer steps were"
-    text = (
-        f"{steps} skipped, because a loss or gradient was infinite or NaN; {now} so far, "
-        f"{progress.get('summary')} iterations are trained"
-    )
-    return (JobEvent("StepsSkipped", text, warning=True),)
-
-
-def last_said(
-    reading: CoordinatorReading | None, pods: Iterable[ObservedPod], iterations: int, *, over: bool
+def last_reading(
+    reading: CoordinatorReading | None, pods: Collection[ObservedPod], iterations: int, *, over: bool
 ) -> CoordinatorReading | None:
-    """The reading, or what the coordinator said when it ended; `over`: it is not started again in its pod."""
+    """Return the reading, or what the coordinator said when it ended; `over`: it is not started again in its pod."""
     ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
-    told = [(end.at, end.report) for end in ends if end and end.at and end.report]
-    if not told:
+    reports = [(end.at, end.report) for end in ends if end and end.at and end.report]
+    if not reports:
         return reading
-    at, report = max(told, key=lambda each: each[0])
+    at, report = max(reports, key=lambda item: item[0])
     known = reading or CoordinatorReading(at, "", 0, iterations)
     return replace(
         known,
@@ -151,41 +137,76 @@ def last_said(
     )
 
 
-def all_done(progress: Json | None, iterations: int, now: datetime) -> Json:
-    """`status.progress` of a job that is complete."""
-    found = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
+def completed_progress(progress: Json | None, iterations: int, now: datetime) -> Json:
+    """Return `status.progress` of a job that is complete."""
+    kept = {key: value for key, value in (progress or {}).items() if key not in ("remainingSeconds", "stage")}
     summary = f"{iterations}/{iterations}"
     done = {"iteration": iterations, "iterations": iterations, "summary": summary, "lastUpdateTime": rfc3339(now)}
-    return found | done
+    return kept | done
 
 
-def of_coordinator(
-    last: CoordinatorReading | None, reading: CoordinatorReading | None, before: Mapping[str, Any]
-) -> Json:
-    """What a coordinator says; `last`: what it said when it ended, or the reading. What none says stays as before."""
-    found = {name: before[name] for name in ("progress", "plan", "migrationPool", "lastCheckpoint") if before.get(name)}
-    if last is not None:
-        found["progress"] = progress(last)
-        if (newest := checkpoint(last, before)) is not None:
-            found["lastCheckpoint"] = newest
-    if reading is not None and (chosen := plan(reading)) is not None:
-        found["plan"] = chosen
-    return found
+def skipped_steps_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the event that more steps were skipped than the last written status knew; `before` is its progress."""
+    now, known = int(progress.get("nonFiniteSteps") or 0), int(before.get("nonFiniteSteps") or 0)
+    if now <= known:
+        return ()
+    steps = "1 optimizer step was" if now - known == 1 else f"{now - known} optimizer steps were"
+    text = (
+        f"{steps} skipped, because a loss or gradient was infinite or NaN; {now} so far, "
+        f"{progress.get('summary')} iterations are trained"
+    )
+    return (JobEvent("StepsSkipped", text, warning=True),)
 
 
-def plan(reading: CoordinatorReading) -> Json | None:
-    """`status.plan`: what the coordinator says that it chose; None while it says nothing."""
+def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
+    """Return the seconds for which a change that is no hurry waits; None: it is to be written now.
+
+    `age`: seconds since this process wrote `before`.
+    """
+    if _slow_part(status) != _slow_part(before):
+        return None
+    return PROGRESS_SECONDS - age if age < PROGRESS_SECONDS else None
+
+
+def differs(status: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return whether a status is worth a write: in more than the moment of the reading and the estimate that follows
+    it."""
+    return _without_times(status) != _without_times(before)
+
+
+def _progress(reading: CoordinatorReading) -> Json:
+    progress: Json = {
+        "iteration": reading.iteration,
+        "iterations": reading.iterations,
+        "summary": f"{reading.iteration}/{reading.iterations}",
+        "stage": reading.phase or "Starting",
+        "lastUpdateTime": rfc3339(reading.at),
+    }
+    for field, metric in NUMBERS.items():
+        value = reading.metrics.get(metric)
+        if value is not None and math.isfinite(value) and (value >= 0 or field != "samplesPerSecond"):
+            progress[field] = float(f"{value:.6g}")
+    skipped = reading.metrics.get(NON_FINITE_STEPS, 0.0)
+    if 0 < skipped < MAX_STEPS:
+        progress["nonFiniteSteps"] = round(skipped)
+    if reading.seconds_left > 0:
+        progress["remainingSeconds"] = round(reading.seconds_left)
+    return progress
+
+
+def _plan(reading: CoordinatorReading) -> Json | None:
+    """Return `status.plan`: what the coordinator says that it chose; None while it says nothing."""
     if not reading.fusion:
         return None
-    found: Json = {"interStage": reading.fusion[:TEXT_MAX]}
+    plan: Json = {"interStage": reading.fusion[:TEXT_MAX]}
     if reading.predicted_seconds > 0 and math.isfinite(reading.predicted_seconds):
-        found["predictedSeconds"] = float(f"{reading.predicted_seconds:.3g}")
-    return found
+        plan["predictedSeconds"] = float(f"{reading.predicted_seconds:.3g}")
+    return plan
 
 
-def checkpoint(reading: CoordinatorReading, before: Mapping[str, Any]) -> Json | None:
-    """`status.lastCheckpoint`; the time is that of the first reading that named it."""
-    known = before.get("lastCheckpoint")
+def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json | None:
+    """Return `status.lastCheckpoint`; the time is that of the first reading that named it."""
+    known = status.get("lastCheckpoint")
     if not reading.last_checkpoint or (known and known.get("path") == reading.last_checkpoint):
         return dict(known) if known else None
     match = _CHECKPOINT.search(reading.last_checkpoint)
@@ -196,21 +217,20 @@ def checkpoint(reading: CoordinatorReading, before: Mapping[str, Any]) -> Json |
     }
 
 
-def slow_part(status: Mapping[str, Any]) -> Json:
-    """What is written at once when it changes."""
-    found = {name: status.get(name) for name in _SLOW_FIELDS}
-    found["conditions"] = [
-        {key: each.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}
-        for each in status.get("conditions") or []
+def _slow_part(status: Mapping[str, Any]) -> Json:
+    """Return what is written at once when it changes."""
+    slow = {name: status.get(name) for name in _SLOW_FIELDS}
+    slow["conditions"] = [
+        {key: condition.get(key) for key in ("type", "status", "reason", "lastTransitionTime", "observedGeneration")}
+        for condition in status.get("conditions") or []
     ]
-    found["desired"] = {each["name"]: (each["desired"], each.get("epoch")) for each in status.get("groups") or []}
-    return found
+    slow["desired"] = {group["name"]: (group["desired"], group.get("epoch")) for group in status.get("groups") or []}
+    return slow
 
 
-def news(status: Mapping[str, Any]) -> Json:
-    """What makes a write worth its while: all but the moment of the reading and the estimate that follows it."""
-    found = dict(status)
-    if "progress" in found:
+def _without_times(status: Mapping[str, Any]) -> Json:
+    kept = dict(status)
+    if "progress" in kept:
         hidden = ("lastUpdateTime", "remainingSeconds")
-        found["progress"] = {key: value for key, value in found["progress"].items() if key not in hidden}
-    return found
+        kept["progress"] = {key: value for key, value in kept["progress"].items() if key not in hidden}
+    return kept

@@ -1,11 +1,10 @@
-"""What the job's life asks for now: finish, wait, stop, or run; each as conditions and pods to delete.
+"""The phases of a job's life, and what its conditions say in each: complete, failed, stopped for a while, running.
 
 Rule: pure. A finished job is finished for good, and that is recorded before anything of it is deleted, so that what is
-gone is never made again. A suspension asks the coordinator alone to stop, by deleting its pod: it then checkpoints with
-the training ranks' help, which therefore go after it.
+gone is never made again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -19,10 +18,14 @@ from rlhf_api.conditions import (
 )
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
-from rlhf_operator.reconcile.conditions import Conditions
-from rlhf_operator.reconcile.diagnostics import names_taken, occupied, troubles, unread
-from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
-from rlhf_operator.reconcile.observed_pod import ObservedPod, time_of
+from rlhf_operator.gang.backend import QueueGate
+from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.diagnostics import diagnose, names_taken, occupied_names, unreadable_objects
+from rlhf_operator.reconcile.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.timestamps import time_of
+
+Updates = tuple[ConditionUpdate, ...]
 
 COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Starting": RunningReason.STARTING,
@@ -30,99 +33,129 @@ COORDINATOR_PHASES: Final[Mapping[str, RunningReason]] = {
     "Checkpointing": RunningReason.RUNNING,
 }
 """Phases of the coordinator that are not simply Running."""
-READING_GOOD_FOR: Final = timedelta(seconds=60)
+READING_VALID_FOR: Final = timedelta(seconds=60)
 """A reading older than this says nothing about now."""
+_NOT_SUSPENDED: Final = ConditionUpdate(
+    ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false"
+)
 
 
 def deadline(job: RLHFJob, started: datetime | None) -> datetime | None:
-    """When spec.runPolicy.activeDeadlineSeconds is over; counted anew after a suspension."""
+    """Return when spec.runPolicy.activeDeadlineSeconds is over, which counts anew after a suspension; None: never."""
     seconds = job.spec.run_policy.active_deadline_seconds
     return None if seconds is None or started is None else started + timedelta(seconds=seconds)
 
 
 def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
-    """When a finished job is to be deleted."""
+    """Return when a finished job is to be deleted; None: never."""
     seconds, finished = job.spec.run_policy.ttl_seconds_after_finished, time_of(status.get("completionTime"))
     return None if seconds is None or finished is None else finished + timedelta(seconds=seconds)
 
 
-def completed(conditions: Conditions, iterations: int) -> None:
-    """All is trained."""
-    told = f"all {iterations} iterations are trained"
-    conditions.set(ConditionType.COMPLETE, True, FinishedReason.COMPLETE, told)
-    conditions.set(ConditionType.RUNNING, False, RunningReason.COMPLETE, told)
-    _at_rest(conditions, "the job has finished")
+def planned(context: ReconcileContext) -> ConditionUpdate:
+    """Return the condition Planned: whether pods may be made from the manifest."""
+    pinned = context.pinned
+    warnings = f"; warning: {pinned.warnings}" if pinned.warnings else ""
+    message = pinned.problem or f"{pinned.note or 'the manifest is valid'}{warnings}"
+    return ConditionUpdate(ConditionType.PLANNED, pinned.planned, pinned.reason, message)
 
 
-def failed(conditions: Conditions, reason: FinishedReason, message: str, log: str = "") -> None:
-    """The job gave up. `log`: lines that are kept below the message, as their pod is deleted."""
-    conditions.set(ConditionType.FAILED, True, reason, f"{message}\n{log}" if log else message)
-    conditions.set(ConditionType.RUNNING, False, RunningReason.FAILED, message)
-    _at_rest(conditions, "the job has finished")
+def nothing_started(problem: str) -> ConditionUpdate:
+    """Return the condition Running of a job without pods whose manifest is refused."""
+    message = f"nothing was started: {problem}"
+    return ConditionUpdate(ConditionType.RUNNING, False, RunningReason.PENDING, message)
 
 
-def _at_rest(conditions: Conditions, told: str) -> None:
-    conditions.set(ConditionType.RESIZING, False, ResizingReason.STABLE, told)
-    conditions.set(ConditionType.RESTARTING, False, RestartingReason.NONE, told)
+def completed(iterations: int) -> Updates:
+    """Return the conditions of a job that has trained all its iterations."""
+    message = f"all {iterations} iterations are trained"
+    return (
+        ConditionUpdate(ConditionType.COMPLETE, True, FinishedReason.COMPLETE, message),
+        ConditionUpdate(ConditionType.RUNNING, False, RunningReason.COMPLETE, message),
+        *_at_rest("the job has finished"),
+    )
 
 
-def suspended(conditions: Conditions, job: RLHFJob, pods: Iterable[ObservedPod]) -> list[ObservedPod]:
-    """Sets the conditions of a suspension, and answers the pods to delete now."""
-    listed = list(pods)
+def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
+    """Return the conditions of a job that gave up. `log`: lines that are kept below the message, as their pod goes."""
+    return (
+        ConditionUpdate(ConditionType.FAILED, True, reason, f"{message}\n{log}" if log else message),
+        ConditionUpdate(ConditionType.RUNNING, False, RunningReason.FAILED, message),
+        *_at_rest("the job has finished"),
+    )
+
+
+def suspended(job: RLHFJob, *, pods_left: bool, coordinator_left: bool) -> Updates:
+    """Return the conditions of a job whose user suspended it."""
     kept = (
         "it goes on from its last checkpoint when spec.suspend is false again"
         if job.spec.checkpoints
         else "spec.checkpoints is not set, so it will begin anew when spec.suspend is false again"
     )
-    _at_rest(conditions, "the job is suspended")
-    if not listed:
-        conditions.set(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, f"no pod runs; {kept}")
-        conditions.set(ConditionType.RUNNING, False, RunningReason.SUSPENDED, f"spec.suspend is true; {kept}")
-        return []
-    stopping = [pod for pod in listed if pod.group == Group.COORDINATOR]
-    told = "the coordinator ends the optimizer step and saves a checkpoint" if stopping else "the workers end"
-    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.STOPPING, told)
-    conditions.set(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, told)
-    return [pod for pod in stopping or listed if pod.deletion is None]
+    at_rest = _at_rest("the job is suspended")
+    if not pods_left:
+        suspended = f"no pod runs; {kept}"
+        running = f"spec.suspend is true; {kept}"
+        return (
+            *at_rest,
+            ConditionUpdate(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, suspended),
+            ConditionUpdate(ConditionType.RUNNING, False, RunningReason.SUSPENDED, running),
+        )
+    message = (
+        "the coordinator ends the optimizer step and saves a checkpoint" if coordinator_left else "the workers end"
+    )
+    return (
+        *at_rest,
+        ConditionUpdate(ConditionType.SUSPENDED, False, SuspendedReason.STOPPING, message),
+        ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message),
+    )
 
 
-def released(conditions: Conditions, job: RLHFJob, told: str, pods: Iterable[ObservedPod]) -> list[ObservedPod]:
-    """Sets the conditions of a job that gives everything back for a while, and answers the pods to delete now."""
-    listed = list(pods)
-    _at_rest(conditions, "the job holds no resources")
-    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
-    conditions.set(ConditionType.RUNNING, False, RunningReason.RELEASED, told)
-    stopping = [pod for pod in listed if pod.group == Group.COORDINATOR]
-    return [pod for pod in stopping or listed if pod.deletion is None]
+def queued(job: RLHFJob, gate: QueueGate, *, pods_left: bool, coordinator_left: bool) -> Updates:
+    """Return the conditions of a job that waits in its queue."""
+    if not pods_left:
+        message = f"nothing is started: {gate.message}"
+        return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.QUEUED, message)
+    kept = (
+        "saves a checkpoint" if job.spec.checkpoints else "ends; spec.checkpoints is not set, so it begins anew later"
+    )
+    message = f"{gate.message}; the coordinator {kept}" if coordinator_left else f"{gate.message}; the workers end"
+    return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message)
 
 
-def running(
-    conditions: Conditions,
-    job: RLHFJob,
-    observed: ObservedJob,
-    now: datetime,
-    waits: Sequence[str] = (),
-    *,
-    began: bool,
-) -> None:
-    """Sets Running and Suspended of a job that should run. `waits`: pods that are not made yet, in words; `began`: its
-    coordinator was heard of before."""
-    conditions.set(ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false")
-    reading = observed.reading
-    wrong = [*occupied(job, observed), *waits, *unread(observed), *names_taken(job, observed)]
-    wrong += troubles(job, observed.pods.values(), observed.refusals, now, reading)
-    coordinator = next((pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR), None)
-    if reading is None or now - reading.at > READING_GOOD_FOR or coordinator is None or not coordinator.active:
-        _unread(conditions, observed, now, wrong, began=began or reading is not None)
-        return
+def backing_off(message: str) -> Updates:
+    """Return the conditions of a job that could not begin and gives everything back for a while."""
+    running = ConditionUpdate(ConditionType.RUNNING, False, RunningReason.RELEASED, message)
+    return (*_at_rest("the job holds no resources"), _NOT_SUSPENDED, running)
+
+
+def running(context: ReconcileContext, waits: Sequence[str]) -> Updates:
+    """Return the conditions of a job that should run. `waits`: what is said of pods that are not made or gone yet."""
+    job, observed, reading = context.job, context.observed, context.reading
+    problems = [*occupied_names(job, observed), *waits, *unreadable_objects(observed), *names_taken(job, observed)]
+    problems += diagnose(job, context.pods, observed.refusals, context.now, reading)
+    if not context.pinned.planned and not context.pods:
+        return _NOT_SUSPENDED, nothing_started(context.pinned.problem)
+    coordinator = next((pod for pod in context.pods if pod.group == Group.COORDINATOR), None)
+    recent = reading is not None and context.now - reading.at <= READING_VALID_FOR
+    if reading is None or not recent or coordinator is None or not coordinator.active:
+        return _NOT_SUSPENDED, _running_unheard(context, problems)
     reason = COORDINATOR_PHASES.get(reading.phase, RunningReason.RUNNING)
-    if reason is RunningReason.STARTING and any(pod.stuck(now) for pod in observed.pods.values()):
+    if reason is RunningReason.STARTING and any(pod.stuck(context.now) for pod in context.pods):
         reason = RunningReason.UNSCHEDULABLE
     holds = reason is RunningReason.RUNNING
-    conditions.set(ConditionType.RUNNING, holds, reason, _told(reading, wrong, waits=not holds))
+    message = _progress_message(reading, problems, waits=not holds)
+    return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, holds, reason, message)
 
 
-def _told(reading: CoordinatorReading, wrong: list[str], *, waits: bool) -> str:
+def _at_rest(message: str) -> Updates:
+    return (
+        ConditionUpdate(ConditionType.RESIZING, False, ResizingReason.STABLE, message),
+        ConditionUpdate(ConditionType.RESTARTING, False, RestartingReason.NONE, message),
+    )
+
+
+def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits: bool) -> str:
     stage = reading.phase.lower() or "starting"
     text = f"iteration {reading.iteration + 1} of {reading.iterations}: {stage}"
     if reading.iteration >= reading.iterations:
@@ -130,26 +163,27 @@ def _told(reading: CoordinatorReading, wrong: list[str], *, waits: bool) -> str:
     if waits and reading.waiting_for:
         more = len(reading.waiting_for) - 1
         text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
-    return ". ".join([text, *wrong])
+    return ". ".join([text, *problems])
 
 
-def _unread(conditions: Conditions, observed: ObservedJob, now: datetime, wrong: list[str], *, began: bool) -> None:
-    """Running while the coordinator cannot say anything."""
-    pods = observed.pods.values()
-    ready = sum(pod.ready for pod in pods)
-    text = f"{ready} of {len(observed.pods)} pods are ready" if observed.pods else "its pods are being created"
-    if observed.occupied and not observed.pods:
+def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:
+    """Return the condition Running while the coordinator cannot say anything."""
+    observed, known = context.observed, context.conditions
+    ready = sum(pod.ready for pod in context.pods)
+    text = f"{ready} of {len(context.pods)} pods are ready" if context.pods else "its pods are being created"
+    heard_before = bool(context.status.get("progress")) or context.reading is not None
+    if observed.occupied and not context.pods:
         reason = RunningReason.NAME_TAKEN
-    elif any(pod.stuck(now) for pod in pods):
+    elif any(pod.stuck(context.now) for pod in context.pods):
         reason = RunningReason.UNSCHEDULABLE
-    elif began or conditions.holds(ConditionType.RUNNING):
+    elif heard_before or known.holds(ConditionType.RUNNING):
         reason, text = RunningReason.RECOVERING, f"the coordinator does not answer; {text}"
-    elif conditions.reason(ConditionType.RUNNING) == RunningReason.RECOVERING:
+    elif known.reason(ConditionType.RUNNING) == RunningReason.RECOVERING:
         reason = RunningReason.RECOVERING
     else:
         reason = RunningReason.STARTING
-    if observed.unreachable and not wrong:
+    if observed.unreachable and not problems:
         text += f"; {observed.unreachable}"
-        if any(pod.group == Group.COORDINATOR and pod.ready for pod in pods):
+        if any(pod.group == Group.COORDINATOR and pod.ready for pod in context.pods):
             text += f": see that no NetworkPolicy keeps the operator from port {COORDINATOR_PORT} of its pod"
-    conditions.set(ConditionType.RUNNING, False, reason, ". ".join([*wrong, text]))
+    return ConditionUpdate(ConditionType.RUNNING, False, reason, ". ".join([*problems, text]))

@@ -28,7 +28,7 @@ GRACE_SECONDS: Final = 30
 def lost(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> dict[str, str]:
-    """uid of each pod to replace now -> why, in words."""
+    """Return uid -> why, in words, of each pod to replace now."""
     listed = list(pods)
     if reading is None or now - reading.at > READ_LATELY or _coordinator_is_cut_off(reading):
         return {}
@@ -43,13 +43,13 @@ def lost(
 def next_lost(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> float | None:
-    """Seconds until `lost` may answer another one."""
+    """Return the seconds until `lost` may return another one; None: it will not."""
     left = [(since + _patience(job) - now).total_seconds() for _, since in _silent(pods, reading)] if reading else []
-    return min((each for each in left if each > 0), default=None)
+    return min((seconds for seconds in left if seconds > 0), default=None)
 
 
-def told(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
-    """What is said of those that are silent and not replaced yet; empty when there are none."""
+def silence_message(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
+    """Return what is said of the workers that are silent and not replaced yet; empty when there are none."""
     silent = [pod.name for pod, _ in _silent(pods, reading)] if reading is not None else []
     if reading is None or not silent:
         return ""
@@ -73,11 +73,11 @@ def _coordinator_is_cut_off(reading: CoordinatorReading) -> bool:
 
 
 def _silent(pods: Iterable[ObservedPod], reading: CoordinatorReading) -> list[tuple[ObservedPod, datetime]]:
-    """Pods that look well, and when the process in them was last heard."""
-    found = []
+    """Return the pods that look well and whose process is silent, with the time when it was last heard."""
+    silent = []
     for pod in pods:
         since = reading.silent.get(worker_name(pod.group, pod.index)) if pod.group is not Group.COORDINATOR else None
         well = pod.active and pod.ready and pod.phase == "Running"
         if since is not None and well and pod.running is not None and pod.running < since:
-            found.append((pod, since))
-    return sorted(found, key=lambda item: item[0].name)
+            silent.append((pod, since))
+    return sorted(silent, key=lambda item: item[0].name)

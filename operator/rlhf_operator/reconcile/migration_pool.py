@@ -1,7 +1,7 @@
 """The migration pool for Kubernetes: `status.migrationPool`, a label on its pods, events when it comes and goes.
 
 Rule: pure. The coordinator moves samples in milliseconds and this is a slow picture of it: labels and status change at
-most every PROGRESS_SECONDS, events come at most once in EVENT_EVERY, and nothing in the job waits for any of them. A
+most every PROGRESS_SECONDS, events come at most once in EVENT_INTERVAL, and nothing in the job waits for any of them. A
 reading that is old says nothing about who is in the pool now, so labels then stay as they are.
 """
 
@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod, time_of
+from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PoolLabel
+from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
 Json = dict[str, Any]
 
@@ -25,13 +25,16 @@ SHOWN: Final = 3
 """Workers that an event names."""
 
 
-def pooled(
-    reading: CoordinatorReading, generation: int, before: Mapping[str, Any], now: datetime
+def pool_status(
+    reading: CoordinatorReading, generation: int, status: Mapping[str, Any], now: datetime
 ) -> tuple[Json, tuple[JobEvent, ...]]:
-    """`status.migrationPool`, and what is to be said about it; `before` is the whole status."""
-    known = before.get("migrationPool") or {}
+    """Return `status.migrationPool`, and the events about it.
+
+    `generation`: workers of that group; `status`: the whole status that was written last.
+    """
+    known = status.get("migrationPool") or {}
     workers = sorted(reading.pool)
-    found: Json = {
+    pool: Json = {
         "replicas": len(workers),
         "generationReplicas": generation,
         "threshold": reading.threshold,
@@ -40,11 +43,21 @@ def pooled(
         "workers": workers[:NAMED],
     }
     last = known.get("lastEventTime")
-    said = time_of(last)
-    turned = bool(workers) != bool(known.get("replicas"))
-    if not turned or (said is not None and now - said < EVENT_INTERVAL):
-        return found | ({"lastEventTime": last} if last else {}), ()
-    return found | {"lastEventTime": rfc3339(now)}, (_event(workers, reading),)
+    last_event = time_of(last)
+    changed = bool(workers) != bool(known.get("replicas"))
+    if not changed or (last_event is not None and now - last_event < EVENT_INTERVAL):
+        return pool | ({"lastEventTime": last} if last else {}), ()
+    return pool | {"lastEventTime": rfc3339(now)}, (_event(workers, reading),)
+
+
+def pool_labels(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading) -> tuple[PoolLabel, ...]:
+    """Return the pods whose label is to be set or taken away."""
+    members = {f"{job.name}-{worker}" for worker in reading.pool}
+    return tuple(
+        PoolLabel(pod.name, pod.uid, pod.name in members)
+        for pod in sorted(pods, key=lambda pod: pod.name)
+        if pod.active and pod.pooled != (pod.name in members)
+    )
 
 
 def _event(workers: list[str], reading: CoordinatorReading) -> JobEvent:
@@ -54,13 +67,3 @@ def _event(workers: list[str], reading: CoordinatorReading) -> JobEvent:
     scoring = f"; {reading.released} released workers score" if reading.released else ""
     text = f"iteration {reading.iteration + 1}: the long tail is with {', '.join(workers[:SHOWN])}{more}{scoring}"
     return JobEvent("PoolFormed", text)
-
-
-def labels(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading) -> tuple[PoolLabel, ...]:
-    """Pods whose label is to be set or taken away."""
-    members = {f"{job.name}-{worker}" for worker in reading.pool}
-    return tuple(
-        PoolLabel(pod.name, pod.uid, pod.name in members)
-        for pod in sorted(pods, key=lambda each: each.name)
-        if pod.active and pod.pooled != (pod.name in members)
-    )

@@ -106,8 +106,8 @@ class ObservedPod:
     """Since when our container runs."""
     end: PodEnd | None = None
     """The newest end of our container, or of the pod."""
-    template: str = ""
-    """Fingerprint of the user's template that it was made from; empty: made before there were any."""
+    template_hash: str = ""
+    """Of the user's template that it was made from; empty: made before there were any."""
     pooled: bool = False
     """It carries the label of the migration pool."""
     conditions: frozenset[tuple[str, str]] = frozenset()
@@ -116,7 +116,7 @@ class ObservedPod:
     """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
-    words: str = ""
+    disruption_message: str = ""
     """What is said of that disruption."""
     began: datetime | None = None
     """When our container's present run began, or its last one."""
@@ -178,7 +178,7 @@ def _pod(body: Json) -> ObservedPod:
         reason, message = clean(reason), clean(message)
     if not "".join((name, uid, address)).isascii() or len(name) > NAME_MAX or len(uid) > UID_MAX:
         raise UnreadableError("metadata.name, metadata.uid or status.podIP is no name, uid or address")
-    disruption, words = _disruption(status, conditions)
+    disruption, disruption_message = _disruption(status, conditions)
     placed = conditions.get("PodScheduled") or {}
     unschedulable = _unschedulable(placed)
     at = moment(placed.get("lastTransitionTime"), "status.conditions: lastTransitionTime")
@@ -203,12 +203,12 @@ def _pod(body: Json) -> ObservedPod:
         waiting_message=message,
         running=moment(((container.get("state") or {}).get("running") or {}).get("startedAt"), _STARTED),
         end=_end(uid, status, container),
-        template=template,
+        template_hash=template,
         pooled=labels.get(names.LABEL_POOL) == "true",
         conditions=_telling(conditions),
         done=_done(status),
         disruption=disruption,
-        words=words,
+        disruption_message=disruption_message,
         began=_began(container),
     )
 
@@ -246,14 +246,6 @@ def _words(value: object) -> str:
 def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
     """One object for all pods that have the same: most of them do."""
     return conditions
-
-
-def time_of(text: str | None) -> datetime | None:
-    """A time of the API server, which is RFC 3339 in UTC; None for none, and for what is no time."""
-    try:
-        return moment(text, "time")
-    except UnreadableError:
-        return None
 
 
 def _our_container(status: Json) -> Json:

@@ -19,13 +19,13 @@ from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.bounds import MAX_DEPTH, too_deep
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.scheduling import OURS
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
-from rlhf_operator.manifests.render import template_hash
-from rlhf_operator.reconcile.scaling import desired
+from rlhf_operator.manifests.render import group_sizes, template_hash
 from rlhf_operator.stored_job import UNREADABLE
 
 REMEMBERED: Final = 2048
@@ -33,6 +33,13 @@ REMEMBERED: Final = 2048
 again."""
 _PODS_ROOT: Final = Path("/")
 _METADATA: Final = ("name", "namespace", "uid", "labels")
+
+
+def managed_elsewhere(stored: Mapping[str, Any]) -> bool:
+    """Return whether another controller reconciles the job (spec.managedBy): nothing of it is touched, status
+    included."""
+    spec = stored.get("spec")
+    return isinstance(spec, Mapping) and bool(spec.get("managedBy", OURS) != OURS)
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,9 @@ class ParsedJob:
         return "" if self.job is None else _told(advice(self.job))
 
     @cached_property
-    def marks(self) -> Mapping[Group, str]:
-        """`template_mark` of every group."""
-        return {} if self.job is None else {group: template_hash(self.job, group) for group in desired(self.job)}
+    def template_hashes(self) -> Mapping[Group, str]:
+        """Return `template_hash` of every group."""
+        return {} if self.job is None else {group: template_hash(self.job, group) for group in group_sizes(self.job)}
 
 
 def parse_job(body: Mapping[str, Any]) -> ParsedJob:

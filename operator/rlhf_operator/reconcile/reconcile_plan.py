@@ -1,21 +1,22 @@
-"""What reconcile answers: what is to be written, as data. Whoever carries it out writes the status first.
+"""What reconcile returns: what is to be written, as data. Whoever carries it out writes the status first.
 
 Rule: the status goes first because it holds the counts: a pod whose end is counted may be deleted afterwards, one that
 is not would be forgotten.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_operator.gang.backend import WorkloadReport
+from rlhf_operator.reconcile.observed_pod import ObservedPod
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PodDeletion:
-    """A pod to delete; only if it is still the one that was observed."""
+    """A pod to delete, if it is still the one that was observed."""
 
     name: str
     uid: str
@@ -36,7 +37,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class PoolLabel:
-    """A pod that joined or left the migration pool; only if it is still the one that was observed."""
+    """A pod that joined or left the migration pool, if it is still the one that was observed."""
 
     name: str
     uid: str
@@ -52,7 +53,7 @@ class ReconcilePlan:
     issue_certificates: bool = False
     """Issue a certificate into the job's Secret; pods are created once it is there."""
     resize: Mapping[str, int] | None = None
-    """Group -> workers: what the coordinator is to be told."""
+    """Group -> workers: the sizes to give to the coordinator."""
     apply: tuple[Json, ...] = ()
     delete: tuple[PodDeletion, ...] = ()
     labels: tuple[PoolLabel, ...] = ()
@@ -64,13 +65,18 @@ class ReconcilePlan:
     withdraw: tuple[tuple[str, str], ...] = ()
     """(kind, name) of gang objects to delete."""
     report: WorkloadReport | None = None
-    """What the status of the job's Workload is to say."""
+    """What to write into the status of the queue's object."""
     requeue_after: float | None = None
     """Seconds until time alone changes the answer; None: never."""
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be written."""
+        """Return whether nothing is to be written."""
         written = self.status or self.issue_certificates or self.apply or self.delete or self.events or self.delete_job
         queued = self.withdraw or self.report is not None
         return not (written or queued or self.resize or self.labels or self.finalizer is not None)
+
+
+def deletions(pods: Iterable[ObservedPod]) -> tuple[PodDeletion, ...]:
+    """Return the deletion of each pod, with the grace that the pod has."""
+    return tuple(PodDeletion(pod.name, pod.uid) for pod in pods)

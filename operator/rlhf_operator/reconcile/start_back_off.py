@@ -1,9 +1,9 @@
 """A job that cannot begin gives everything back, waits, and tries again: GPUs that are held for nothing help nobody.
 
-Looked at are pods that have a node and are kept from starting (an image, a volume, an init container), for
-spec.runPolicy.podStartTimeoutSeconds; and workers that run while the coordinator never comes to have all it needs, for
+A job cannot begin when pods that have a node are kept from starting (an image, a volume, an init container) for
+spec.runPolicy.podStartTimeoutSeconds, or when workers run while the coordinator never comes to have all it needs for
 spec.runPolicy.startTimeoutSeconds. Time without a node does not count: that is capacity, and a gang or a queue is what
-keeps the others from holding theirs. A pod that an iteration can do without is replaced alone, in its place's back-off.
+keeps the others from holding theirs. A pod that an iteration can do without is replaced alone, in its own back-off.
 The whole job ends its pods as for a suspension, the coordinator with its checkpoint first, and then its gang object and
 its queue's reservation go too. It tries again after FIRST, twice as long each time, to LONGEST (Kueue's figures for
 jobs whose pods do not get ready), or at once when its spec is edited. It counts towards no limit; the deadline goes on.
@@ -18,10 +18,10 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import members
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.diagnostics import CONFIG_REASONS, CREATING, IMAGE_REASONS
 from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod, time_of
+from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ _KEPT_FROM_STARTING: Final = IMAGE_REASONS | CONFIG_REASONS | {CREATING}
 
 @dataclass(frozen=True)
 class StartBackOff:
-    """The last time a job gave everything back, until it is at work again."""
+    """The last time a job gave everything back; it is kept until the job is at work again."""
 
     attempts: int
     """In a row."""
@@ -49,11 +49,11 @@ class StartBackOff:
     reason: str
 
     def holds(self, generation: int, now: datetime) -> bool:
-        """No pod is made."""
+        """Return whether no pod is made now. `generation`: metadata.generation."""
         return generation == self.generation and now < self.until
 
-    def told(self) -> str:
-        """Why, and until when."""
+    def message(self) -> str:
+        """Return why, and until when."""
         return (
             f"could not begin: {self.reason}. All pods are ended and their resources given back since "
             f"{rfc3339(self.since)}; tried again at {rfc3339(self.until)} (attempt {self.attempts + 1}), or at once "
@@ -61,7 +61,7 @@ class StartBackOff:
         )
 
     def written(self) -> Json:
-        """`status.release`."""
+        """Return `status.release`."""
         return {
             "attempts": self.attempts,
             "since": rfc3339(self.since),
@@ -71,13 +71,13 @@ class StartBackOff:
         }
 
 
-def known(before: Mapping[str, Any]) -> StartBackOff | None:
-    """From `status.release`."""
-    found = before.get("release") or {}
-    since, until = time_of(found.get("since")), time_of(found.get("until"))
+def known(status: Mapping[str, Any]) -> StartBackOff | None:
+    """Return the back-off that `status.release` has; None when it has none."""
+    stored = status.get("release") or {}
+    since, until = time_of(stored.get("since")), time_of(stored.get("until"))
     if since is None or until is None:
         return None
-    return StartBackOff(int(found["attempts"]), since, until, int(found["generation"]), str(found["reason"]))
+    return StartBackOff(int(stored["attempts"]), since, until, int(stored["generation"]), str(stored["reason"]))
 
 
 def decided(
@@ -88,7 +88,7 @@ def decided(
     generation: int,
     now: datetime,
 ) -> StartBackOff | None:
-    """The release that holds, or was the last; a new one when the job has to give everything back now."""
+    """Return the back-off that holds or was the last; a new one when the job has to give everything back now."""
     if before is not None and before.holds(generation, now):
         return before
     why = _cannot_begin(job, pods.values(), reading, now)
@@ -100,21 +100,21 @@ def decided(
     return None if at_work and before and reading and reading.at > before.until else before
 
 
-def replaced(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
-    """Pods that cannot start and that an iteration can do without: another node may do."""
+def unable_to_start(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
+    """Return the pods to replace that cannot start and that an iteration can do without: another node may do."""
     listed = list(pods)
     return _overdue(job, listed, now) if _enough(job, listed) else []
 
 
 def requeue_after(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Seconds until a pod has been kept from starting for too long."""
+    """Return the seconds until a pod has been kept from starting for too long; None: none will be."""
     limit = timedelta(seconds=job.spec.run_policy.pod_start_timeout_seconds)
     left = [(since + limit - now).total_seconds() for pod in pods if (since := _kept_since(pod)) is not None and limit]
-    return min((each for each in left if each > 0), default=None)
+    return min((seconds for seconds in left if seconds > 0), default=None)
 
 
 def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> str:
-    """Why no iteration can begin, though nothing lacks a node; empty: one can, or it is too early to tell."""
+    """Return why no iteration can begin, though nothing lacks a node; empty: one can, or it is too early to tell."""
     listed = list(pods)
     overdue = _overdue(job, listed, now)
     if overdue and not _enough(job, listed):
@@ -136,7 +136,7 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
 
 
 def _lasting(sentence: str) -> str:
-    """Without the seconds, which another visit finds changed."""
+    """Return the sentence without its seconds, which are others at the next reconcile."""
     return sentence.rpartition(" (")[0] or sentence
 
 
@@ -147,7 +147,7 @@ def _overdue(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[O
 
 
 def _kept_since(pod: ObservedPod) -> datetime | None:
-    """When it got its node, or its last run ended, if it is kept from starting; None: it is not."""
+    """Return when it got its node, or its last run ended, if it is kept from starting; None: it is not."""
     if not pod.active or pod.scheduled is None or pod.waiting not in _KEPT_FROM_STARTING:
         return None
     ended = pod.end.at if pod.end is not None else None
@@ -155,6 +155,6 @@ def _kept_since(pod: ObservedPod) -> datetime | None:
 
 
 def _enough(job: RLHFJob, pods: Iterable[ObservedPod]) -> bool:
-    """What an iteration needs is up."""
+    """Return whether what an iteration needs is up."""
     up = [pod.group for pod in pods if pod.active and pod.ready]
     return all(up.count(Group(group)) >= count for group, count in members.minimum(job).items())

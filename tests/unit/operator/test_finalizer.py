@@ -2,7 +2,7 @@
 
 from tests.support.simulated_cluster import SimulatedCluster
 
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 120}
 

@@ -13,7 +13,7 @@ from rlhf_api import names
 from rlhf_operator.gang.kueue_queue import KueueApi, QueuePriority
 from rlhf_operator.gang.kueue_workload import PodPlacement, workload_of
 from rlhf_operator.reconcile import ReconcilePlan
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 Json = dict[str, Any]
 PLACE = ("kueue.x-k8s.io/v1beta2/Workload", "rlhfjob-job")

@@ -3,7 +3,7 @@
 import pytest
 from tests.support.simulated_cluster import SimulatedCluster
 
-from rlhf_operator.reconcile.reconcile import MAX_PODS_PER_RECONCILE
+from rlhf_operator.reconcile.phases import MAX_PODS_PER_RECONCILE
 
 EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
 

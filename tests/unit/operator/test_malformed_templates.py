@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
-from rlhf_operator.reconcile.conditions import rfc3339
 from rlhf_operator.reconcile.parsed_job import parse_job
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 120}
 

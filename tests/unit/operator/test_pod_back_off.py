@@ -10,7 +10,7 @@ from tests.support.simulated_cluster import START, SimulatedCluster
 
 from rlhf_api.patterns import found
 from rlhf_operator.reconcile import pod_of
-from rlhf_operator.reconcile.pod_back_off import LONGEST, WELL, delay
+from rlhf_operator.reconcile.pod_back_off import LONGEST, RAN_WELL, delay
 
 LIMIT = 1000
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". '
@@ -116,7 +116,7 @@ def test_a_pod_that_ran_well_begins_anew() -> None:
     world.later(60)
     turn(world)
     world.run()
-    world.later(WELL.total_seconds())
+    world.later(RAN_WELL.total_seconds())
     world.settle()
     assert world.job["status"]["restarts"]["backOff"] == []
     world.evict("generation-1")
@@ -169,7 +169,7 @@ def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any]
     at = made(world, 3600, ends, worker, step=15.0)
     assert len(at) <= 7 + 12
     for number, moment in enumerate(at):
-        within = [each for each in at[number:] if each - moment < WELL.total_seconds()]
+        within = [each for each in at[number:] if each - moment < RAN_WELL.total_seconds()]
         assert len(within) <= 7, (moment, at)
 
 

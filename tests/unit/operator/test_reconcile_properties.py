@@ -11,7 +11,7 @@ from rlhf_api.names import Group
 from rlhf_operator.manifests.render import template_hash
 from rlhf_operator.reconcile import ReconcilePlan, pod_of
 from rlhf_operator.reconcile.parsed_job import parse_job
-from rlhf_operator.reconcile.scaling import places
+from rlhf_operator.reconcile.scaling import pod_places
 
 WORKERS = ["generation-0", "generation-1", "generation-2", "inference-0", "training-0", "training-1"]
 STEP = st.one_of(
@@ -42,7 +42,7 @@ class Life:
 
     def reconcile(self, *, dies: bool = False) -> None:
         plan = self.world.plan()
-        wanted = {name for name, _, _ in places(parse_job(self.world.job).job)}  # type: ignore[arg-type]
+        wanted = {name for name, _, _ in pod_places(parse_job(self.world.job).job)}  # type: ignore[arg-type]
         suspended = self.world.job["spec"]["suspend"]
         for each in plan.delete:
             if self.is_old(each.name, plan):
@@ -71,7 +71,7 @@ class Life:
                 return
             parsed = parse_job(world.job).job
             assert parsed is not None
-            if world.job["spec"]["suspend"] or name not in {each for each, _, _ in places(parsed)}:
+            if world.job["spec"]["suspend"] or name not in {each for each, _, _ in pod_places(parsed)}:
                 return
             self._disturb(what, worker, number)
             # Ends between two looks at one pod count once; the books are simple because we look after each.
@@ -141,7 +141,7 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
     assert world.settle().idle, "a plan that is carried out leaves nothing to do"
     parsed = parse_job(world.job).job
     assert parsed is not None
-    assert sorted(world.pods) == sorted(name for name, _, _ in places(parsed))
+    assert sorted(world.pods) == sorted(name for name, _, _ in pod_places(parsed))
     assert all(each["updated"] == each["desired"] for each in world.job["status"]["groups"])
     assert world.condition("Restarting")["status"] == "False"
     assert not [name for name, body in world.pods.items() if names.LABEL_POOL in body["metadata"]["labels"]]

@@ -6,7 +6,7 @@ import pytest
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
 
-from rlhf_operator.reconcile.conditions import rfc3339
+from rlhf_operator.reconcile.timestamps import rfc3339
 
 PULL = ("ImagePullBackOff", 'Back-off pulling image "registry/worker:v0"')
 LIMIT = 1800.0

@@ -9,7 +9,7 @@ from tests.support.simulated_cluster import SimulatedCluster, stored_job
 from rlhf_operator.cluster import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile import pod_of
-from rlhf_operator.reconcile.reconcile import TRIAL_RETRY_SECONDS
+from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS
 from rlhf_operator.trial import Trials
 
 TYPO = {"spec": {"nodeSelectr": {"zone": "a"}}}
@@ -91,7 +91,7 @@ async def test_a_refusal_names_the_template_and_the_nearest_right_name(
     asked = len(server.tried)
     assert await trials.verdict("team/job", job, {}) == words
     assert len(server.tried) == asked
-    clock.now += TRIAL_RETRY_SECONDS
+    clock.now += DRY_RUN_RETRY_SECONDS
     server.answers.clear()
     assert await trials.verdict("team/job", job, {}) == "", "an administrator may have mended it"
     job["spec"]["generation"]["template"] = {"spec": {"frobnicate": 1}}
@@ -132,7 +132,7 @@ def test_a_refused_template_starts_nothing_and_is_told() -> None:
     assert world.condition("Running")["message"] == f"nothing was started: {world.verdict}"
     assert world.events == ["PodsRefused"]
     assert plan.requeue_after is not None
-    assert plan.requeue_after <= TRIAL_RETRY_SECONDS
+    assert plan.requeue_after <= DRY_RUN_RETRY_SECONDS
     world.verdict = ""
     world.settle()
     assert len(world.pods) == 6

@@ -22,7 +22,7 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
 from rlhf_operator.manifests.identity import INDEX
 from rlhf_operator.manifests.pods import CONTAINER
-from rlhf_operator.manifests.render import template_hash
+from rlhf_operator.manifests.render import group_sizes, template_hash
 from rlhf_operator.reconcile.observed_job import ObservedJob
 from rlhf_operator.reconcile.observed_pod import ObservedPod
 from rlhf_operator.reconcile.revisions.revision import (
@@ -34,7 +34,6 @@ from rlhf_operator.reconcile.revisions.revision import (
     spec_schema,
 )
 from rlhf_operator.reconcile.revisions.three_way_merge import adopted
-from rlhf_operator.reconcile.scaling import desired
 
 Json = dict[str, Any]
 
@@ -52,7 +51,7 @@ def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Obser
         written = {**base, "metadata": written["metadata"], "spec": spec}
     images = _images(job, status, observed)
     active = [pod for pod in observed.pods.values() if pod.active]
-    hashes = {group: _hash(group, job, before, active) for group in desired(job)}
+    hashes = {group: _hash(group, job, before, active) for group in group_sizes(job)}
     running = observed.kept.running
     pods, others = (
         {group: _as_running(_hashed(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
@@ -70,11 +69,11 @@ def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Observe
     now = template_hash(job, group)
     if before is not None and template_hash(before, group) != now:
         return now
-    ours = [pod for pod in pods if pod.group is group and pod.template]
-    if not ours or any(pod.template == now for pod in ours):
+    ours = [pod for pod in pods if pod.group is group and pod.template_hash]
+    if not ours or any(pod.template_hash == now for pod in ours):
         return now
     # While they are rolled the newest has the one that all shall have.
-    return max(ours, key=lambda pod: (pod.created is not None, pod.created, pod.name)).template
+    return max(ours, key=lambda pod: (pod.created is not None, pod.created, pod.name)).template_hash
 
 
 def _images(job: RLHFJob, status: Mapping[str, Any], observed: ObservedJob) -> Images:

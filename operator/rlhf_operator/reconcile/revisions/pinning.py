@@ -32,7 +32,7 @@ from rlhf_operator.gang import members
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
-from rlhf_operator.manifests.render import plain, template_hash
+from rlhf_operator.manifests.render import group_sizes, plain, template_hash
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed_job import ObservedJob
 from rlhf_operator.reconcile.parsed_job import REMEMBERED, ParsedJob, parse_job
@@ -49,7 +49,6 @@ from rlhf_operator.reconcile.revisions.revision import (
     trusted,
 )
 from rlhf_operator.reconcile.revisions.three_way_merge import carried, known
-from rlhf_operator.reconcile.scaling import desired
 from rlhf_operator.stored_job import UNREADABLE
 
 Json = dict[str, Any]
@@ -108,7 +107,7 @@ def _started(text: str, images: Images, home: str) -> PinnedJob:
     stored = json.loads(text)
     job = parse_job(stored).job
     assert job is not None
-    pods, hashes = shapes(job, images), {group: template_hash(job, group) for group in desired(job)}
+    pods, hashes = shapes(job, images), {group: template_hash(job, group) for group in group_sizes(job)}
     ranks = job.spec.training.ranks
     requests_hash = members.requests_hash(job, pods)
     written = text_of(document(job))
@@ -153,7 +152,7 @@ def _problem(stored: Json) -> str:
 def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision | None:
     """`revision` with what its user changed; None when a group is to have pods that cannot be made."""
     images = revision.images
-    computed = {group: (template_hash(then, group), template_hash(now, group)) for group in desired(now)}
+    computed = {group: (template_hash(then, group), template_hash(now, group)) for group in group_sizes(now)}
     hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
     changed = {group for group, (old, new) in computed.items() if old != new}
     pods = _carried(revision.pods, shapes(then, images), shapes(now, images), changed)

@@ -27,8 +27,7 @@ from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
 from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY
 from rlhf_operator.manifests.pods import CONTAINER, USER_ID
-from rlhf_operator.manifests.render import pod
-from rlhf_operator.reconcile.scaling import desired
+from rlhf_operator.manifests.render import group_sizes, pod
 
 Json = dict[str, Any]
 
@@ -190,7 +189,7 @@ def document_of(kept: StoredRevision) -> Json:
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
     """One pod of each group as this version makes it; a template of a group that has no pods may be wrong."""
-    return _made(job, desired(job), images, INDEX)
+    return _made(job, group_sizes(job), images, INDEX)
 
 
 def spares(job: RLHFJob, images: Images) -> dict[Group, Json]:

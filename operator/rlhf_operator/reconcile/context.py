@@ -1,0 +1,147 @@
+"""What the steps of reconcile decide by: the job, what was observed of it, and what follows from these alone.
+
+Rule: frozen, and pure: what is derived is derived once, when a step asks for it first. Nothing that a step decides is
+kept here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Self
+
+from rlhf_api.conditions import ConditionType
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.render import group_sizes
+from rlhf_operator.reconcile import forced_deletion, lost_workers, pod_replacement, start_back_off
+from rlhf_operator.reconcile.conditions import StoredConditions
+from rlhf_operator.reconcile.gang_admission import GangAdmission
+from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.pod_replacement import DesiredVersions
+from rlhf_operator.reconcile.revisions.pinning import PinnedJob
+from rlhf_operator.reconcile.start_back_off import StartBackOff
+from rlhf_operator.reconcile.timestamps import time_of
+
+
+@dataclass(frozen=True)
+class ReconcileContext:
+    """One job at one moment."""
+
+    stored: Mapping[str, Any]
+    """The RLHFJob as the API server has it."""
+    job: RLHFJob
+    pinned: PinnedJob
+    """The job with the revision that it runs by, and what is wrong with its manifest."""
+    gang: GangAdmission
+    observed: ObservedJob
+    now: datetime
+
+    @classmethod
+    def of(
+        cls, stored: Mapping[str, Any], pinned: PinnedJob, gang: GangAdmission, observed: ObservedJob, now: datetime
+    ) -> Self:
+        """Return the context of a job whose manifest can be read."""
+        assert pinned.job is not None
+        return cls(stored, pinned.job, pinned, gang, observed, now)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """Return the status that was written last."""
+        status: Mapping[str, Any] = self.stored.get("status") or {}
+        return status
+
+    @cached_property
+    def conditions(self) -> StoredConditions:
+        """Return the conditions that were written last."""
+        return StoredConditions.of(self.status)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the job is complete or has failed, for good."""
+        return self.conditions.holds(ConditionType.COMPLETE) or self.conditions.holds(ConditionType.FAILED)
+
+    @property
+    def pods(self) -> Collection[ObservedPod]:
+        """Return the pods of the job."""
+        return self.observed.pods.values()
+
+    @cached_property
+    def pods_with_ended(self) -> Collection[ObservedPod]:
+        """Return the pods of the job and those that are gone, once each: a pod that goes while the rest is observed is
+        in both."""
+        return {pod.uid: pod for pod in (*self.observed.ended, *self.pods)}.values()
+
+    @property
+    def reading(self) -> CoordinatorReading | None:
+        """Return what the coordinator said last."""
+        return self.observed.reading
+
+    @property
+    def coordinator_runs(self) -> bool:
+        """Return whether the pod of the coordinator runs, so that it can be read and given sizes."""
+        coordinator = self.observed.pods.get(identity.pod_name(self.job, Group.COORDINATOR, 0))
+        return coordinator is not None and coordinator.phase == "Running"
+
+    @property
+    def generation(self) -> int | None:
+        """Return metadata.generation."""
+        generation: int | None = self.stored["metadata"].get("generation")
+        return generation
+
+    @cached_property
+    def started(self) -> datetime | None:
+        """Return status.startTime."""
+        return time_of(self.status.get("startTime"))
+
+    @cached_property
+    def sizes(self) -> Mapping[Group, int]:
+        """Return the pods that each group should have."""
+        return group_sizes(self.job)
+
+    @cached_property
+    def force_after(self) -> timedelta | None:
+        """Return when the coordinator's pod may be deleted by force, beyond its grace; None: never."""
+        return forced_deletion.force_after(self.job, self.status)
+
+    @cached_property
+    def start_back_off(self) -> StartBackOff | None:
+        """Return the back-off of a job that could not begin, from the last one on until it is at work again."""
+        known, generation = start_back_off.known(self.status), int(self.generation or 0)
+        if not self.pinned.planned or self._stopped_by_others:
+            return known
+        return start_back_off.decided(self.job, self.observed.pods, self.reading, known, generation, self.now)
+
+    @cached_property
+    def backs_off(self) -> bool:
+        """Return whether the job could not begin, gives everything back, and waits."""
+        back_off = self.start_back_off
+        return back_off is not None and back_off.holds(int(self.generation or 0), self.now)
+
+    @property
+    def stopping(self) -> bool:
+        """Return whether no pod is to be left: by the user's wish or the queue's, or because they cannot start."""
+        return self._stopped_by_others or self.backs_off
+
+    @property
+    def _stopped_by_others(self) -> bool:
+        return self.job.spec.suspend or self.gang.closed
+
+    @cached_property
+    def lost(self) -> Mapping[str, str]:
+        """Return uid -> why, in words, of pods whose process the coordinator has lost and that are replaced now."""
+        if self.stopping or not self.pinned.planned:
+            return {}
+        return lost_workers.lost(self.job, self.pods, self.reading, self.now)
+
+    @property
+    def write_refused(self) -> bool:
+        """Return whether something was not written the last time."""
+        return bool(self.observed.refusals or self.observed.occupied)
+
+    def versions(self, restarted: Collection[str] = ()) -> DesiredVersions:
+        """Return what pods should be made from; `restarted`: groups that are restarted from now on."""
+        hashes = self.pinned.hashes if self.pinned.planned else {}
+        return pod_replacement.desired_versions(self.job, self.sizes, self.status, restarted, hashes)

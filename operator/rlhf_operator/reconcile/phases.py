@@ -1,0 +1,253 @@
+"""What each phase of a job's life does to its pods and objects, and what its conditions say.
+
+Rule: pure: one function per phase, from the context to its `PhaseActions`. A job that stops ends its coordinator first,
+by deleting its pod: it then saves a checkpoint with the training ranks' help, which therefore go after it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from rlhf_api.conditions import ConditionType, FinishedReason
+from rlhf_api.names import Group
+from rlhf_operator.gang.apis import kind_of
+from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.render import plain
+from rlhf_operator.reconcile import (
+    diagnostics,
+    forced_deletion,
+    job_status,
+    lifecycle,
+    lost_workers,
+    pod_back_off,
+    pod_replacement,
+    scaling,
+    start_back_off,
+)
+from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.failure_counter import FailureCounts
+from rlhf_operator.reconcile.gang_admission import gang_objects
+from rlhf_operator.reconcile.last_applied import with_fingerprint
+from rlhf_operator.reconcile.observed_pod import PATIENCE, ObservedPod
+from rlhf_operator.reconcile.pod_back_off import PodBackOff
+from rlhf_operator.reconcile.pod_replacement import DesiredVersions
+from rlhf_operator.reconcile.reconcile_plan import PodDeletion, ReconcilePlan, deletions
+from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest
+
+Json = dict[str, Any]
+
+REFUSED_RETRY_SECONDS: Final = 15.0
+"""Between attempts at what the API server refused (quota), or where a name is taken, or a queue cannot be read:
+somebody has to act, and then waits for us."""
+DRY_RUN_RETRY_SECONDS: Final = 300.0
+"""Between dry runs of a template that the API server refuses; an edit of the job is tried at once."""
+MAX_PODS_PER_RECONCILE: Final = 250
+"""Pods one plan makes: 25 milliseconds of rendering, then other jobs are reconciled."""
+
+
+@dataclass(frozen=True)
+class PhaseActions:
+    """What a phase does."""
+
+    conditions: tuple[ConditionUpdate, ...]
+    versions: DesiredVersions
+    """What the pods should be made from."""
+    plan: ReconcilePlan = field(default_factory=ReconcilePlan)
+    """Without the status, and without the deletions of `leaving`."""
+    leaving: tuple[ObservedPod, ...] = ()
+    """Pods to delete whose ends are wanted, and so count as nothing."""
+    started: datetime | None = None
+    """`status.startTime`."""
+    back_offs: Mapping[str, PodBackOff] = field(default_factory=dict)
+    """Of pods that ended lately."""
+    finished: bool = False
+
+
+def actions_of_phase(context: ReconcileContext, failures: FailureCounts) -> PhaseActions:
+    """Return what the phase that the job is in does now. A job that ends well has not failed, one that fails is not
+    stopped."""
+    deadline = lifecycle.deadline(context.job, context.started)
+    over = deadline is not None and deadline <= context.now and (context.backs_off or not context.stopping)
+    if failures.complete:
+        return _finish(context, lifecycle.completed(context.job.spec.iterations))
+    if failures.failed is not None:
+        return _finish(context, lifecycle.failed(*failures.failed))
+    if deadline is not None and over:
+        message = f"spec.runPolicy.activeDeadlineSeconds is over since {rfc3339(deadline)}"
+        return _finish(context, lifecycle.failed(FinishedReason.DEADLINE, message))
+    if context.stopping:
+        return _stop(context)
+    return _run(context, failures, deadline)
+
+
+def clean_up(context: ReconcileContext) -> ReconcilePlan:
+    """Return the plan of a finished job: what still runs is stopped, what has ended is kept for its logs, until the job
+    is too old."""
+    expiry = lifecycle.expiry(context.job, context.status)
+    if expiry is not None and expiry <= context.now:
+        return ReconcilePlan(delete_job=True)
+    active = [pod for pod in context.pods if pod.active]
+    queue = context.observed.queue
+    report = None
+    if queue is not None and not active:
+        message = context.conditions.message(ConditionType.RUNNING)
+        report = queue.finished_report(message, succeeded=context.conditions.holds(ConditionType.COMPLETE))
+    waits = (_next_overdue(context), seconds_until(expiry, context.now))
+    return ReconcilePlan(
+        delete=(*deletions(active), *_overdue(context), *_unreadable(context)),
+        report=report,
+        requeue_after=soonest(waits),
+    )
+
+
+def _finish(context: ReconcileContext, conditions: tuple[ConditionUpdate, ...]) -> PhaseActions:
+    """Complete or fail: all pods that run are ended."""
+    leaving = tuple(pod for pod in context.pods if pod.active)
+    return PhaseActions(conditions, context.versions(), leaving=leaving, started=context.started, finished=True)
+
+
+def _stop(context: ReconcileContext) -> PhaseActions:
+    """Suspend, wait in a queue, or give everything back for a while."""
+    job, gang, back_off = context.job, context.gang, context.start_back_off
+    coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR]
+    left = {"pods_left": bool(context.pods), "coordinator_left": bool(coordinators)}
+    apply: list[Json] = []
+    if back_off is not None and context.backs_off and not job.spec.suspend:
+        conditions = lifecycle.backing_off(back_off.message())
+    elif gang.gate is None or job.spec.suspend:
+        conditions = lifecycle.suspended(job, **left)
+    else:
+        conditions = lifecycle.queued(job, gang.gate, **left)
+        apply = gang_objects(job, gang, context.observed)
+    overdue = (*_overdue(context), *_unreadable(context))
+    held_up = context.write_refused or gang.blocked
+    waits = (
+        _next_overdue(context),
+        seconds_until(back_off.until, context.now) if back_off is not None and context.backs_off else None,
+        REFUSED_RETRY_SECONDS if held_up else None,
+    )
+    plan = ReconcilePlan(
+        apply=tuple(map(with_fingerprint, apply)),
+        delete=overdue,
+        events=forced_deletion.forced_events(overdue, context.pods),
+        requeue_after=soonest(waits),
+    )
+    leaving = tuple(pod for pod in coordinators or context.pods if pod.deletion is None)
+    started = context.started if context.pods or context.backs_off else None
+    # A queue has a back-off of its own; what its user suspended begins anew.
+    back_offs = {} if job.spec.suspend else pod_back_off.known(context.status)
+    return PhaseActions(conditions, context.versions(), plan, leaving, started, back_offs)
+
+
+def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime | None) -> PhaseActions:
+    """Run: pods that leave, hang or are outdated go, and those that are missing are made."""
+    job, now, reading = context.job, context.now, context.reading
+    versions = context.versions(failures.restarts.keys())
+    leaving = _leaving(context, versions)
+    back_offs = _back_offs(context, failures, versions, leaving)
+    apply, issue = _objects_to_apply(context, versions, back_offs)
+    waits = pod_back_off.waiting_messages(back_offs, now)
+    waits += forced_deletion.unanswered_messages(job, context.pods, context.status, reading, now)
+    hung = [pod for pod in context.pods if pod.uid in context.lost]
+    overdue = _overdue(context)
+    plan = ReconcilePlan(
+        resize=scaling.resize_request(reading, context.sizes) if context.coordinator_runs else None,
+        apply=apply,
+        delete=(*(PodDeletion(pod.name, pod.uid, grace=lost_workers.GRACE_SECONDS) for pod in hung), *overdue),
+        events=forced_deletion.forced_events(overdue, context.pods),
+        issue_certificates=issue,
+        requeue_after=_requeue_after(context, deadline, back_offs, len(apply)),
+    )
+    started = now if apply and context.started is None else context.started
+    return PhaseActions(lifecycle.running(context, waits), versions, plan, tuple(leaving), started, back_offs)
+
+
+def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[ObservedPod]:
+    """Return the pods to delete in a job that runs, but for those that hang, which are not asked to end well."""
+    leaving = (
+        *scaling.leaving_pods(context.job, context.pods, context.now),
+        *pod_replacement.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
+        *start_back_off.unable_to_start(context.job, context.pods, context.now),
+    )
+    return [pod for pod in {pod.name: pod for pod in leaving}.values() if pod.uid not in context.lost]
+
+
+def _back_offs(
+    context: ReconcileContext, failures: FailureCounts, versions: DesiredVersions, leaving: Iterable[ObservedPod]
+) -> Mapping[str, PodBackOff]:
+    """Return the back-offs of pods that ended lately; pods of another template go at their user's wish."""
+    ended = [pod for pod in context.pods_with_ended if not versions.outdated(pod)]
+    accounted = failures.with_deleted(leaving)
+    back_offs = pod_back_off.with_ends(context.status, ended, accounted, failures.messages, context.now)
+    wanted = scaling.pod_groups(context.job)
+    return pod_back_off.still_valid(back_offs, wanted, versions.hashes, context.observed.pods, context.now)
+
+
+def _objects_to_apply(
+    context: ReconcileContext, versions: DesiredVersions, back_offs: Mapping[str, PodBackOff]
+) -> tuple[tuple[Json, ...], bool]:
+    """Return the objects to apply, pods last, and whether certificates come first."""
+    job, observed, pinned = context.job, context.observed, context.pinned
+    if not pinned.planned:
+        return (), False
+    expire = observed.certificates_expire
+    issue = expire is None or expire <= context.now
+    supporting = [*_outdated_objects(context), *gang_objects(job, context.gang, observed)]
+    objects = [with_fingerprint(body) for body in supporting]
+    missing: list[tuple[Group, int]] = []
+    if expire is not None and not context.gang.blocked:
+        taken = observed.pods.keys() | observed.taken | pod_back_off.waiting(back_offs, context.now).keys()
+        missing = scaling.missing_pods(job, taken)[:MAX_PODS_PER_RECONCILE]
+    revision = pinned.revision if missing else None
+    if revision is not None:
+        pods = (revision.pod(group, index, versions.epochs.get(group, 0)) for group, index in missing)
+        objects += [context.gang.pod(job, pod) for pod in pods]
+    return tuple(objects), issue
+
+
+def _outdated_objects(context: ReconcileContext) -> list[Json]:
+    """Return the objects that pods need and that are not there as they should be."""
+    pinned, observed = context.pinned, context.observed
+    due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint}
+    if observed.kept.packed and observed.kept.packed != pinned.kept.packed:
+        due.add(("ConfigMap", identity.configuration_name(context.job)))
+    bodies = plain(context.job, pinned.kept.data, observed.home) if due else []
+    return [body for body in bodies if (kind_of(body), body["metadata"]["name"]) in due]
+
+
+def _requeue_after(
+    context: ReconcileContext, deadline: datetime | None, back_offs: Mapping[str, PodBackOff], applied: int
+) -> float | None:
+    """Return the seconds until time alone changes what is to be done for a job that runs."""
+    job, pods, now = context.job, context.pods, context.now
+    return soonest(
+        (
+            seconds_until(deadline, now),
+            _next_overdue(context),
+            REFUSED_RETRY_SECONDS if context.write_refused or context.gang.blocked else None,
+            DRY_RUN_RETRY_SECONDS if context.observed.verdict else None,
+            0.0 if applied >= MAX_PODS_PER_RECONCILE and not context.write_refused else None,
+            job_status.PROGRESS_SECONDS if context.coordinator_runs else None,
+            PATIENCE.total_seconds() if any(pod.unschedulable for pod in pods) else None,
+            diagnostics.requeue_after(pods, now),
+            pod_back_off.requeue_after(back_offs, now),
+            start_back_off.requeue_after(job, pods, now),
+            scaling.next_farewell(pods, now),
+            seconds_until(context.observed.certificates_expire, now),
+            lost_workers.next_lost(job, pods, context.reading, now),
+        )
+    )
+
+
+def _overdue(context: ReconcileContext) -> tuple[PodDeletion, ...]:
+    return tuple(forced_deletion.overdue_deletions(context.pods, context.now, context.force_after))
+
+
+def _next_overdue(context: ReconcileContext) -> float | None:
+    return forced_deletion.next_overdue(context.pods, context.now, context.force_after)
+
+
+def _unreadable(context: ReconcileContext) -> tuple[PodDeletion, ...]:
+    return tuple(forced_deletion.unreadable_deletions(context.observed.unreadable))
