@@ -4,13 +4,14 @@ Owns how a worker registers and a sample is finished in them; nothing here decid
 """
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import Response
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 NOW = 100.0
@@ -48,7 +49,7 @@ def ready_state(
 def finish_all(state: JobState, *, score: bool = True) -> None:
     """Finish every sample with a response of one token, and score it as well."""
     for sample in state.ledger.samples:
-        response = Response(b"\1\0\0\0", b"\0\0\0\0", ((state.iteration, 1),))
+        response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(state.iteration, 1),))
         state.ledger.finish(sample.index, state.ledger.assign(sample.index, "w"), "w", response, "stop", "")
         for task in sorted(sample.open_tasks) if score else ():
             state.ledger.score(

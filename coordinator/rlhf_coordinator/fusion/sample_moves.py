@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import Lease
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.state.sample import Lease, Response
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, LeavingSample, PendingCommand
 from rlhf_coordinator.storage.batch import response_of
 
@@ -138,7 +139,7 @@ def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 
-def _response(run: JobRun, progress: pb.SampleProgress) -> Response:
+def _response(run: JobRun, progress: pb.SampleProgress) -> PackedResponse:
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
     spans = response.versions
     if progress.offset or sum(count for _, count in spans) != len(response):

@@ -23,7 +23,7 @@ from rlhf_coordinator.loop.device_memory_check import DeviceMemory
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.scheduling import incremental
 from rlhf_coordinator.state.fleet import Joined, Refused
-from rlhf_coordinator.state.sample import Response, Sample
+from rlhf_coordinator.state.sample import PackedResponse, Sample
 from rlhf_coordinator.storage.batch import response_of, unpacked
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
@@ -223,7 +223,7 @@ class EventHandlers:
         known = len(state.ledger.samples[index].response)
         return incremental.on(self._run.context, state) and incremental.gained(state, index, known - new)
 
-    def _current(self, response: Response) -> bool:
+    def _current(self, response: PackedResponse) -> bool:
         """Sampled by the iteration's weights alone."""
         tokens = sum(count for _, count in response.versions)
         return tokens == len(response) and all(v == self._run.state.iteration for v, _ in response.versions)

@@ -1,6 +1,6 @@
 """One sample: its state, the response so far, who works on it, and what is known of it.
 
-Rule: plain data; only `ledger.Ledger` changes it.
+Rule: plain data; only the ledger and its scoring table change it.
 """
 
 from collections import Counter
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+from rlhf_api.samples import Lease, VersionSpan
 
 ITEM_BYTES: Final = 4
 """Tokens are int32 and everything else is float32."""
@@ -25,26 +27,27 @@ class SampleState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class PackedResponse:
     """A response, or the part of one that exists: parallel packed arrays and the weight versions that sampled them."""
 
     tokens: bytes = b""
     """int32, little endian."""
     log_probabilities: bytes = b""
-    """float32, little endian, one a token."""
-    versions: tuple[tuple[int, int], ...] = ()
-    """(weight version, tokens) spans, first tokens first."""
+    """float32, little endian, one per token."""
+    versions: tuple[VersionSpan, ...] = ()
+    """First tokens first; their tokens sum to the length."""
 
     def __len__(self) -> int:
         return len(self.tokens) // ITEM_BYTES
 
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right of one worker to work on a sample; what it says counts only under this attempt."""
-
-    worker: str
-    attempt: int
+    def with_tokens(self, offset: int, more: "PackedResponse") -> "PackedResponse":
+        """Return the first `offset` tokens of this response, followed by all of `more`."""
+        cut = offset * ITEM_BYTES
+        return PackedResponse(
+            self.tokens[:cut] + more.tokens,
+            self.log_probabilities[:cut] + more.log_probabilities,
+            join_spans(first_tokens(self.versions, offset), more.versions),
+        )
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class Sample:
     """Migrating with its KV cache: whose it will be."""
     immovable: bool = False
     """Its KV cache could not be moved once: it is moved by its tokens."""
-    response: Response = field(default_factory=Response)
+    response: PackedResponse = field(default_factory=PackedResponse)
     finish_reason: str = ""
     text: str = ""
     fields: dict[str, bytes] = field(default_factory=dict)
@@ -80,20 +83,20 @@ class Sample:
     """Workers it was decoded on, in order."""
 
 
-def first_tokens(versions: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    """The spans of the first tokens."""
-    kept: list[tuple[int, int]] = []
+def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
+    """Return the spans of the first so many tokens."""
+    kept: list[VersionSpan] = []
     for version, count in versions:
         if tokens <= 0:
             break
-        kept.append((version, min(count, tokens)))
+        kept.append(VersionSpan(version, min(count, tokens)))
         tokens -= count
     return tuple(kept)
 
 
-def join_spans(left: tuple[tuple[int, int], ...], right: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Spans after one another; neighbours of one version become one."""
-    if left and right and left[-1][0] == right[0][0]:
-        merged = (left[-1][0], left[-1][1] + right[0][1])
+def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Return spans after one another; neighbours of one version become one."""
+    if left and right and left[-1].version == right[0].version:
+        merged = VersionSpan(left[-1].version, left[-1].tokens + right[0].tokens)
         return (*left[:-1], merged, *right[1:])
     return left + right

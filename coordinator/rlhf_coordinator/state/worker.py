@@ -12,7 +12,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
-from rlhf_coordinator.state.sample import Lease
+from rlhf_api.samples import Lease
 
 
 class CommandKind(StrEnum):

@@ -11,9 +11,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.channels import CHUNK_BYTES
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import ITEM_BYTES, Response, Sample
+from rlhf_coordinator.state.sample import ITEM_BYTES, PackedResponse, Sample
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
 
@@ -33,13 +34,13 @@ def unpacked(array: pb.Array, dtype: str) -> bytes:
     return array.data
 
 
-def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterable[pb.VersionSpan]) -> Response:
+def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterable[pb.VersionSpan]) -> PackedResponse:
     """A response from its wire form; raises ValueError when the arrays do not fit one another."""
-    response = Response(
+    response = PackedResponse(
         unpacked(tokens, "int32") if tokens.dtype else b"",
         unpacked(log_probabilities, "float32") if log_probabilities.dtype else b"",
         # One of no token says nothing; a sample that moved before its first token may come with one.
-        tuple((span.version, span.tokens) for span in versions if span.tokens),
+        tuple(VersionSpan(span.version, span.tokens) for span in versions if span.tokens),
     )
     if any(count < 0 for _, count in response.versions):
         raise ValueError(f"spans of weight versions {response.versions[:8]}: none may have less than no token")
@@ -48,7 +49,7 @@ def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterabl
     return response
 
 
-def spans_of(versions: Sequence[tuple[int, int]]) -> list[pb.VersionSpan]:
+def spans_of(versions: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
     """Version spans in their wire form."""
     return [pb.VersionSpan(version=version, tokens=tokens) for version, tokens in versions]
 

@@ -9,11 +9,12 @@ from tests.support.job_states import NOW, decided, finish_all, kinds, ready_stat
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
-from rlhf_coordinator.state.sample import Response
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts
@@ -43,8 +44,8 @@ def scoring_fleet(context: JobContext, threshold: int = 4, pool: int = 1) -> Job
     return state
 
 
-def part(count: int) -> Response:
-    return Response(b"\1\0\0\0" * count, b"\0\0\0\0" * count, ((1, count),) if count else ())
+def part(count: int) -> PackedResponse:
+    return PackedResponse(b"\1\0\0\0" * count, b"\0\0\0\0" * count, (VersionSpan(1, count),) if count else ())
 
 
 def finish(state: JobState, index: int, worker: str) -> None:

@@ -9,11 +9,12 @@ from tests.support.job_states import NOW, decided, ready_state
 
 from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
-from rlhf_coordinator.state.sample import Response
+from rlhf_coordinator.state.sample import PackedResponse
 
 PROMPT = 2
 
@@ -33,8 +34,8 @@ def decoding(context: JobContext, *tokens: int) -> JobState:
     return state
 
 
-def part(count: int) -> Response:
-    return Response(b"\1\0\0\0" * count, b"\0\0\0\0" * count, ((1, count),) if count else ())
+def part(count: int) -> PackedResponse:
+    return PackedResponse(b"\1\0\0\0" * count, b"\0\0\0\0" * count, (VersionSpan(1, count),) if count else ())
 
 
 def finish(state: JobState, index: int, count: int) -> None:

@@ -9,6 +9,7 @@ from tests.support.job_states import NOW, decided, finish_all, kinds, pend, read
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.schedule import schedule_json
@@ -16,7 +17,7 @@ from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder, job_context
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import Response
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 
@@ -208,7 +209,7 @@ def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:
     finish_all(state, score=False)
     assert "Score" in kinds(decided(context, state, NOW))
     state = ready_state(context)
-    response = Response(b"\1\0\0\0", b"\0\0\0\0", ((0, 1),))
+    response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(0, 1),))
     state.ledger.finish(0, state.ledger.assign(0, "w"), "w", response, "stop", "")
     assert "Score" not in kinds(decided(context, state, NOW))
 

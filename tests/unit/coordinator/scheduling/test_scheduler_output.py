@@ -14,12 +14,13 @@ from tests.support.job_states import NOW, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.service.prometheus import JobCollector
 from rlhf_coordinator.service.status import job_status
 from rlhf_coordinator.state.job_state import JobState, StopOrder
-from rlhf_coordinator.state.sample import Response
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind
 from rlhf_planner.inter_stage.choose import FusionChoice
 
@@ -59,7 +60,7 @@ def place_samples(state: JobState, data: st.DataObject) -> None:
             continue
         name = data.draw(st.sampled_from(names))
         attempt, tokens = state.ledger.assign(sample.index, name), data.draw(st.integers(1, 40))
-        response = Response(b"\1\0\0\0" * tokens, b"\0\0\0\0" * tokens, ((AT, tokens),))
+        response = PackedResponse(b"\1\0\0\0" * tokens, b"\0\0\0\0" * tokens, (VersionSpan(AT, tokens),))
         state.ledger.progress(sample.index, attempt, name, 0, response)
         if to == "migrating":
             state.ledger.migrate(sample.index, data.draw(st.sampled_from([other for other in names if other != name])))

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
+from rlhf_api.samples import Lease, VersionSpan
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import Lease, Response, SampleState, first_tokens, join_spans
+from rlhf_coordinator.state.sample import PackedResponse, SampleState, first_tokens, join_spans
 
 TASKS = (
     SCORE_REFERENCE,
@@ -21,11 +22,11 @@ indices = st.integers(0, SIZE - 1)
 workers = st.sampled_from(WORKERS)
 
 
-def truth(index: int, start: int, end: int) -> Response:
+def truth(index: int, start: int, end: int) -> PackedResponse:
     """Tokens of a sample are a function of the sample and the position."""
     numbers = [index * 100 + position for position in range(start, end)]
     packed = struct.pack(f"<{len(numbers)}i", *numbers)
-    return Response(packed, packed, ((3, len(numbers)),) if numbers else ())
+    return PackedResponse(packed, packed, (VersionSpan(3, len(numbers)),) if numbers else ())
 
 
 def length(index: int) -> int:
@@ -42,23 +43,23 @@ class LedgerMachine(RuleBasedStateMachine):
         self.said: list[tuple[object, ...]] = []
         """Everything any worker ever said; delivered at any time, any number of times."""
         self.holding: dict[tuple[str, int], int] = {}
-        """(worker, sample) -> attempt it was handed out under, as the worker sees it."""
+        """(worker, sample) -> attempt of its lease, as the worker sees it."""
         self.journal: list[tuple[object, ...]] = []
-        self.handouts: set[tuple[int, int]] = set()
+        self.leases: set[tuple[int, int]] = set()
         self.transfers: list[tuple[int, Lease, Lease]] = []
         """(sample, source, destination) of Migrate commands that no source has answered."""
         self.known = [0] * SIZE
         """Tokens this coordinator knew of each sample before the last step."""
 
-    def hand_out(self, index: int, attempt: int) -> None:
-        assert (index, attempt) not in self.handouts, "an attempt was used twice"
-        self.handouts.add((index, attempt))
+    def lease(self, index: int, attempt: int) -> None:
+        assert (index, attempt) not in self.leases, "an attempt was used twice"
+        self.leases.add((index, attempt))
 
     @rule(worker=workers, count=st.integers(1, 3))
     def assign(self, worker: str, count: int) -> None:
         for index in self.ledger.queued(count):
             attempt = self.ledger.assign(index, worker)
-            self.hand_out(index, attempt)
+            self.lease(index, attempt)
             self.holding[worker, index] = attempt
 
     @precondition(lambda self: self.holding)
@@ -108,7 +109,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         tasks = sorted(sample.open_tasks)
         attempt = self.ledger.assign_scores(index, tasks, worker)
-        self.hand_out(index, attempt)
+        self.lease(index, attempt)
         for task in tasks:
             value = None if abstains and task == "reward" else struct.pack("<f", index)
             self.said.append(("fail" if fails else "score", index, attempt, worker, task, value))
@@ -131,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.migrate(index, destination)
             return
         source, arriving = self.ledger.migrate(index, destination)
-        self.hand_out(index, arriving.attempt)
+        self.lease(index, arriving.attempt)
         self.transfers.append((index, source, arriving))
 
     @precondition(lambda self: self.transfers)
@@ -295,5 +296,8 @@ def test_tokens_a_worker_kept_survive_a_coordinator_restart() -> None:
 
 
 def test_spans_of_versions_are_cut_and_joined() -> None:
-    assert first_tokens(((1, 3), (2, 4)), 5) == ((1, 3), (2, 2))
-    assert join_spans(((1, 3), (2, 2)), ((2, 1), (3, 1))) == ((1, 3), (2, 3), (3, 1))
+    spans = VersionSpan(1, 3), VersionSpan(2, 4)
+    first = first_tokens(spans, 5)
+    assert first == (VersionSpan(1, 3), VersionSpan(2, 2))
+    more = VersionSpan(2, 1), VersionSpan(3, 1)
+    assert join_spans(first, more) == (VersionSpan(1, 3), VersionSpan(2, 3), VersionSpan(3, 1))

@@ -1,0 +1,93 @@
+"""The scoring table of an iteration: which task of which finished sample is open, leased to a worker, or done.
+
+Rule: pure, and a part of the ledger, which alone uses it: the ledger knows the states of samples, this knows their
+tasks. Every lease has a higher attempt than the one before; a failed task is open again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from rlhf_api.algorithms import Task
+from rlhf_api.samples import Lease
+from rlhf_coordinator.state.sample import Sample
+
+
+class ScoringTable:
+    """The tasks that score the samples of one iteration. A sample is complete when it has no task that is open or
+    leased."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        """`tasks`: the scoring tasks of the graph, each producing one field."""
+        self._field_of: Mapping[str, str] = {task.name: task.produces[0] for task in tasks}
+        self._unscored: dict[int, None] = {}
+        self._leased: dict[str, set[tuple[int, str]]] = {}
+        self.retried = 0
+        """Scoring tries that failed and were or will be repeated."""
+
+    def unscored(self) -> Collection[int]:
+        """Return the samples with open tasks, in the order in which they finished."""
+        return self._unscored.keys()
+
+    def tasks_on(self, worker: str) -> Collection[tuple[int, str]]:
+        """Return the tasks that a worker does: (sample, task)."""
+        return self._leased.get(worker, ())
+
+    def open_all(self, sample: Sample) -> None:
+        """A response is finished: all of its tasks are open."""
+        sample.open_tasks = set(self._field_of)
+        if sample.open_tasks:
+            self._unscored[sample.index] = None
+
+    def lease(self, sample: Sample, tasks: Iterable[str], worker: str) -> int:
+        """Lease open tasks of a sample to a worker, all under one new attempt; return the attempt."""
+        sample.attempt += 1
+        for task in tasks:
+            sample.open_tasks.remove(task)
+            sample.scoring[task] = Lease(worker, sample.attempt)
+            self._leased.setdefault(worker, set()).add((sample.index, task))
+        if not sample.open_tasks:
+            del self._unscored[sample.index]
+        return sample.attempt
+
+    def score(self, sample: Sample, task: str, values: bytes | None) -> bool:
+        """Take in the result of a leased task (float32; None: abstained). Return whether the sample is complete."""
+        self._end_lease(sample, task)
+        return self._store(sample, task, values)
+
+    def restore(self, sample: Sample, task: str, values: bytes | None) -> bool:
+        """Take in the result of an open task, as it was written down. Return whether the sample is complete."""
+        sample.open_tasks.remove(task)
+        if not sample.open_tasks:
+            self._unscored.pop(sample.index, None)
+        return self._store(sample, task, values)
+
+    def fail(self, sample: Sample, task: str, worker: str, not_before: float) -> int:
+        """Open a task again that failed on a worker, to be tried from `not_before` on. Return its failed tries."""
+        self._end_lease(sample, task)
+        self._open(sample, task)
+        sample.failures[task] += 1
+        sample.failed_on[task] = worker
+        sample.not_before = not_before
+        self.retried += 1
+        return sample.failures[task]
+
+    def reclaim(self, worker: str, samples: Sequence[Sample]) -> tuple[tuple[int, str], ...]:
+        """Open all tasks again that a worker has; return them. `samples`: all of the iteration, by index."""
+        tasks = tuple(sorted(self.tasks_on(worker)))
+        for index, task in tasks:
+            self._end_lease(samples[index], task)
+            self._open(samples[index], task)
+        return tasks
+
+    def _end_lease(self, sample: Sample, task: str) -> None:
+        self._leased[sample.scoring.pop(task).worker].discard((sample.index, task))
+
+    def _open(self, sample: Sample, task: str) -> None:
+        sample.open_tasks.add(task)
+        self._unscored[sample.index] = None
+
+    def _store(self, sample: Sample, task: str, values: bytes | None) -> bool:
+        if values is None:
+            sample.abstained = True
+        else:
+            sample.fields[self._field_of[task]] = values
+        return not sample.open_tasks and not sample.scoring
