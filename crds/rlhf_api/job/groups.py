@@ -24,7 +24,7 @@ class GroupFields(ApiModel):
     a pod wins over it."""
 
 
-class Coordinator(ApiModel):
+class CoordinatorFields(ApiModel):
     """The process that schedules the job's work and passes samples between workers: one pod without GPUs."""
 
     template: dict[str, Any] = Field(default_factory=dict)

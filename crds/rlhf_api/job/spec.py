@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlhf_api.api_model import ApiModel
 from rlhf_api.job.algorithm import Algorithm
-from rlhf_api.job.groups import ComputeType, Coordinator, Generation, Inference, Training
+from rlhf_api.job.groups import ComputeType, CoordinatorFields, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
 from rlhf_api.job.rollout import Prompts, Rollout
@@ -44,7 +44,7 @@ class RLHFJobSpec(ApiModel):
     """Workers that score samples."""
     training: Training = Field(default_factory=Training)
     """Ranks that train the models."""
-    coordinator: Coordinator = Field(default_factory=Coordinator)
+    coordinator: CoordinatorFields = Field(default_factory=CoordinatorFields)
     """The process that schedules the job's work and passes samples between workers."""
     fusion: Fusion = Field(default_factory=Fusion)
     """Fusion of the stages of an iteration."""

@@ -75,7 +75,7 @@ class GroupStatus(StatusModel):
     """Number of pods created from the group's present template."""
 
 
-class Scale(StatusModel):
+class ScaleStatus(StatusModel):
     """What the scale subresource reports about the generation group."""
 
     replicas: Tally
@@ -84,7 +84,7 @@ class Scale(StatusModel):
     """Label selector of the generation pods, for autoscalers."""
 
 
-class Progress(StatusModel):
+class ProgressStatus(StatusModel):
     """How far the job is, updated at most every ten seconds."""
 
     iteration: Tally
@@ -111,7 +111,7 @@ class Progress(StatusModel):
     """When these numbers were read from the coordinator."""
 
 
-class Plan(StatusModel):
+class PlanStatus(StatusModel):
     """The decisions in force: what was chosen for each mechanism, as Auto may fall back to Disabled."""
 
     inter_stage: Text
@@ -178,7 +178,7 @@ class BackOff(StatusModel):
     """Why the last pod ended."""
 
 
-class Restarts(StatusModel):
+class RestartStatus(StatusModel):
     """Counts of restarts, which a restart of the operator does not lose."""
 
     failures: Tally = 0
@@ -209,7 +209,7 @@ class RevisionStatus(StatusModel):
     """Hash of the content that the ConfigMap still holds while it is being replaced."""
 
 
-class Release(StatusModel):
+class ReleaseStatus(StatusModel):
     """The job gave back the resources of its pods because they could not start. Kept until the job runs."""
 
     attempts: Annotated[int, Field(ge=1)]
@@ -254,11 +254,11 @@ class RLHFJobStatus(StatusModel):
         ),
     ] = Field(default_factory=list)
     """The pods of each group that the algorithm needs."""
-    scale: Scale | None = None
+    scale: ScaleStatus | None = None
     """What the scale subresource reports."""
-    progress: Progress | None = None
+    progress: ProgressStatus | None = None
     """How far the job is."""
-    plan: Plan | None = None
+    plan: PlanStatus | None = None
     """The decisions in force."""
     migration_pool: MigrationPool | None = None
     """The pool that keeps the long tail."""
@@ -267,7 +267,7 @@ class RLHFJobStatus(StatusModel):
     journal_lock_shared: bool | None = None
     """Whether other nodes see the lock of the coordinator's journal. Only set with
     runPolicy.forceCoordinatorAfterSeconds."""
-    restarts: Restarts | None = None
+    restarts: RestartStatus | None = None
     """Counts of restarts."""
-    release: Release | None = None
+    release: ReleaseStatus | None = None
     """Why and until when the job holds no resources."""
