@@ -70,7 +70,7 @@ stubs: env
 crd: env
 	$(BIN)/python -m rlhf_api.crd
 	$(BIN)/python -m rlhf_api.crd charts/rlhf-operator/definition/rlhfjobs.yaml
-	$(BIN)/python -m rlhf_api.reference
+	$(BIN)/python -m rlhf_api.field_reference
 
 ## The pod template's schema, from the API server that kubectl speaks to (`make cluster CLUSTER="--level api"` for one).
 pod-schema: env

@@ -14,12 +14,12 @@ from typing import Final
 
 from rlhf_api import manifest
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.document import Document, read_all
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.policy import Checkpoints
 from rlhf_api.names import ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
+from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
@@ -112,7 +112,7 @@ def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob
     For a cluster the pods of the jobs are checked too. Raises ManifestError for a text that is no YAML, or that holds
     no RLHFJob.
     """
-    documents = read_all(text)
+    documents = read_documents(text)
     loaded = [
         LoadedJob(document, None) if len(documents) > 1 and manifest.is_foreign(document) else _load(document, target)
         for document in documents
@@ -147,7 +147,7 @@ def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, st
     for override in overrides:
         data = apply(data, override)
     # Read again, so that nothing can be set that could not be written. It has no lines: they would mislead.
-    [changed] = read_all(json.dumps(data))
+    [changed] = read_documents(json.dumps(data))
     return Document(changed.data, problems=_without_lines(changed.problems)), _with_overrides(source, overrides)
 
 

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import protocol
-from rlhf_api.document import read
 from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
+from rlhf_api.yaml_document import read_document
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_run
@@ -50,7 +50,7 @@ def environment(name: Env) -> str:
 def read_job(path: Path) -> RLHFJob:
     """The resolved job."""
     try:
-        return protocol.read_job(read(path.read_text()).data)
+        return protocol.read_job(read_document(path.read_text()).data)
     except (OSError, ManifestError, ValidationError) as error:
         message = f"{path} is not a valid RLHFJob: {error}"
         raise JobError("Usage", message, field=Env.JOB_FILE, exit_code=ExitCode.USAGE) from error

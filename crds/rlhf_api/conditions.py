@@ -68,7 +68,7 @@ class PlannedReason(StrEnum):
     REFUSED = "PodsRefused"
     """The API server, asked by a dry run, takes no pods made from the job's templates; the message has its words."""
     UNAVAILABLE = "NotAvailableInThisVersion"
-    """The manifest asks for a mode that this version cannot do (`rlhf_api.availability`)."""
+    """The manifest asks for a mode that this version cannot do (`rlhf_api.rules.unavailable`)."""
     NOT_SERVED = "NotAvailableInThisCluster"
     """spec.scheduling.gang.mode names what this cluster does not serve, or this operator may not use."""
     DOES_NOT_FIT = "DoesNotFit"

@@ -15,7 +15,7 @@ import yaml
 from rlhf_api.names import GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
 from rlhf_api.rules.rule import Rule
 from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
-from rlhf_api.structure import Schema, job_schema, with_defaults
+from rlhf_api.structural_schema import Schema, job_schema, with_defaults
 
 PATH: Final = Path(__file__).parents[1] / "rlhfjobs.yaml"
 """Where a checkout keeps the definition."""

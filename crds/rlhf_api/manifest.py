@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import mode_words, object_meta, remedies
+from rlhf_api import mode_words, object_meta, validation_messages
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
-from rlhf_api.availability import UNAVAILABLE
-from rlhf_api.document import Document, read_all
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.models import Models, ModelSource
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.rules.rule import UnknownValueError, Values
 from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
-from rlhf_api.structure import job_schema, with_defaults, without_nulls
+from rlhf_api.rules.unavailable import UNAVAILABLE
+from rlhf_api.structural_schema import job_schema, with_defaults, without_nulls
+from rlhf_api.yaml_document import Document, read_documents
 
 __all__ = [
     "ManifestError", "Problem", "broken_rules", "checked_job", "dump", "forbidden_changes", "is_foreign",
@@ -60,7 +60,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 
 def job_document(text: str) -> Document:
     """The one RLHFJob among the documents of a text, not checked. Raises ManifestError."""
-    documents = read_all(text)
+    documents = read_documents(text)
     jobs = documents if len(documents) == 1 else [each for each in documents if not is_foreign(each)]
     if len(jobs) != 1:
         line = jobs[1].first_line if jobs else None
@@ -207,7 +207,7 @@ def _shape(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
     except ValidationError as error:
         # Unions are rules too, checked with the others so that they are reported even beside another problem.
         details = [each for each in error.errors(include_url=False) if each["type"] != "exactly_one"]
-        return None, problems + [remedies.problem_of(each, document) for each in details]
+        return None, problems + [validation_messages.problem_of_error(each, document) for each in details]
 
 
 def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:

@@ -7,9 +7,9 @@ definition (`rlhf_api.rules`). A generated name is judged as one that the API se
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlhf_api.document import Document
-from rlhf_api.labels import label_problem, name_problem, qualified_problem
+from rlhf_api.kubernetes_names import label_problem, name_problem, qualified_problem
 from rlhf_api.problems import Problem
+from rlhf_api.yaml_document import Document
 
 _FIELDS: Final = frozenset(
     {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}

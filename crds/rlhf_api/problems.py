@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from rlhf_api.bounds import too_deep
+from rlhf_api.nesting import too_deep
 
 SHOWN_VALUE: Final = 80
 """Characters of a value that are shown; enough to recognise it in the file."""

@@ -8,7 +8,7 @@ release that drops protocol 0.
 from functools import cache
 from typing import Any, Final
 
-from rlhf_api.structure import pruned
+from rlhf_api.structural_schema import pruned
 
 _FIELDS: Final = """
 spec: algorithm iterations seed deterministic placement suspend models prompts rollout generation inference training

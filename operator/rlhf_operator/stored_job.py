@@ -14,8 +14,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import names
-from rlhf_api.bounds import MAX_DEPTH, too_deep
 from rlhf_api.job.status import RLHFJobStatus
+from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
 
 Json = dict[str, Any]

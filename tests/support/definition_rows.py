@@ -14,7 +14,7 @@ import yaml
 from tests.support.manifest_cases import changed
 
 from rlhf_api import crd
-from rlhf_api.structure import with_defaults
+from rlhf_api.structural_schema import with_defaults
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from tests.support.simulated_rank import Pace
 from tests.support.simulated_results import response, response_length, score
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.incremental import BLOCK, whole_blocks
+from rlhf_api.score_blocks import BLOCK, whole_blocks
 
 
 @dataclass

@@ -4,6 +4,7 @@ Rule: only what differs between a cluster and one machine is rewritten: host nam
 has no meaning here (sidecars, init containers, volumes, resources, security context) is left out.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_api.document import read
 from rlhf_api.names import Env, Group
 from rlhf_cli.local.devices import DeviceDemand, DeviceShare
 from rlhf_cli.local.errors import RunError
@@ -84,7 +84,8 @@ def local_processes(
     `caller` is the environment of the command: variables that a template takes from Secrets or from fields of a cluster
     are read from it. Raises RunError for one that it lacks.
     """
-    start_timeout = str(read(job_file_content(objects).decode()).data["spec"]["runPolicy"]["startTimeoutSeconds"])
+    spec = json.loads(job_file_content(objects))["spec"]
+    start_timeout = str(spec["runPolicy"]["startTimeoutSeconds"])
     processes = []
     for pod in objects.pods:
         process = _local_process(pod, paths, shares[_name(pod)], ports, caller)

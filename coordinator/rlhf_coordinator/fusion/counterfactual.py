@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_api.incremental import prefix_tasks
 from rlhf_api.names import Group
+from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
@@ -58,7 +58,7 @@ def costs_of(run: JobRun) -> TokenCosts:
     early, late = PassCost(), PassCost()
     for task, line in run.state.incremental.passes.items():
         work = line.fitted()
-        if task in prefix_tasks(run.context.tasks):
+        if task in incremental_tasks(run.context.tasks):
             early = PassCost(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
         else:
             late = PassCost(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)

@@ -8,7 +8,7 @@ import logging
 import time
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.incremental import prefix_tasks
+from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
     """Sends all that is known of some unfinished samples to a worker."""
-    ledger, tasks = run.state.ledger, prefix_tasks(run.context.tasks)
+    ledger, tasks = run.state.ledger, incremental_tasks(run.context.tasks)
     samples = []
     for index in decision.samples:
         sample = ledger.samples[index]
@@ -82,13 +82,13 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
     """A finished sample's tasks went to a worker: a prefix is used there, or for nothing."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
-    if index in incremental_state.held and not set(tasks).isdisjoint(prefix_tasks(run.context.tasks)):
+    if index in incremental_state.held and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
         incremental_state.dropped += incremental_state.held.pop(index).worker != worker
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
     """A score was taken in: how much of it was there before the sample ended?"""
-    if message.task in prefix_tasks(run.context.tasks):
+    if message.task in incremental_tasks(run.context.tasks):
         incremental_state, index = run.state.incremental, message.key.sample
         incremental_state.early_tokens += message.early_tokens
         incremental_state.tokens += run.state.prompt_tokens[index] + len(run.state.ledger.samples[index].response)

@@ -8,7 +8,7 @@ Rule: pure; hints only. Whatever is decided here changes when a score is compute
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_api.incremental import BLOCK, prefix_tasks, whole_blocks
+from rlhf_api.score_blocks import BLOCK, incremental_tasks, whole_blocks
 from rlhf_coordinator.scheduling.decisions import Decision, ScorePrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
@@ -24,7 +24,9 @@ UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRA
 def possible(context: JobContext) -> bool:
     """There is something to score before a sample ends, and it is not forbidden."""
     settings = context.spec.inference
-    return settings.incremental != "Disabled" and settings.overlap != "Disabled" and bool(prefix_tasks(context.tasks))
+    return (
+        settings.incremental != "Disabled" and settings.overlap != "Disabled" and bool(incremental_tasks(context.tasks))
+    )
 
 
 def on(context: JobContext, state: JobState) -> bool:

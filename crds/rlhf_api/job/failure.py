@@ -4,8 +4,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlhf_api import patterns
 from rlhf_api.api_model import ApiModel
+from rlhf_api.user_patterns import MAX_PATTERN, checked_pattern
 
 START_UP: Final = ("ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled", "Ready")
 """Conditions that every pod goes through when it starts; they tell nothing about its end."""
@@ -41,7 +41,12 @@ class PodFailurePattern(ApiModel):
     ) = None
     """Reasons of which one must match, such as Evicted, UnexpectedAdmissionError or OOMKilled."""
     message: (
-        Annotated[str, Field(min_length=1, max_length=patterns.LONGEST), AfterValidator(patterns.checked)] | None
+        Annotated[
+            str,
+            Field(min_length=1, max_length=MAX_PATTERN),
+            AfterValidator(checked_pattern),
+        ]
+        | None
     ) = None
     """Regular expression (RE2 syntax) that must be found in the message: the kubelet's message of a pod, or the last
     lines of the log of a container that ended by itself."""

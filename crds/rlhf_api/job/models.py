@@ -1,12 +1,16 @@
 """`spec.models`: where each model role comes from. A role that the algorithm's graph does not need is left out."""
 
-from typing import Annotated, ClassVar
+import re
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.api_model import ApiModel, Location
-from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
+from rlhf_api.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
+
+SECRET_PREFIX: Final = "RLHF_SECRET_"  # noqa: S105 a name, not a secret
+"""Beginning of the environment variables that carry Secrets of a reward."""
 
 
 class ModelSource(ApiModel):
@@ -106,6 +110,27 @@ class Reward(ApiModel):
     taken to be zero."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
     """Tries after the first failure, before the job fails."""
+
+    def secret_keys(self) -> tuple[SecretKey, ...]:
+        """Return the keys of Secrets that the reward is given, each once, in the order of the manifest."""
+        members = [*(self.function.env if self.function else ()), *(self.endpoint.headers if self.endpoint else ())]
+        return tuple(dict.fromkeys(member.secret_key_ref for member in members if member.secret_key_ref is not None))
+
+    def secret_variables(self) -> dict[SecretKey, str]:
+        """Return key of a Secret -> environment variable by which its value reaches the processes that run rewards.
+
+        Key `token` of Secret `judge` has RLHF_SECRET_JUDGE_TOKEN; where two keys would have the same variable, the
+        later ones are numbered. Pods get the variables from Secrets, `rlhf run` from the environment in which it is
+        started, so a value is in no ConfigMap, no file of ours and no message.
+        """
+        variables: dict[SecretKey, str] = {}
+        for key in self.secret_keys():
+            plain = SECRET_PREFIX + re.sub(r"[^A-Z0-9]", "_", f"{key.name}_{key.key}".upper())
+            taken, name, number = set(variables.values()), plain, 2
+            while name in taken:
+                name, number = f"{plain}_{number}", number + 1
+            variables[key] = name
+        return variables
 
 
 class Models(ApiModel):

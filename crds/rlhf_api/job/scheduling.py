@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel
-from rlhf_api.labels import SUBDOMAIN_FORM, SUBDOMAIN_MAX
+from rlhf_api.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 ManagedBy = Literal["rlhf.dev/operator", "kueue.x-k8s.io/multikueue"]
 OURS: Final = "rlhf.dev/operator"

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from rlhf_api.api_model import ApiModel
 from rlhf_api.rules.rule import Rule, Values
-from rlhf_api.structure import model_in
+from rlhf_api.structural_schema import model_in
 
 
 def _union(node: str, members: tuple[str, ...]) -> Rule:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from rlhf_api.job.models import Reward
 from rlhf_api.names import GROUP
-from rlhf_api.reward_secrets import variables
 from rlhf_operator.manifests.paths import REWARD_KEY
 
 Json = dict[str, Any]
@@ -27,7 +26,7 @@ def secret_environment(reward: Reward) -> list[Json]:
     """Variables of our container that hold what the reward is given from Secrets."""
     return [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
-        for reference, variable in variables(reward).items()
+        for reference, variable in reward.secret_variables().items()
     ]
 
 

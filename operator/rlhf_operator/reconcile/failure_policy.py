@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import patterns
+from rlhf_api import user_patterns
 from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import ExitCode, Group
@@ -103,7 +103,7 @@ def _is_told(rule: FailureRule, reason: str, message: str) -> bool:
     if wanted is None or not (reason or message):
         return False
     named = wanted.reasons is None or reason in wanted.reasons
-    return named and (wanted.message is None or patterns.found(wanted.message, message))
+    return named and (wanted.message is None or user_patterns.pattern_found(wanted.message, message))
 
 
 def _ruling(rule: FailureRule) -> PolicyMatch:

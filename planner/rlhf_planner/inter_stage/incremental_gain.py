@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rlhf_api.incremental import BLOCK
+from rlhf_api.score_blocks import BLOCK
 from rlhf_planner.inter_stage.fitted_costs import Floats, PassCost
 from rlhf_planner.inter_stage.length_distribution import Ints
 

@@ -15,11 +15,11 @@ from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
 from tests.support.served_definition import KIND, Served
 
 from rlhf_api import crd
-from rlhf_api.availability import UNAVAILABLE
-from rlhf_api.document import read
 from rlhf_api.manifest import ManifestError, Problem, parse
 from rlhf_api.names import GROUP, PLURAL
 from rlhf_api.rules.table import RULES
+from rlhf_api.rules.unavailable import UNAVAILABLE
+from rlhf_api.yaml_document import read_document
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def problems(text: str) -> list[Problem]:
 
 
 def assert_same(served: Served, text: str) -> None:
-    ours, theirs = problems(text), served.created(read(text).data)[1]
+    ours, theirs = problems(text), served.created(read_document(text).data)[1]
     assert bool(ours) == bool(theirs), f"{text}\nrlhf validate: {list(map(str, ours))}\nAPI server: {theirs}"
     if any("some validation rules were not checked" in message for _, message in theirs):
         return
@@ -85,7 +85,7 @@ TABLE = [case for case in invalid_cases() if not case.whole_text]
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_table_gets_the_same_verdict(served: Served, case: Case) -> None:
-    assert bool(served.created(read(case.text).data)[1]) != case.cluster_accepts
+    assert bool(served.created(read_document(case.text).data)[1]) != case.cluster_accepts
     if not case.cluster_accepts:  # what the operator alone refuses is in test_verdicts_agree.py
         assert_same(served, case.text)
 

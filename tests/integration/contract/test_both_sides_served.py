@@ -11,11 +11,11 @@ from tests.support import definition_rows as rows
 from tests.support.manifest_cases import rule_pairs
 from tests.support.served_definition import Causes, Served
 
-from rlhf_api.document import read
 from rlhf_api.manifest import dump, parse
 from rlhf_api.rules.rule import Values
 from rlhf_api.rules.table import RULES
-from rlhf_api.structure import job_schema, with_defaults
+from rlhf_api.structural_schema import job_schema, with_defaults
+from rlhf_api.yaml_document import read_document
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,10 @@ def says(causes: Causes, field: str, words: str) -> bool:
 
 def test_every_rule_takes_one_side_and_refuses_the_other(served: Served) -> None:
     for pair in rule_pairs():
-        _, causes = served.created(read(pair.holds).data)
+        _, causes = served.created(read_document(pair.holds).data)
         assert causes == [], pair.name
-        _, causes = served.created(read(pair.breaks).data)
-        values = Values(with_defaults(read(pair.breaks).data, job_schema()))
+        _, causes = served.created(read_document(pair.breaks).data)
+        values = Values(with_defaults(read_document(pair.breaks).data, job_schema()))
         found = [(rule.field, words.partition(", got")[0]) for rule in RULES if (words := rule.broken(values))]
         assert found
         for field, words in found:

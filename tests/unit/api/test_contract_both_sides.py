@@ -10,12 +10,12 @@ import yaml
 from tests.support import definition_rows as rows
 from tests.support.manifest_cases import Pair, rule_pairs
 
-from rlhf_api.document import read
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.manifest import ManifestError, dump, forbidden_changes, parse
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.table import IMMUTABLE_MESSAGE, RULES
-from rlhf_api.structure import job_schema, with_defaults
+from rlhf_api.structural_schema import job_schema, with_defaults
+from rlhf_api.yaml_document import read_document
 
 PAIRS = rule_pairs()
 NOT_AVAILABLE = "not available in this version"
@@ -23,7 +23,7 @@ NOT_AVAILABLE = "not available in this version"
 
 def broken(text: str) -> list[Rule]:
     """Rules that a manifest breaks."""
-    values = Values(with_defaults(read(text).data, job_schema()))
+    values = Values(with_defaults(read_document(text).data, job_schema()))
     return [rule for rule in RULES if rule.broken(values)]
 
 

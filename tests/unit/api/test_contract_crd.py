@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlhf_api import crd, reference
+from rlhf_api import crd, field_reference
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.availability import UNAVAILABLE
 from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.rules.table import IMMUTABLE, MAX_NAME, RULES
-from rlhf_api.structure import fields, model_in, schema_at, with_defaults
+from rlhf_api.rules.unavailable import UNAVAILABLE
+from rlhf_api.structural_schema import fields, model_in, schema_at, with_defaults
 
 STRUCTURAL = {
     "description", "type", "format", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength",
@@ -46,7 +46,7 @@ NODES = dict(nodes(SCHEMA, ""))
 
 def test_checked_in_files_are_fresh() -> None:
     assert crd.PATH.read_text() == crd.text(), "stale: run python -m rlhf_api.crd"
-    assert reference.PATH.read_text() == reference.text(), "stale: run python -m rlhf_api.reference"
+    assert field_reference.PATH.read_text() == field_reference.text(), "stale: run python -m rlhf_api.field_reference"
 
 
 def test_small_enough_for_client_side_apply() -> None:

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from tests.support.manifest_cases import EXAMPLES, changed
 
-from rlhf_api.document import read
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import ManifestError, broken_rules, dump, forbidden_changes, parse, parse_stored, resolve
-from rlhf_api.structure import job_schema, with_defaults
+from rlhf_api.structural_schema import job_schema, with_defaults
+from rlhf_api.yaml_document import read_document
 
 EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
 
@@ -26,9 +26,9 @@ def test_examples_validate_in_forty_lines(path: Path) -> None:
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
 def test_an_object_as_the_api_server_stores_it_is_the_job_of_its_text(example: str) -> None:
     text = changed(example, {"spec.checkpoints": None}, [])
-    assert parse_stored(json.loads(json.dumps(read(text).data))) == parse(text)
+    assert parse_stored(json.loads(json.dumps(read_document(text).data))) == parse(text)
     with pytest.raises(ManifestError, match=r"spec\.iterations"):
-        parse_stored(read(changed(example, {"spec.iterations": "many"}, [])).data)
+        parse_stored(read_document(changed(example, {"spec.iterations": "many"}, [])).data)
 
 
 @pytest.mark.parametrize("example", ["ppo", "grpo"])
@@ -89,7 +89,7 @@ def test_scalars_mean_what_they_mean_to_kubectl() -> None:
         "j": 0.5, "k": 1, "l": 3, "m": None, "o": 3, "q": 10.5, "r": "2026-01-01T00:00:00Z", "s": 9, "t": False,
         "u": 1000, "v": 0, "w": None, "x": "None", "z": "7",
     }  # fmt: skip
-    found = read(text).data
+    found = read_document(text).data
     assert found == wanted
     assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in wanted.items()}
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlhf_api import structure
+from rlhf_api import structural_schema
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import Generation
 from rlhf_api.job.rollout import Rollout
@@ -28,7 +28,7 @@ render = import_module("rlhf_operator.manifests.render")
 
 def forget() -> None:
     """What was computed by the other version."""
-    structure.job_schema.cache_clear()
+    structural_schema.job_schema.cache_clear()
     parsed_job._parse.cache_clear()
     pinning._started.cache_clear()
     pinning._held.cache_clear()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.simulated_cluster import START, SimulatedCluster
 
-from rlhf_api.patterns import found
+from rlhf_api.user_patterns import pattern_found
 from rlhf_operator.reconcile import pod_of
 from rlhf_operator.reconcile.pod_back_off import LONGEST, RAN_WELL, delay
 
@@ -297,7 +297,7 @@ def test_a_pattern_that_the_api_server_took_and_nobody_can_search_for_is_told_wi
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "(.*)*x", "^(a?){50}a{50}$", "(.*a){40}x"])
 def test_no_pattern_stalls_on_any_words(pattern: str) -> None:
     # By Python's own engine these take longer than the universe has existed.
-    assert not found(pattern, "a" * 4000 + "!")
+    assert not pattern_found(pattern, "a" * 4000 + "!")
 
 
 def test_times_in_the_record_come_from_the_pod() -> None:

@@ -15,7 +15,7 @@ from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
-from rlhf_api.structure import job_schema, with_defaults
+from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_operator.gang.kueue_workload import PodPlacement
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
@@ -235,7 +235,7 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
         take(data)
         raise ManifestError(problems)
 
-    monkeypatch.setattr(manifest, "stored", stricter)
+    monkeypatch.setattr(manifest, "parse_stored", stricter)
     forget()
     settle(upgraded, 2)
     assert {name for name, uid in uids(upgraded).items() if was[name] != uid} == {"job-generation-0"}

@@ -22,11 +22,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import manifest, mode_words, protocol
-from rlhf_api.bounds import too_deep
 from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_api.structure import pruned, schema_at, with_defaults, without_nulls
+from rlhf_api.nesting import too_deep
+from rlhf_api.structural_schema import pruned, schema_at, with_defaults, without_nulls
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.gang import members
 from rlhf_operator.gang.apis import kind_of

@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
-from rlhf_api.structure import job_schema
+from rlhf_api.structural_schema import job_schema
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
 from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 import yaml
 
-from rlhf_api.document import Document
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
+from rlhf_api.yaml_document import Document
 from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local import ports
 from rlhf_cli.local.devices import LocalMachine

@@ -17,8 +17,8 @@ from tests.support.simulated_results import response, response_length, score
 from tests.support.simulated_worker import Pace, SimulatedWorker
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
+from rlhf_api.score_blocks import BLOCK
 from rlhf_coordinator.fusion import fusion_planning
 from rlhf_coordinator.job.iteration_metrics import incremental_metrics
 from rlhf_coordinator.job.sessions import WorkerStream

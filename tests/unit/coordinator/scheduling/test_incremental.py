@@ -7,9 +7,9 @@ import pytest
 from tests.support.coordinated import make_job
 from tests.support.job_states import NOW, decided, ready_state
 
-from rlhf_api.incremental import BLOCK
 from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
+from rlhf_api.score_blocks import BLOCK
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.schedule import schedule_json
 from rlhf_coordinator.state.incremental_state import HeldPrefix

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from tests.unit.operator.test_gang_queue import QueuedCluster
 
-from rlhf_api.structure import job_schema, with_defaults
+from rlhf_api.structural_schema import job_schema, with_defaults
 
 IMAGES = {name: f"ghcr.io/rlhf-operator/{name}:latest" for name in ("operator", "worker")}
 TEMPLATE = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_api.incremental import BLOCK
+from rlhf_api.score_blocks import BLOCK
 from rlhf_planner.inter_stage.fitted_costs import PassCost
 from rlhf_planner.inter_stage.incremental_gain import PassSums, TokenCosts, Trace, incremental_gain, score_trace
 

@@ -9,8 +9,8 @@ import torch
 from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.incremental import BLOCK, whole_blocks
 from rlhf_api.samples import ScoringSample
+from rlhf_api.score_blocks import BLOCK, whole_blocks
 from rlhf_workers import models
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer

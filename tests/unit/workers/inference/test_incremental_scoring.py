@@ -11,7 +11,7 @@ from tests.support.models import VOCABULARY, write_policy
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
-from rlhf_api.incremental import BLOCK
+from rlhf_api.score_blocks import BLOCK
 from rlhf_workers import models
 from rlhf_workers.inference import inference_role
 from rlhf_workers.inference.inference_role import InferenceRole

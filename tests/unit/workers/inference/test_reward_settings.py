@@ -11,7 +11,6 @@ import pytest
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job.models import Reward
-from rlhf_api.reward_secrets import variables
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
@@ -55,7 +54,7 @@ def given_of(reward: Reward, environ: dict[str, str]) -> RewardSettings:
 def test_every_secret_has_a_variable_of_its_own() -> None:
     keys = [("judge", "token"), ("judge", "Token"), ("judge-token", "x.pem"), ("judge", "token")]
     env = [{"name": f"V{i}", "secretKeyRef": {"name": n, "key": k}} for i, (n, k) in enumerate(keys)]
-    found = variables(Reward.model_validate({"function": {"file": "r.py", "env": env}}))
+    found = Reward.model_validate({"function": {"file": "r.py", "env": env}}).secret_variables()
     assert {(each.name, each.key): variable for each, variable in found.items()} == {
         ("judge", "token"): "RLHF_SECRET_JUDGE_TOKEN",
         ("judge", "Token"): "RLHF_SECRET_JUDGE_TOKEN_2",

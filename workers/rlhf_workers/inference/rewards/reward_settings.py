@@ -10,7 +10,6 @@ from typing import Final
 
 from rlhf_api.job.models import Reward, RewardHeader, RewardVariable
 from rlhf_api.names import ExitCode
-from rlhf_api.reward_secrets import variables
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.function_host import forms_of, hide
 
@@ -36,7 +35,7 @@ def given(
     entries: Sequence[RewardVariable | RewardHeader], field: str, reward: Reward, environ: Mapping[str, str]
 ) -> RewardSettings:
     """`entries` of manifest field `field`, those from Secrets read from `environ`; WorkError when one is not there."""
-    known = variables(reward)
+    known = reward.secret_variables()
     values: dict[str, str] = {}
     for entry in entries:
         if entry.secret_key_ref is None:

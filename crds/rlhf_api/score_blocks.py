@@ -14,7 +14,7 @@ BLOCK: Final = 64
 keys up to its end: fewer cost more passes, more leave a longer rest when a sample is finished."""
 
 
-def prefix_tasks(tasks: Iterable[Task]) -> tuple[str, ...]:
+def incremental_tasks(tasks: Iterable[Task]) -> tuple[str, ...]:
     """Names of the tasks whose scores can be computed block by block."""
     return tuple(task.name for task in tasks if task.incremental)
 

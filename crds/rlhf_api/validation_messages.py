@@ -11,31 +11,35 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from rlhf_api import mode_words, patterns
-from rlhf_api.document import Document
+from rlhf_api import mode_words, user_patterns
 from rlhf_api.problems import Problem
-from rlhf_api.structure import Schema, fields, job_schema, schema_at
+from rlhf_api.structural_schema import Schema, fields, job_schema, schema_at
+from rlhf_api.yaml_document import Document
 
 _NO_LIMIT: Final = 2**31 - 1
 """An upper bound from here on is technical and not worth a word."""
 
 
-def problem_of(error: ErrorDetails, document: Document) -> Problem:
+def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
     """One of pydantic's findings as a problem."""
     path = _path(error["loc"])
     line = document.line_of(path)
     if error["type"] == "extra_forbidden":
         return Problem(path, error["input"], _unknown(path), line)
-    if error["type"] == patterns.ERROR:
+    if error["type"] == user_patterns.PATTERN_ERROR:
         return Problem(path, error["input"], error["msg"], line)
     node = schema_at(path) or {}
     if error["type"] == "missing":
-        what = node["description"].rstrip(".") if "description" in node and "properties" not in node else expected(node)
+        what = (
+            node["description"].rstrip(".")
+            if "description" in node and "properties" not in node
+            else expected_value(node)
+        )
         return Problem(path, None, f"is required: {what}", line)
-    return Problem(path, error["input"], f"must be {expected(node)}{_hint(error['input'], node)}", line)
+    return Problem(path, error["input"], f"must be {expected_value(node)}{_hint(error['input'], node)}", line)
 
 
-def expected(node: Schema) -> str:
+def expected_value(node: Schema) -> str:
     """What a field takes, such as `a whole number from 1 to 64`."""
     if "enum" in node:
         allowed = [str(value) for value in node["enum"]]
@@ -53,7 +57,7 @@ def expected(node: Schema) -> str:
         case "string":
             return f"text of {node.get('minLength', 0)} to {node.get('maxLength', 'any number of')} characters"
         case "array":
-            return f"a list of at most {node['maxItems']} items, each {expected(node['items'])}"
+            return f"a list of at most {node['maxItems']} items, each {expected_value(node['items'])}"
         case _ if "properties" in node:
             return f"a mapping with {_listed(node['properties'])}"
         case _:

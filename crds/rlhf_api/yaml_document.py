@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from rlhf_api.bounds import MAX_DEPTH, too_deep
+from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_api.problems import ManifestError, Problem
 
 MAX_BYTES: Final = 1_048_576
@@ -42,9 +42,9 @@ class Document:
         return None
 
 
-def read(text: str) -> Document:
+def read_document(text: str) -> Document:
     """Parse one YAML document. Raises ManifestError for what is no YAML, no single document, or has a key twice."""
-    documents = read_all(text)
+    documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
         raise ManifestError([Problem("", None, "another document begins here: a manifest is one", line)])
@@ -54,7 +54,7 @@ def read(text: str) -> Document:
     return document
 
 
-def read_all(text: str) -> list[Document]:
+def read_documents(text: str) -> list[Document]:
     """The YAML documents of a file, but for empty ones; at least one. Raises ManifestError for what is no YAML."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
