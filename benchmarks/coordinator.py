@@ -19,8 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support.coordinated import write_files
-from tests.support.coordinator_process import Process
-from tests.support.simulated_worker import Pace, crew
+from tests.support.coordinator_process import CoordinatorProcess
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import crew
 
 from rlhf_api.names import Group
 
@@ -56,7 +57,7 @@ async def measure(arguments: argparse.Namespace, pace: Pace, tokens: int, iterat
             inference={"replicas": counts[Group.INFERENCE]},
             training={"parallelism": {"pipeline": training}, "microBatchSize": 4},
         )
-        process = Process(folder)
+        process = CoordinatorProcess(folder)
         process.start()
         assert process.process is not None
         await process.until_serving()

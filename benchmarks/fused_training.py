@@ -128,11 +128,11 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
 
         trainer = build_trainer(job, become, device, connect, lambda *_, **__: None)
         peers = trainer.peers
-        before = run_measure(trainer, pb.Measure(attempt=1))
+        before = run_measure(trainer, pb.Measure(measurement_id=1))
         put(folder / f"stages-{microbatches}-{rank}", before.SerializeToString())
         schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}", parent))]
-        timed = run_measure(trainer, pb.Measure(attempt=2, schedules=schedules, rounds=options_.rounds))
-        timed.stages.extend(run_measure(trainer, pb.Measure(attempt=3)).stages)
+        timed = run_measure(trainer, pb.Measure(measurement_id=2, schedules=schedules, rounds=options_.rounds))
+        timed.stages.extend(run_measure(trainer, pb.Measure(measurement_id=3)).stages)
         put(folder / f"timed-{microbatches}-{rank}", timed.SerializeToString())
         tables = [ScheduleTable.model_validate_json(one) for one in schedules]
         put(folder / f"cpu-{microbatches}-{rank}", json.dumps(cpu_times(trainer, tables, options_.rounds)).encode())
@@ -226,10 +226,11 @@ def cpu_costs(found: list[list[Any]], place: int) -> dict[tuple[str, int], Stage
         if at == place:
             times.setdefault((model, stage), {}).setdefault(kind, []).append(seconds)
     # A table has whole or split backward steps; the times of the others are not looked at.
-    return {
-        key: StageCost(*(statistics.median(kinds.get(kind, [1.0])) for kind in "FBIW"), 0.0)
-        for key, kinds in times.items()
-    }
+    costs = {}
+    for key, kinds in times.items():
+        whole, back, input_part, weight_part = (statistics.median(kinds.get(kind, [1.0])) for kind in "FBIW")
+        costs[key] = StageCost(whole, back, input_part, weight_part, 0.0)
+    return costs
 
 
 def tables_for(options_: argparse.Namespace, microbatches: int, stages: list[pb.MeasureResult]) -> list[ScheduleTable]:

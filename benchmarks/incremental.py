@@ -51,7 +51,7 @@ def in_turns() -> Iterator[None]:
         return setting(state.iteration)[1] == "Enabled"
 
     incremental.on = forced
-    actions.random_key = lambda seed, iteration, index: random_key(seed, setting(iteration)[0], index)  # type: ignore[attr-defined]
+    actions.random_key = lambda seed, iteration, sample: random_key(seed, setting(iteration)[0], sample)  # type: ignore[attr-defined]
     try:
         yield
     finally:

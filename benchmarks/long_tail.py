@@ -137,7 +137,7 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
             run.state.fusion.lengths = before
 
     fusion_planning.begin_iteration, learning.learn = begin, learn
-    actions.random_key = lambda seed, iteration, index: random_key(seed, turns.turn(iteration)[0], index)  # type: ignore[attr-defined]
+    actions.random_key = lambda seed, iteration, sample: random_key(seed, turns.turn(iteration)[0], sample)  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -29,8 +29,8 @@ from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from move_costs import Moved, lines, summary
-from slow_link import SlowLink
+from benchmarks.move_costs import Moved, lines, summary
+from benchmarks.slow_link import SlowLink
 from tests.support.models import SPECIAL, VOCABULARY, write_policy
 from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 
@@ -226,7 +226,8 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
                 workers.reverse()
             await asyncio.sleep(QUIET_SECONDS)  # the last spans are on their way
             learned = refined(learned, [*seen, *workers[0].observed(), *workers[1].observed()])
-    return {"name": setting.name, "deterministic": setting.deterministic} | summary(moves, costs, learned, PROMPT)
+    result: dict[str, Any] = summary(moves, costs, learned, PROMPT)
+    return {"name": setting.name, "deterministic": setting.deterministic} | result
 
 
 async def both(

@@ -63,11 +63,16 @@ def stored(name: str) -> Json:
     return BASE | {"metadata": meta}
 
 
+async def left_alone(key: str) -> float | None:
+    """Take a key of the queue, and do nothing with it."""
+    return None
+
+
 def event_cost() -> float:
     """One event of a running pod, from its line of JSON into the index."""
     body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
     body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    intake = Intake(Index(), WorkQueue(asyncio.sleep, 1), OperatorMetrics())
+    intake = Intake(Index(), WorkQueue(left_alone, 1), OperatorMetrics())
     version = 0
 
     async def events() -> None:
@@ -96,7 +101,7 @@ def comparison_cost(jobs: int) -> float:
                 for each in json.loads(page)["items"]:
                     yield each["metadata"]
 
-    resync = Resync(cast(Cluster, Listed()), index, WorkQueue(asyncio.sleep, 1), ())
+    resync = Resync(cast(Cluster, Listed()), index, WorkQueue(left_alone, 1), ())
     begun = time.process_time()
     asyncio.run(resync.compare())
     return time.process_time() - begun
@@ -105,7 +110,7 @@ def comparison_cost(jobs: int) -> float:
 def request_cost() -> dict[str, float]:
     """One POST of a pod by our client, and by aiohttp alone, to a server in another process."""
     body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
-    port = multiprocessing.Queue()
+    port: multiprocessing.Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(port,), daemon=True)
     server.start()
     try:

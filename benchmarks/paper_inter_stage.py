@@ -63,7 +63,8 @@ class Case:
 def lengths(generator: np.random.Generator, limit: int, count: int) -> np.ndarray:
     sigma = np.log(SKEW) / P99
     drawn = limit / SKEW * np.exp(sigma * generator.standard_normal(count))
-    return np.clip(np.rint(drawn), 1, limit).astype(np.int64)
+    whole: np.ndarray = np.clip(np.rint(drawn), 1, limit).astype(np.int64)
+    return whole
 
 
 def prompts(generator: np.random.Generator) -> tuple[int, ...]:
@@ -178,8 +179,8 @@ def planning() -> list[dict[str, Any]]:
             choose(model, layout, costs)
             simulating.append(between - began)
             choosing.append(time.process_time() - between)
-        rows.append({"workers": workers, "samples": samples})
-        rows[-1] |= {"simulateSeconds": min(simulating), "chooseSeconds": min(choosing)}
+        seconds = {"simulateSeconds": min(simulating), "chooseSeconds": min(choosing)}
+        rows.append({"workers": workers, "samples": samples, **seconds})
     return rows
 
 
@@ -214,7 +215,7 @@ def main() -> None:
         return
     cases = [Case(actor, critic, limit) for actor, critic in PAIRS for limit in LIMITS]
     cases += [Case("65B", "33B", limit, share) for share in EFFICIENCY[1:] for limit in LIMITS]
-    rows = []
+    rows: list[dict[str, float]] = []
     for case in cases:
         rows.append(measure(case))
         print(line(rows[-1]), flush=True)

@@ -59,7 +59,8 @@ def run_job(manifest: Path, groups: Sequence[str], **pinned: Any) -> Path:
     run_dir = folder / "run"
     os.environ |= {Env.JOB_FILE: str(manifest), Env.RUN_DIR: str(run_dir), Env.LISTEN: address}
     with pinned_workers(folder, address, groups, **pinned):
-        outcome = asyncio.run(coordinator.run_job(*coordinator.prepare()))
+        run, restored = coordinator.prepare()
+        outcome = asyncio.run(coordinator.run_job(run, restored, None))
     if outcome.failure is not None:
         raise SystemExit(f"{outcome.phase}: {outcome.failure}; logs in {folder}")
     return run_dir

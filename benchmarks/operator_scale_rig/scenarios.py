@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -309,7 +309,7 @@ async def unreachable(settings: Settings) -> Json:
     }
 
 
-SCENARIOS: dict[str, tuple[str, Callable[[Settings], Awaitable[Json]]]] = {
+SCENARIOS: dict[str, tuple[str, Callable[[Settings], Coroutine[Any, Any, Json]]]] = {
     "S1": ("one job with 1,000 pods", one_big_job),
     "S2": ("1,000 jobs of 4 pods", many_jobs),
     "S3": ("100 jobs resized by 100 generation pods each", resize),

@@ -184,7 +184,7 @@ class Tenant:
 def _of_a_job(pod: Json) -> bool:
     """It was made by the operator, for a job of the tenant's."""
     managed = pod["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
-    return managed == "rlhf-operator"
+    return bool(managed == "rlhf-operator")
 
 
 def _differs(before: Json, after: Json) -> str:
@@ -284,7 +284,7 @@ def _manifest() -> Json:
 
 def _unrelated(namespace: str) -> list[Json]:
     """What anybody may have in a namespace, under names that jobs might derive."""
-    core = [
+    core: list[Json] = [
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "wild-certificates"}, "stringData": {"a": "b"}},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings-job"}, "data": {"a": "b"}},
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db"}, "spec": {"ports": [{"port": 5432}]}},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,11 @@ def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
     }
 
 
+def listed(cluster: Cluster, *what: str) -> bool:
+    """Return whether there are any objects of these."""
+    return bool(cluster.get(*what)["items"])
+
+
 def until_rights(account: Path, namespace: str, expected: set[tuple[str, str, str]]) -> None:
     """Wait until RBAC gives a user exactly these: the API server learns of roles by watches of its own."""
     with contextlib.suppress(TimeoutError):
@@ -286,7 +292,7 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
         for each in ("services", "configmaps", "secrets", "networkpolicies"):
             of_the_job = (each, place, "--selector=rlhf.dev/job-name=granted")
-            wait_until(each, lambda of=of_the_job: installed.get(*of)["items"], PATIENCE, check=operator.check)
+            wait_until(each, partial(listed, installed, *of_the_job), PATIENCE, check=operator.check)
         installed.kubectl("patch", "rlhfjob", "granted", place, "--type=merge", '--patch={"spec":{"suspend":true}}')
         wait_until("no pods of the suspended job", lambda: pods() == 0, PATIENCE, check=operator.check)
         wait_until("an event", lambda: installed.get("events.events.k8s.io", place)["items"], PATIENCE)

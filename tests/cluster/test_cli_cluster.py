@@ -231,10 +231,10 @@ def test_rights_that_lack_are_named(cluster: Cluster, rlhf: Rlhf, job: str) -> N
     assert "ClusterRole edit" in err
 
     labels = {"rlhf.dev/job-name": job, "rlhf.dev/group": "generation", "rlhf.dev/index": "77"}
-    meta = {"name": "by-hand", "namespace": NAMESPACE, "labels": labels}
+    meta_of_pod = {"name": "by-hand", "namespace": NAMESPACE, "labels": labels}
     spec = {"containers": [{"name": "worker", "image": "none"}]}
     role["rules"] = [rule, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    cluster.apply([{"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, role])
+    cluster.apply([{"apiVersion": "v1", "kind": "Pod", "metadata": meta_of_pod, "spec": spec}, role])
     running = {
         "name": "worker",
         "image": "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import urllib.request
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,7 @@ def test_pods_of_two_nodes_reach_each_other_and_a_dead_node_is_noticed() -> None
         for near, far in (("n1", "n2"), ("n2", "n1")):
             address = addresses[far]
             reached = f"{far} to answer {near}"
-            wait_until(reached, lambda near=near, to=address: answers(cluster, near, (to,)), pods.POD_TIMEOUT)
+            wait_until(reached, partial(answers, cluster, near, (address,)), pods.POD_TIMEOUT)
             ask = f"import urllib.request as r; print(r.urlopen('http://{address}:8000/etc/hostname').read())"
             assert far in cluster.kubectl("exec", near, "--", "python3", "-c", ask)
         cluster.nodes["n2"].end()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support.chaos import digest
 
-from rlhf_coordinator.reports import timeline
+from rlhf_coordinator.reports.trackers import timeline_json
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 from . import environment, images
@@ -165,7 +165,7 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
     left = {event["worker"]: event["message"] for event in elastic.events("worker-left")}
     assert set(left) == {"generation-1", "generation-2", "generation-3"}
     assert any("; 0 samples" not in told for told in left.values()), "they had samples, and gave them back"
-    spans = list(timeline.read_spans(elastic.run / timeline.FILE))
+    spans = list(timeline_json.read_spans(elastic.run / timeline_json.FILE))
     did = {(span.iteration, span.worker, span.name.partition("/")[0]) for span in spans}
     assert did >= {(1, "generation-2", "decode"), (1, "generation-3", "decode")}, "they joined the iteration"
     # It joins while the third iteration is held open; what is left to be scored then is on the first one already.

@@ -111,7 +111,7 @@ def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: S
 
     def refused() -> bool:
         conditions = [c for each in seen.pods().values() for c in each["status"].get("conditions", [])]
-        return sum(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions) >= 5
+        return bool(sum(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions) >= 5)
 
     seen.until("the scheduler to look at all", refused, PATIENCE)
     assert bound(seen) == []
@@ -271,7 +271,7 @@ def test_a_job_of_multikueue_is_left_alone(cluster: Cluster, seen: Seen, namespa
 
 
 def test_every_right_of_every_backend_was_made_use_of(audit: Audit, request: pytest.FixtureRequest) -> None:
-    if sum(each.module is request.module for each in request.session.items) < len(TESTS) or request.session.testsfailed:
+    if sum(item.path == request.path for item in request.session.items) < len(TESTS) or request.session.testsfailed:
         pytest.skip("the tests of this module before it use the rights")
     granted = triples(FLAVORS).union(*map(triples, SCHEDULING.values()))
     # Objects that no watch told of are asked for by name, and the native API takes changes from v1beta1 on.

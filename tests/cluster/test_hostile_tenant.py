@@ -9,13 +9,14 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from . import environment, images
 from .cluster import Cluster
 from .fixture import NO_ROOT
-from .hostile import Hostile
+from .hostile import Hostile, Post
 from .hostile_run import HEALTHY, Outcome, run
 from .undisturbed import Undisturbed
 
@@ -26,13 +27,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_seed_posts_the_same_objects_and_every_kind_of_them() -> None:
-    def posts(seed: int) -> list[object]:
-        job = {"spec": {"training": {}, "models": {}}, "metadata": {}}
+    def posts(seed: int) -> list[Post]:
+        job: dict[str, Any] = {"spec": {"training": {}, "models": {}}, "metadata": {}}
         moves = Hostile(seed, "n", job, [("tiny", "u")], "image").moves()
         return [post for move in itertools.islice(moves, 200) for post in move]
 
     assert posts(1) == posts(1) != posts(2)
-    kinds = {post.kind for post in posts(1)}  # type: ignore[attr-defined]
+    kinds = {post.kind for post in posts(1)}
     assert kinds == {"Pod", "RLHFJob", "ConfigMap", "Secret", "Service", "NetworkPolicy"}
 
 

@@ -115,7 +115,12 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
     uid = seen.job()["metadata"]["uid"]
-    labels = {LABEL: "job", "rlhf.dev/job-uid": uid, "rlhf.dev/group": "generation", "rlhf.dev/index": "7"}
+    labels: dict[str, str] = {
+        LABEL: "job",
+        "rlhf.dev/job-uid": uid,
+        "rlhf.dev/group": "generation",
+        "rlhf.dev/index": "7",
+    }
     alike = [
         secret(namespace, "alike", labels=labels),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "alike", "namespace": namespace}},
@@ -124,7 +129,7 @@ def test_objects_that_only_carry_the_labels_of_a_job_are_not_its_own(
     cluster.apply(alike)
     before = stored(cluster, alike)
     # Somebody makes ours his own: the labels stay, the owner does not.
-    change = [{"op": "remove", "path": "/metadata/ownerReferences"}]
+    change: list[dict[str, Any]] = [{"op": "remove", "path": "/metadata/ownerReferences"}]
     change += [{"op": "replace", "path": "/data", "value": {"job.json": "{}"}}]
     cluster.kubectl("patch", "configmap", "job-job", seen.where, "--type=json", f"--patch={json.dumps(change)}")
     forged = cluster.get("configmap", "job-job", seen.where)

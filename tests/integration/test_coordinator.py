@@ -6,11 +6,13 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.coordinated import Coordinated, expected_weights, free_address, make_job
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, SimulatedWorker, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
@@ -345,13 +347,18 @@ async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path
     await workers.end()
 
 
+def refused(worker: SimulatedWorker, words: str) -> bool:
+    """Return whether the coordinator has refused a worker with these words."""
+    return any(words in text for text in worker.refusals)
+
+
 async def test_strangers_and_doubles_are_refused_with_a_reason(jobs: list[Coordinated], tmp_path: Path) -> None:
     pace = Pace(tokens_per_tick=0)
     coordinated, workers = begin(jobs, tmp_path, iterations=4, pace=pace)
     await until(lambda: all(worker.registered for worker in workers.workers), "all workers")
     strangers = crew({Group.GENERATION: 3}, coordinated.address)
     for name, why in (("generation-0", "already connected from another live process"), ("generation-2", "not part of")):
-        await until(lambda n=name, w=why: any(w in text for text in strangers[n].refusals), f"{name} to be refused")
+        await until(partial(refused, strangers[name], why), f"{name} to be refused")
     pace.tokens_per_tick = 8
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.support.coordinated import expected_weights, prompts_of, write_files
-from tests.support.coordinator_process import Process
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.coordinator_process import CoordinatorProcess
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, crew
 
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2 import WatchStatusRequest
@@ -29,8 +30,8 @@ COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 
 
 @pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[Process]:
-    coordinator = Process(tmp_path)
+async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    coordinator = CoordinatorProcess(tmp_path)
     yield coordinator
     if coordinator.process is not None and coordinator.process.poll() is None:
         coordinator.kill()
@@ -43,7 +44,7 @@ async def finish(workers: Crew) -> str:
     return weights
 
 
-async def test_kill_9_at_random_moments_changes_nothing(process: Process, tmp_path: Path) -> None:
+async def test_kill_9_at_random_moments_changes_nothing(process: CoordinatorProcess, tmp_path: Path) -> None:
     job = write_files(tmp_path, iterations=10, batch=24)
     process.start()
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
@@ -64,7 +65,9 @@ async def test_kill_9_at_random_moments_changes_nothing(process: Process, tmp_pa
     assert [json.loads(line)["iteration"] for line in lines] == list(range(10))
 
 
-async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(process: Process, tmp_path: Path) -> None:
+async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(
+    process: CoordinatorProcess, tmp_path: Path
+) -> None:
     job = write_files(tmp_path, iterations=3)
     document = yaml.safe_load((tmp_path / "job.yaml").read_text())
     document["spec"] |= {"newBlock": {"mode": "Auto"}}
@@ -82,7 +85,7 @@ async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(proc
 
 
 async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(
-    process: Process, tmp_path: Path
+    process: CoordinatorProcess, tmp_path: Path
 ) -> None:
     job = write_files(tmp_path, iterations=3)
     process.start()
@@ -102,7 +105,7 @@ async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
 
 
-async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Process, tmp_path: Path) -> None:
+async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: CoordinatorProcess, tmp_path: Path) -> None:
     job = write_files(tmp_path, iterations=4, every=100)
     process.start()
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1))
@@ -114,13 +117,13 @@ async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Process
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     assert f"the last checkpoint is {checkpoint}" in process.last_line
     assert json.loads((checkpoint / "checkpoint.json").read_text())["version"] >= 2
-    process.start(**{Env.RUN_DIR: str(tmp_path / "other")})
+    process.start({Env.RUN_DIR: str(tmp_path / "other")})
     assert await process.code() == ExitCode.USAGE
     assert checkpoint.name in process.last_line
     assert "--resume" in process.last_line
     assert "spec.checkpoints.path" in process.last_line
     kept = tmp_path / "termination-message"
-    process.start(**{Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1", Env.TERMINATION_MESSAGE: str(kept)})
+    process.start({Env.RUN_DIR: str(tmp_path / "other"), Env.RESUME: "1", Env.TERMINATION_MESSAGE: str(kept)})
     workers = crew(COUNTS, process.address)
     assert await process.code() == ExitCode.OK
     said = last_report(kept.read_text())
@@ -131,20 +134,20 @@ async def test_sigterm_checkpoints_and_resume_must_be_asked_for(process: Process
 
 
 async def test_renewed_certificates_are_taken_up_by_who_runs_and_who_comes_back(
-    process: Process, tmp_path: Path
+    process: CoordinatorProcess, tmp_path: Path
 ) -> None:
     """What is renewed here is the authority too, so that the old certificate is as good as expired."""
     job = write_files(tmp_path, iterations=12, batch=24)
     folder = tmp_path / "certificates"
     renew(folder)
-    process.start(**{Env.CERTIFICATES: str(folder)})
+    process.start({Env.CERTIFICATES: str(folder)})
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1), certificates=folder)
     await process.until_iteration(2, certificates=folder)
     renew(folder)
     # The same process lets in whoever shows a new certificate, and keeps the sessions that it has.
     await process.until_iteration(4, certificates=folder)
     process.kill()
-    process.start(**{Env.CERTIFICATES: str(folder)})
+    process.start({Env.CERTIFICATES: str(folder)})
     assert await process.code() == ExitCode.OK
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -157,7 +160,7 @@ def renew(folder: Path) -> None:
     new_authority("simulated", now).issue([], now).write(folder)
 
 
-async def test_a_bad_prompt_line_is_named(process: Process, tmp_path: Path) -> None:
+async def test_a_bad_prompt_line_is_named(process: CoordinatorProcess, tmp_path: Path) -> None:
     write_files(tmp_path)
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write('{"prompt": "p1"\n')
@@ -166,7 +169,7 @@ async def test_a_bad_prompt_line_is_named(process: Process, tmp_path: Path) -> N
     assert f"spec.prompts.path: {tmp_path}/prompts.jsonl line 12 is not JSON" in process.last_line
 
 
-async def test_a_broken_tokenizer_is_named(process: Process, tmp_path: Path) -> None:
+async def test_a_broken_tokenizer_is_named(process: CoordinatorProcess, tmp_path: Path) -> None:
     write_files(tmp_path)
     (tmp_path / "policy" / "tokenizer.json").write_text("{")
     process.start()
@@ -174,7 +177,7 @@ async def test_a_broken_tokenizer_is_named(process: Process, tmp_path: Path) -> 
     assert f"spec.models.actor.path: {tmp_path}/policy: its tokenizer cannot be loaded" in process.last_line
 
 
-async def test_a_port_in_use_is_named(process: Process, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named(process: CoordinatorProcess, tmp_path: Path) -> None:
     write_files(tmp_path)
     other = await asyncio.start_server(lambda *_: None, *process.address.rsplit(":", 1))
     process.start()
@@ -184,7 +187,7 @@ async def test_a_port_in_use_is_named(process: Process, tmp_path: Path) -> None:
     other.close()
 
 
-async def test_a_full_disk_ends_the_job_with_its_own_code(process: Process, tmp_path: Path) -> None:
+async def test_a_full_disk_ends_the_job_with_its_own_code(process: CoordinatorProcess, tmp_path: Path) -> None:
     write_files(tmp_path, iterations=20)
 
     def small_files() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.coordinated import Coordinated, expected_weights, make_job
-from tests.support.simulated_worker import Crew, Pace, SimulatedWorker, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, SimulatedWorker, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -53,16 +54,27 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 180) 
         await asyncio.sleep(0.05)
 
 
+def titled(pid: int, name: str) -> bool:
+    """Return whether a process has this title."""
+    return title(pid) == name
+
+
+def says(log: Path, words: str) -> bool:
+    """Return whether a log has these words."""
+    return words in log.read_text()
+
+
 async def test_forked_workers_are_told_apart_and_end_as_any_process(tmp_path: Path) -> None:
     token = uuid.uuid4().hex
     server = ForkServerClient({leftover_processes.TOKEN_VARIABLE: token})
     try:
         first, second = [await server.start(worker(tmp_path, index)) for index in range(2)]
         for index, forked in enumerate((first, second)):
-            await until(lambda f=forked, i=index: title(f.pid) == f"generation-{i}", f"generation-{index} to be itself")
+            named = partial(titled, forked.pid, f"generation-{index}")
+            await until(named, f"generation-{index} to be itself")
             assert os.getpgid(forked.pid) == forked.pid
             log = tmp_path / f"generation-{index}.log"
-            await until(lambda log=log: "dials the coordinator" in log.read_text(), f"{log} to say that it dials")
+            await until(partial(says, log, "dials the coordinator"), f"{log} to say that it dials")
             assert f"generation-{index} " in log.read_text()
 
         os.kill(first.pid, signal.SIGKILL)

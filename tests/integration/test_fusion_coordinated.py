@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.coordinated import Coordinated, expected_weights, make_job
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel

@@ -1,6 +1,7 @@
 """A real job whose tail gathers, by whatever way, ends with the bits of one that fuses nothing; also when killed."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def outcome(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def total(run_dir: Path, name: str) -> float:
-    return sum(line[name] for line in read_metrics(run_dir / "metrics.jsonl"))
+    return math.fsum(line[name] for line in read_metrics(run_dir / "metrics.jsonl"))
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,19 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from tests.support.coordinated import expected_weights, prompts_of, write_files
-from tests.support.coordinator_process import Process
+from tests.support.coordinator_process import CoordinatorProcess
 from tests.support.fuzzed import bytes_of, register, worker_messages
 from tests.support.kv_peers import PlayedSink, serving
 from tests.support.migration_stage import Stage, sample, set_up
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import MAX_MESSAGE_BYTES, OPTIONS, SERVER_NAME, aio_channel
@@ -62,22 +64,28 @@ def unlimited_channel(address: str, certificates: Path) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options=options)
 
 
+def raw(method: Any) -> Any:
+    """A method of a channel without serializers: it takes and gives bytes, which the types of gRPC do not say."""
+    return method
+
+
 async def outcome(call: Any) -> grpc.StatusCode:
     """How a call ended; one that hangs fails the test."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await call.code()
+            code: grpc.StatusCode = await call.code()
+            return code
     finally:
         call.cancel()
 
 
 async def unary(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
-    return await outcome(channel.unary_unary(SERVICE + method)(data, timeout=ANSWER_SECONDS))
+    return await outcome(raw(channel.unary_unary(SERVICE + method))(data, timeout=ANSWER_SECONDS))
 
 
 async def stream(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
     """The first answers of a call that streams; WatchStatus has no end."""
-    call = channel.unary_stream(SERVICE + method)(data, timeout=ANSWER_SECONDS)
+    call = raw(channel.unary_stream(SERVICE + method))(data, timeout=ANSWER_SECONDS)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             if await call.read() is not grpc.aio.EOF:
@@ -89,7 +97,7 @@ async def stream(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.St
 
 async def session(channel: grpc.aio.Channel, messages: list[bytes]) -> tuple[grpc.StatusCode, str]:
     """One session with these messages; then our side is closed."""
-    call = channel.stream_stream(SERVICE + "Session")(timeout=ANSWER_SECONDS)
+    call = raw(channel.stream_stream(SERVICE + "Session"))(timeout=ANSWER_SECONDS)
     try:
         for data in messages:
             await call.write(data)
@@ -139,8 +147,8 @@ def _harmless(data: bytes) -> bytes:
 
 
 @pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[Process]:
-    coordinator = Process(tmp_path)
+async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    coordinator = CoordinatorProcess(tmp_path)
     yield coordinator
     if coordinator.process is not None and coordinator.process.poll() is None:
         coordinator.kill()
@@ -157,7 +165,7 @@ async def many(count: int, at_once: int, one: Callable[[int], Any]) -> list[Any]
     return await asyncio.gather(*(slotted(number) for number in range(count)))
 
 
-async def strangers(process: Process, tmp_path: Path) -> None:
+async def strangers(process: CoordinatorProcess, tmp_path: Path) -> None:
     """Whoever has no certificate of the job is told nothing and changes nothing."""
     theirs, ours = certified(tmp_path / "theirs"), (tmp_path / "certificates" / "ca.crt").read_bytes()
     rng = random.Random(1)
@@ -178,7 +186,7 @@ async def strangers(process: Process, tmp_path: Path) -> None:
         bare_channel(process.address, None),
     ):
         async with channel:
-            codes = await many(STRANGERS, 32, lambda number, channel=channel: one(channel, number))
+            codes = await many(STRANGERS, 32, partial(one, channel))
         assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
 
 
@@ -188,13 +196,13 @@ async def finish(workers: Crew) -> str:
     return weights
 
 
-async def test_a_coordinator_and_ten_thousand_messages(process: Process, tmp_path: Path) -> None:
+async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProcess, tmp_path: Path) -> None:
     certificates = certified(tmp_path / "certificates")
     policy = {"workerTimeoutSeconds": 120, "startTimeoutSeconds": 600, "backoffLimit": 1000}
     job = write_files(
         tmp_path, iterations=40, batch=24, generation={"replicas": 3, "maxBatchSize": 6}, runPolicy=policy
     )
-    process.start(**{Env.CERTIFICATES: str(certificates)})
+    process.start({Env.CERTIFICATES: str(certificates)})
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.2), certificates=certificates)
     await process.until_iteration(1, certificates=certificates)
     await strangers(process, tmp_path)
@@ -262,7 +270,7 @@ async def recorded(stage: Stage) -> list[pb.KvPart]:
 
 async def transfer(channel: grpc.aio.Channel, parts: list[bytes]) -> pb.KvReceipt | grpc.StatusCode:
     """One call to a KvSink: its receipt, or how else it ended."""
-    call = channel.stream_unary("/rlhf.v1.KvSink/Receive", response_deserializer=pb.KvReceipt.FromString)(
+    call = raw(channel.stream_unary("/rlhf.v1.KvSink/Receive", response_deserializer=pb.KvReceipt.FromString))(
         timeout=ANSWER_SECONDS
     )
     try:
@@ -275,9 +283,17 @@ async def transfer(channel: grpc.aio.Channel, parts: list[bytes]) -> pb.KvReceip
     return await call if code is grpc.StatusCode.OK else code
 
 
+async def numbered_transfer(
+    channel: grpc.aio.Channel, parts: list[bytes], number: int
+) -> pb.KvReceipt | grpc.StatusCode:
+    """The same transfer, whatever its number."""
+    return await transfer(channel, parts)
+
+
 async def outcome_of(call: Any) -> grpc.StatusCode:
     async with asyncio.timeout(ANSWER_SECONDS):
-        return await call.code()
+        code: grpc.StatusCode = await call.code()
+        return code
 
 
 def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[bytes]:
@@ -297,8 +313,8 @@ def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[byt
 async def read(channel: grpc.aio.Channel, rng: random.Random, number: int) -> grpc.StatusCode:
     """Weights that this worker does not hold."""
     data = bytes_of(rng, pb.WeightRequest(model="actor", version=number % 3))
-    kind = (channel.unary_unary, channel.unary_stream)[number % 2]
-    call = kind(WEIGHTS + ("Describe", "Fetch")[number % 2])(data, timeout=ANSWER_SECONDS)
+    kinds: tuple[Any, Any] = (channel.unary_unary, channel.unary_stream)
+    call = kinds[number % 2](WEIGHTS + ("Describe", "Fetch")[number % 2])(data, timeout=ANSWER_SECONDS)
     return await outcome(call)
 
 
@@ -314,8 +330,8 @@ async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
             bare_channel(address, None),
         ):
             async with stranger:
-                refused = await many(50, 8, lambda _, channel=stranger: transfer(channel, whole))
-                refused += await many(50, 8, lambda number, channel=stranger: read(channel, rng, number))
+                refused = await many(50, 8, partial(numbered_transfer, stranger, whole))
+                refused += await many(50, 8, partial(read, stranger, rng))
             assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
         async with aio_channel(address, stage.certificates) as channel:
             found = await many(TRANSFERS, 8, lambda number: transfer(channel, parts_of(rng, good, number)))

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from tests.support.chaos import processes
 from tests.support.coordinated import expected_weights, free_address, prompts_of, write_files
-from tests.support.coordinator_process import Process
+from tests.support.coordinator_process import CoordinatorProcess
 from tests.support.local_job import write_job
 from tests.support.scripted_coordinator import ScriptedCoordinator, worker_process
-from tests.support.simulated_worker import Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import crew
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
@@ -56,25 +57,25 @@ async def until(address: str, status: int) -> None:
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[Process]:
-    made = Process(tmp_path)
+async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    made = CoordinatorProcess(tmp_path)
     yield made
     if made.process is not None and made.process.poll() is None:
         made.kill()
 
 
 async def test_a_coordinator_answers_while_it_waits_for_its_journal_and_not_when_it_is_stopped(
-    coordinator: Process, tmp_path: Path
+    coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
     write_files(tmp_path, iterations=2)
     first, second = free_address(), free_address()
-    coordinator.start(**{Env.METRICS: first})
+    coordinator.start({Env.METRICS: first})
     await coordinator.until_serving()
     await until(first, 200)
 
     # One that waits for the journal of another cannot serve its job, and is not to be killed for it.
-    other = Process(tmp_path)
-    other.start(**{Env.METRICS: second})
+    other = CoordinatorProcess(tmp_path)
+    other.start({Env.METRICS: second})
     try:
         await until(second, 200)
         assert other.process is not None
@@ -123,7 +124,7 @@ async def test_a_worker_answers_before_its_libraries_are_loaded_and_not_when_it_
 
 
 async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_nothing(
-    coordinator: Process, tmp_path: Path
+    coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
     """Its storage took the lock away meanwhile, as a file server does when a node is silent for its lease."""
     job = write_files(tmp_path, iterations=6, batch=24)
@@ -136,7 +137,7 @@ async def test_a_coordinator_that_was_cut_off_ends_when_it_comes_back_and_harms_
         worker.leave()
     (tmp_path / "run" / "journal" / "coordinator.lock").unlink()
 
-    second = Process(tmp_path)
+    second = CoordinatorProcess(tmp_path)
     second.start()
     workers = crew(COUNTS, second.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
     try:

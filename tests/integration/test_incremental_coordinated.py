@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.support.coordinated import Coordinated, expected_weights, make_job
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, crew
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

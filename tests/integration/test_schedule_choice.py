@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.coordinated import Coordinated, expected_weights, make_job
-from tests.support.simulated_worker import Crew, Pace, crew
+from tests.support.simulated_rank import Pace
+from tests.support.simulated_worker import Crew, crew
 
 from rlhf_api import control_pb2 as pb
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,6 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
+from tests.support.partial_services import PartialCoordinator
 from tests.support.training_ranks import (
     ThreadPeers,
     exhaust,
@@ -49,10 +51,10 @@ FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 ALGORITHM = {"ppo": {"miniBatchSize": 8, "epochs": 2, "klTarget": 2.0}}
 
 
-class Batches(control_pb2_grpc.CoordinatorServicer):
+class BatchServer(PartialCoordinator):
     """Serves the batch of any iteration, two samples a part."""
 
-    def FetchBatch(self, request: pb.FetchBatchRequest, context: grpc.ServicerContext) -> Iterator[pb.BatchPart]:  # noqa: N802
+    def FetchBatch(self, request: pb.FetchBatchRequest, context: Any) -> Iterator[pb.BatchPart]:  # noqa: N802
         samples = make_samples(seed=request.iteration)
         for start in range(0, len(samples), 2):
             yield pb.BatchPart(samples=samples[start : start + 2], total=len(samples))
@@ -158,7 +160,7 @@ def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_o
     assert launcher.stdout is not None
     pids: list[int] = []
     server = grpc.server(ThreadPoolExecutor(WORLD))
-    control_pb2_grpc.add_CoordinatorServicer_to_server(Batches(), server)
+    control_pb2_grpc.add_CoordinatorServicer_to_server(BatchServer(), server)
     try:
         expected, metrics = threads_train(job)
         pids = json.loads(launcher.stdout.readline())
@@ -210,7 +212,7 @@ def check_weights(served: list[dict[str, torch.Tensor]], expected: dict[str, tor
 
 def check_checkpoint(folder: Path, files: list[object], expected: dict[str, torch.Tensor]) -> None:
     assert files[2:] == [[], []]
-    saved = {}
+    saved: dict[str, torch.Tensor] = {}
     for model in ("actor", "critic"):
         for part in sorted((folder / model).glob("*.safetensors")):
             saved |= {f"{model}:{name}": value for name, value in load_file(part).items()}

@@ -104,7 +104,7 @@ class WaitingSource(WeightSourceService):
         self._stage = stage
 
     async def Fetch(  # noqa: N802
-        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext
+        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WeightChunk]:
         self._stage.asked.set()
         await self._stage.open.wait()

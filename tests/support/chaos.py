@@ -63,7 +63,7 @@ class Ended:
 
 def processes(runner: int) -> dict[str, int]:
     """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`."""
-    found = {}
+    found: dict[str, int] = {}
     for child in _children(runner):
         try:
             environment = dict(

@@ -114,7 +114,9 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
             key = random_key(spec.seed, iteration, index)
             length = simulated_results.response_length(key, spec.rollout.max_response_tokens)
             tokens, log_probabilities = simulated_results.response(key, 0, length)
-            fields = {task.produces[0]: packed("float32", simulated_results.score(task.name, tokens)) for task in tasks}
+            fields: dict[str, pb.Array] = {
+                task.produces[0]: packed("float32", simulated_results.score(task.name, tokens)) for task in tasks
+            }
             fields["log_probabilities"] = packed("float32", log_probabilities)
             samples.append(
                 pb.TrainSample(

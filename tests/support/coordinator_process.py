@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
@@ -17,19 +17,20 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Env
 
 
-class Process:
+class CoordinatorProcess:
     """The coordinator's process and its successors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.address = folder, free_address()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, preexec: Callable[[], None] | None = None, **environment: str) -> None:
+    def start(self, environment: Mapping[str, str] | None = None, preexec: Callable[[], None] | None = None) -> None:
+        """Start it with more variables of the environment; `preexec` runs in the new process first."""
         variables = {
             Env.JOB_FILE: str(self.folder / "job.yaml"),
             Env.RUN_DIR: str(self.folder / "run"),
             Env.LISTEN: self.address,
-            **environment,
+            **(environment or {}),
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(

@@ -77,6 +77,11 @@ def bytes_of(rng: random.Random, message: Any) -> bytes:
     return data
 
 
+def observation(index: int, **work: Any) -> pb.Observation:
+    """Return an observation of four nanoseconds."""
+    return pb.Observation(start_ns=1, end_ns=5, iteration=index % 3, **work)
+
+
 def worker_messages(index: int) -> list[pb.WorkerMessage]:
     """What a worker that is nothing yet may say; it holds no sample and was asked nothing it answers."""
     array = pb.Array(dtype="int32", shape=[2], data=b"\1\0\0\0\2\0\0\0")
@@ -89,12 +94,11 @@ def worker_messages(index: int) -> list[pb.WorkerMessage]:
     decode = pb.DecodeObservation(steps=2, rows_per_step=1.5, keys_per_row=30, prefill_seconds=1e-9)
     rebuild = pb.RebuildObservation(passes=1, rows_per_pass=1, tokens_per_row=9, seconds=1e-9)
     scoring = pb.ScoringObservation(task="reward", samples=1, tokens=9)
-    stretch = {"start_ns": 1, "end_ns": 5, "iteration": index % 3}
     return [
-        pb.WorkerMessage(observation=pb.Observation(decode=decode, **stretch)),
-        pb.WorkerMessage(observation=pb.Observation(rebuild=rebuild, **stretch)),
-        pb.WorkerMessage(observation=pb.Observation(scoring=scoring, **stretch)),
-        pb.WorkerMessage(observation=pb.Observation(onload=pb.OnloadObservation(role="training"), **stretch)),
+        pb.WorkerMessage(observation=observation(index, decode=decode)),
+        pb.WorkerMessage(observation=observation(index, rebuild=rebuild)),
+        pb.WorkerMessage(observation=observation(index, scoring=scoring)),
+        pb.WorkerMessage(observation=observation(index, onload=pb.OnloadObservation(role="training"))),
         pb.WorkerMessage(heartbeat=pb.Heartbeat(tokens=3, busy_seconds=0.5)),
         pb.WorkerMessage(progress=progress),
         pb.WorkerMessage(finished=finished),

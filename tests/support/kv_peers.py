@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -30,7 +31,7 @@ class PlayedSink(KvSinkServicer):
         self.ended = asyncio.Event()
 
     async def Receive(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.KvPart], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.KvPart], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.KvReceipt:
         try:
             async for part in request_iterator:

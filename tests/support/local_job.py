@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tests.support import models
@@ -39,7 +40,7 @@ def write_job(
     texts = ("".join(rng.choice("abcdef012345") for _ in range(rng.randint(2, 10))) for _ in range(40))
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     (folder / "reward.py").write_text(REWARD)
-    spec = {
+    spec: dict[str, Any] = {
         "algorithm": ALGORITHMS[algorithm],
         "iterations": iterations,
         "seed": seed,

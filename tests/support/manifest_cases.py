@@ -60,7 +60,7 @@ def verdicts() -> list[Verdict]:
 
 def _text(row: dict[str, Any]) -> str:
     if "file" in row:
-        return (EXAMPLES / row["file"]).read_text()
+        return Path(EXAMPLES / row["file"]).read_text()
     if isinstance(row.get("text"), list):
         return "---\n".join(_text(each) for each in row["text"])
     put, drop = dict(row.get("set", {})), list(row.get("unset", []))

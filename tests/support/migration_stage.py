@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,9 @@ class Worker:
     async def generate(self, *samples: pb.GenerateSample) -> None:
         """Has decoded some tokens of each when this returns."""
         assert not (await self.ask(generate=pb.Generate(samples=samples))).HasField("failure")
-        for one in samples:
-            await self.session.first("progress", lambda told, key=one.key: told.key == key)
+        keys = [sample.key for sample in samples]
+        for key in keys:
+            await self.session.first("progress", partial(_is_of, key))
 
     async def withdraw(self, *numbers: int) -> None:
         keys = [pb.SampleKey(sample=number, attempt=1) for number in numbers]
@@ -211,3 +213,7 @@ async def caught(stage: Stage, first: int, reached: asyncio.Event, address: str)
         if reached.is_set():
             return number, identifier
     raise AssertionError("every sample was finished before it got so far")
+
+
+def _is_of(key: pb.SampleKey, progress: pb.SampleProgress) -> bool:
+    return progress.key == key

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.support.partial_services import PartialCoordinator
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import OPTIONS, server_credentials
-from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_api.names import Env
 from rlhf_api.protocol import PROTOCOL
 
@@ -55,7 +56,7 @@ class ScriptedSession:
         async with asyncio.timeout(PATIENCE):
             while True:
                 self._arrived.clear()
-                messages = [getattr(message, kind) for message in self.received if message.HasField(kind)]
+                messages = [getattr(message, kind) for message in self.received if message.HasField(kind)]  # type: ignore[arg-type] # any of them
                 messages = [message for message in messages if wanted(message)]
                 if len(messages) >= count:
                     return messages
@@ -66,7 +67,7 @@ class ScriptedSession:
         return answer
 
 
-class ScriptedCoordinator(CoordinatorServicer):
+class ScriptedCoordinator(PartialCoordinator):
     """Takes sessions; `session()` is the next one."""
 
     def __init__(self) -> None:
@@ -93,9 +94,10 @@ class ScriptedCoordinator(CoordinatorServicer):
     async def session(self) -> ScriptedSession:
         return await asyncio.wait_for(self._sessions.get(), PATIENCE)
 
-    async def CoordinatorSession(  # noqa: N802
-        self, messages: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Any
     ) -> AsyncIterator[pb.CoordinatorMessage]:
+        messages = request_iterator
         outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue()
         register = await anext(aiter(messages))
         session = ScriptedSession(register.register, outgoing)
@@ -118,7 +120,12 @@ async def worker_process(
     coordinator: str, group: str, log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A real worker process `<group>-0`, its log in `log`; killed at the end if it still runs."""
-    variables = {Env.COORDINATOR: coordinator, Env.GROUP: group, Env.INDEX: "0", Env.LISTEN: "127.0.0.1:0"}
+    variables: dict[str, str] = {
+        Env.COORDINATOR: coordinator,
+        Env.GROUP: group,
+        Env.INDEX: "0",
+        Env.LISTEN: "127.0.0.1:0",
+    }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_")}
     with log.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(

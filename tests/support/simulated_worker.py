@@ -13,6 +13,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tests.support.simulated_rank import RECONNECT_SECONDS, Collective, Pace, SimulatedRank
@@ -23,6 +24,11 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from rlhf_api.control_pb2_grpc import CoordinatorAsyncStub
+
+Call = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage]
 
 
 class SimulatedWorker(SimulatedSamples, SimulatedRank):
@@ -128,14 +134,14 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                 return code
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _session(self, stub: CoordinatorStub) -> int | None:
+    async def _session(self, stub: "CoordinatorAsyncStub") -> int | None:
         call = stub.Session()
         ticking = None
         self._drop.clear()
         try:
             await call.write(pb.WorkerMessage(register=self._register()))
             self._give_back()
-            message = await call.read()
+            message: Any = await call.read()
             if message is grpc.aio.EOF:
                 return None
             self.registered += 1
@@ -144,7 +150,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.command.HasField("exit"):
                     self.exits.append(message.command.exit)
-                    return message.command.exit.code
+                    return int(message.command.exit.code)
                 self._obey(message.command)
             return None
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
@@ -198,7 +204,9 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     # ---------------------------------------------------------------- work
 
-    async def _tick(self, call: grpc.aio.StreamStreamCall, heartbeat_seconds: float) -> None:
+    async def _tick(
+        self, call: grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage], heartbeat_seconds: float
+    ) -> None:
         beat = progress = 0.0
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:

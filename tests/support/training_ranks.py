@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_role import build_trainer
 
+Result = TypeVar("Result")
 WAIT = 20.0
 CPU = torch.device("cpu")
 TWO_EPOCHS = {"ppo": {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}}
@@ -197,14 +198,14 @@ def trainer_of(
     return trainer
 
 
-def exhaust(steps: Generator[None, None, dict[str, float]]) -> dict[str, float]:
-    """Runs an iteration to its end; its metrics."""
+def exhaust(steps: Generator[None, None, Result]) -> Result:
+    """Run the steps to their end and return what they came to: an iteration's metrics, a measurement's result."""
     while True:
         try:
             next(steps)
         except StopIteration as finished:
-            metrics: dict[str, float] = finished.value
-            return metrics
+            result: Result = finished.value
+            return result
 
 
 def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:

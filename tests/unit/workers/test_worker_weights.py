@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -47,7 +48,7 @@ class Faulty(WeightSourceService):
         self.fault, self.times, self.calls = fault, times, 0
 
     async def Fetch(  # noqa: N802
-        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext
+        self, request: pb.WeightRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WeightChunk]:
         self.calls += 1
         spoil = self.calls <= self.times

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.coordinated import make_job, make_prompts
 from tests.support.in_process_coordinator import begin_in_process
+from tests.support.simulated_rank import Pace
 from tests.support.simulated_results import response, response_length, score
-from tests.support.simulated_worker import Pace, SimulatedWorker
+from tests.support.simulated_worker import SimulatedWorker
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from tests.support.partial_services import PartialCoordinator
 from tests.support.training_ranks import make_samples
 
 from rlhf_api import channels, control_pb2_grpc
@@ -16,13 +18,13 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
 
 
-class Coordinator(control_pb2_grpc.CoordinatorServicer):
+class FailingCoordinator(PartialCoordinator):
     """Breaks off the first stream, then serves iteration 0, and refuses every other one."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def FetchBatch(self, request: pb.FetchBatchRequest, context: grpc.ServicerContext) -> Iterator[pb.BatchPart]:  # noqa: N802
+    def FetchBatch(self, request: pb.FetchBatchRequest, context: Any) -> Iterator[pb.BatchPart]:  # noqa: N802
         self.calls += 1
         if request.iteration != 0:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "iteration 3 is not complete: 2 of 8 samples scored")
@@ -36,7 +38,7 @@ class Coordinator(control_pb2_grpc.CoordinatorServicer):
 @pytest.fixture
 def address() -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    control_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(), server)
+    control_pb2_grpc.add_CoordinatorServicer_to_server(FailingCoordinator(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -58,7 +60,7 @@ def test_a_coordinator_that_came_back_with_renewed_certificates_is_met(tmp_path:
         now = datetime.now(UTC)
         new_authority("job", now).issue([], now).write(tmp_path)
         server = grpc.server(ThreadPoolExecutor(2))
-        control_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(), server)
+        control_pb2_grpc.add_CoordinatorServicer_to_server(FailingCoordinator(), server)
         port = server.add_secure_port(f"127.0.0.1:{port}", channels.server_credentials(tmp_path))
         server.start()
         source = source or CoordinatorBatches(f"127.0.0.1:{port}", "training-0", tmp_path, timeout=20.0)
