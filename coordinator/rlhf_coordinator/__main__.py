@@ -25,7 +25,7 @@ from rlhf_api.yaml_document import read_document
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_run
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.last_report import write_last_report
 from rlhf_coordinator.service.logs import configure_logs
 from rlhf_coordinator.service.prometheus import open_endpoint

@@ -20,7 +20,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import restore_run
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.serving import Addresses, serve
 from rlhf_coordinator.state.fleet import wanted
 from rlhf_coordinator.state.job_state import job_context

@@ -11,7 +11,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.recovery import restore_run
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers
 from rlhf_coordinator.reports.trackers.tracker import Tracker
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.restore import Restored

@@ -63,7 +63,7 @@ def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
             incremental_state.full[worker] = incremental_state.loads()[worker]
     incremental_state.dropped += len(message.dropped)
     incremental_state.cache_bytes[worker] = message.cache_bytes
-    incremental_state.most_bytes = max(incremental_state.most_bytes, message.cache_bytes)
+    incremental_state.max_bytes = max(incremental_state.max_bytes, message.cache_bytes)
     run.wake()
 
 

@@ -203,5 +203,5 @@ def incremental_metrics(run: JobRun) -> dict[str, float]:
         "incremental/on": float(incremental.on(run.context, run.state)),
         "incremental/early_share": counts.early_tokens / max(1, counts.tokens),
         "incremental/dropped": float(counts.dropped),
-        "incremental/cache_bytes": float(counts.most_bytes),
+        "incremental/cache_bytes": float(counts.max_bytes),
     }

@@ -27,7 +27,7 @@ from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
-from rlhf_coordinator.scheduling.schedule import candidates, question
+from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState

@@ -3,7 +3,7 @@
 A trained iteration is closed when its weights are published and the checkpoint that is due is written. A job that was
 asked to stop finishes the optimizer batch that is under way first; a training group that is away is not waited for,
 because the journal has all that it needs.
-Rule: pure. Nothing is closed while something reads weights of ranks that are about to go.
+Rule: pure. While weights are read from ranks, no rank leaves, and a job that stops does not close its iteration.
 """
 
 from typing import Final

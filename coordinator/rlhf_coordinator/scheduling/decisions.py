@@ -1,6 +1,7 @@
 """What the coordinator can decide to do: plain data that `actions` carries out, in order.
 
-Rule: a decision says what, never how; it names workers and samples, and holds no clock, socket or file.
+Rule: a decision names workers and samples, and holds no clock, socket or file. What it takes to carry one out
+(attempts, command ids, tokens, times) is added by the action.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 
 @dataclass(frozen=True)
 class Generate:
-    """Hand queued samples to a worker."""
+    """Lease queued samples to a worker to decode."""
 
     worker: str
     samples: tuple[int, ...]
@@ -18,15 +19,16 @@ class Generate:
 
 @dataclass(frozen=True)
 class Score:
-    """Hand open scoring tasks to a worker: (sample, tasks) pairs, in one command."""
+    """Lease open scoring tasks to a worker, in one command."""
 
     worker: str
     samples: tuple[tuple[int, tuple[str, ...]], ...]
+    """(sample, its tasks) pairs."""
 
 
 @dataclass(frozen=True)
 class ScorePrefix:
-    """Let a worker score what is known of unfinished samples."""
+    """Let a worker score the tokens that are known of unfinished samples."""
 
     worker: str
     samples: tuple[int, ...]
@@ -51,7 +53,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Offload:
-    """Let a role of a worker leave device memory until it is needed."""
+    """Let a worker offload the models of a role to host memory until they are needed."""
 
     worker: str
     role: str
@@ -67,27 +69,27 @@ class MeasureCosts:
 
 @dataclass(frozen=True)
 class AdoptCosts:
-    """Every generation worker has measured: plan by that from now on."""
+    """Every generation worker has measured: go by these costs from now on."""
 
 
 @dataclass(frozen=True)
 class PrepareWorker:
-    """Give a worker its role, or new weights: a slow command."""
+    """Give a worker a role, or new weights for a role that it has: a slow command."""
 
     worker: str
     command: pb.Command
     detail: str
-    """End of the sentence "waiting for generation-1 to ..."."""
+    """What the worker is to do: the end of "waiting for generation-1 to ..."."""
     version: int = 0
     model: str = ""
-    """Of new weights for a role it has."""
+    """The model that gets new weights; empty: the worker gets a role."""
     from_ranks: bool = False
-    """It reads weights from training ranks."""
+    """Whether the worker reads weights from training ranks."""
 
 
 @dataclass(frozen=True)
 class FormGroup:
-    """Make one training group of all ranks, starting from a checkpoint's version."""
+    """Make one training group of all ranks, which starts from the version of the newest checkpoint."""
 
     group_epoch: int
 
@@ -116,12 +118,12 @@ class ExitWorker:
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """The training group is broken: every rank that is left comes back as a new process."""
+    """The training group is broken: let every rank that is left come back as a new process."""
 
     members: tuple[str, ...]
     reason: str
     counted: bool
-    """A failure without a lost rank; limited by runPolicy.backoffLimit."""
+    """Whether this is a failure without a lost rank, of which runPolicy.backoffLimit are allowed."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class CommitBatch:
 
 @dataclass(frozen=True)
 class CommitTrained:
-    """Every rank holds the next version: write that down."""
+    """Write down that every rank holds the next version."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,12 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True)
 class CloseIteration:
-    """The iteration is over: metrics out, next segment and ledger."""
+    """End the iteration: report its metrics, and begin the next one or complete the job."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The job ends: Complete, Failed or Stopped."""
+    """End the job: Complete, Failed or Stopped."""
 
     phase: str
     failure: pb.Failure | None = None

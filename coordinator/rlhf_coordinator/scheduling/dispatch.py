@@ -1,4 +1,4 @@
-"""Dispatch: which queued sample goes to which generation worker, which scoring task to whom of those that score.
+"""Dispatch: which queued sample is leased to which generation worker, and which scoring task to which scorer.
 
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
 late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
@@ -22,16 +22,16 @@ PREFETCH_SHARE: Final = 8
 """A worker holds 1/8 more samples than it decodes at once: a finished row is refilled within the same step."""
 
 SCORES_IN_FLIGHT: Final = 64
-"""Samples a worker may be scoring: enough for slow rewards to overlap, few enough to share among late joiners."""
+"""Samples that a worker may be scoring: enough for slow rewards to overlap, few enough to share with who comes late."""
 
 SHARES: Final = 2
-"""Of what is not scored yet, one worker of n takes 1 / (2 n) at a time."""
+"""One worker of n takes 1 / (2 n) at a time of what is not scored yet."""
 
-FEWEST_IN_FLIGHT: Final = 4
-"""One in work, and enough behind it that the next command comes in time."""
+MIN_IN_FLIGHT: Final = 4
+"""One that is scored, and enough behind it that the next command comes in time."""
 
 MAX_SORTED: Final = 4096
-"""Waiting samples that are sorted by length in every round: a millisecond."""
+"""Waiting samples that are sorted by length in every round, which takes a millisecond."""
 
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
@@ -85,7 +85,8 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> li
 
 def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tuple[str, ...], int]]:
     """Tasks that are leased together, and of how many samples a worker may have them. Where workers are released one
-    after another, rewards by calls are apart from models: they want many in flight, models the last ones spread."""
+    after another, calls of user code are apart from models: of calls many are in flight, the last passes of models
+    are spread."""
     names = tuple(task.name for task in context.tasks)
     if not facts.can_score:
         return [(names, SCORES_IN_FLIGHT)]
@@ -95,16 +96,17 @@ def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tup
 
 
 def _share(state: JobState, workers: int) -> int:
-    """Samples a worker may have: each takes a share of what is left, so what comes late finds work, and the last ones
+    """How many samples a worker may have: a share of what is left, so that who comes late finds work, and the last ones
     are spread evenly (guided self-scheduling)."""
     scored = state.ledger.count(SampleState.SCORED)
     everybody = max(workers, len(state.fleet.of(Group.GENERATION)) + len(state.fleet.of(Group.INFERENCE)))
     share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
-    return min(SCORES_IN_FLIGHT, max(FEWEST_IN_FLIGHT, share))
+    return min(SCORES_IN_FLIGHT, max(MIN_IN_FLIGHT, share))
 
 
 def _longest_first(state: JobState) -> Collection[int]:
-    """What waits to be scored. Of very many the first that came go first: the order counts at the end alone."""
+    """What waits to be scored, longest first. Of very many the first that came go first: the order only counts at the
+    end."""
     waiting, samples = state.ledger.unscored(), state.ledger.samples
     if len(waiting) > MAX_SORTED:
         return waiting
@@ -119,8 +121,8 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 
 
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
-    """Worker -> tasks of this sample; they stay together, so that its tokens travel once, but for failed ones. The
-    `holder`, which has scored the sample's beginning, is preferred while not much waits there."""
+    """Worker -> tasks of this sample. They stay together, so that its tokens travel once; only a failed task goes
+    elsewhere. The `holder`, which has scored the beginning of the sample, is preferred while not much waits there."""
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):
         others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)

@@ -2,8 +2,8 @@
 
 Owns what more than one decision asks: what the training group is and holds, who can decode, who can score, where the
 tail goes, whether the weights are published, whether a checkpoint is due.
-Rule: pure; a frozen value for one state and one time. Decisions read facts and the state, and derive none of these
-again. Status and metrics read what came of them (`iteration.SchedulerOutput`).
+Rule: pure; one frozen value for one state and one time. Decisions read the facts and the state, and do not derive these
+facts again. Status and metrics read what came of them (`iteration.SchedulerOutput`).
 """
 
 from dataclasses import dataclass

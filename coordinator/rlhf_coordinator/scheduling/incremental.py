@@ -15,14 +15,14 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 
 IN_FLIGHT: Final = 8
-"""Samples a worker is asked for at a time: some share a pass, and what finishes waits for one pass only."""
+"""Samples that a worker is asked for at a time: some share a pass, and what finishes waits for one pass only."""
 LEAD: Final = 2
-"""Finished samples that its worker may have more than the idlest one and still be given the sample it began."""
+"""A worker may have so many finished samples more than the idlest one and still be given the sample that it began."""
 UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 
 def possible(context: JobContext) -> bool:
-    """There is something to score before a sample ends, and it is not forbidden."""
+    """Return whether there is something to score before a sample ends, and the job allows it."""
     settings = context.spec.inference
     return (
         settings.incremental != "Disabled" and settings.overlap != "Disabled" and bool(incremental_tasks(context.tasks))
@@ -30,7 +30,7 @@ def possible(context: JobContext) -> bool:
 
 
 def on(context: JobContext, state: JobState) -> bool:
-    """Prefixes are scored in this iteration."""
+    """Return whether prefixes are scored in this iteration."""
     return possible(context) and (context.spec.inference.incremental == "Enabled" or state.incremental.chosen)
 
 
@@ -58,24 +58,24 @@ def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[W
 
 
 def holder(state: JobState, index: int) -> str | None:
-    """The worker that has begun with this sample."""
+    """Return the worker that has begun with this sample, if any."""
     item = state.incremental.held.get(index)
     return None if item is None else item.worker
 
 
 def gained(state: JobState, index: int, tokens: int) -> bool:
-    """Tokens came to a sample that had so many before: it has a whole block more."""
+    """Return whether a sample, which had so many response tokens before, has a whole block more now."""
     prompt = state.prompt_tokens[index]
     return whole_blocks(prompt + len(state.ledger.samples[index].response)) > whole_blocks(prompt + tokens)
 
 
 def goal(state: JobState, index: int) -> int:
-    """Tokens of a sample, prompt included, that can be scored now."""
+    """Return how many tokens of a sample, prompt included, can be scored now."""
     return whole_blocks(state.prompt_tokens[index] + len(state.ledger.samples[index].response)) * BLOCK
 
 
 def _models(context: JobContext) -> frozenset[str]:
-    """Scoring tasks that keep a worker's device busy: all but rewards by calls."""
+    """Scoring tasks that keep a worker's device busy: all but calls of user code."""
     return frozenset(task.name for task in context.tasks) - context.calls
 
 

@@ -5,7 +5,7 @@ are brought up to date on them only when they are released: publishing waits for
 
 Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
 together hold every parameter. A worker that came back is stale until it holds the current version: it gets no samples.
-Rule: pure. No load starts from ranks while a complete batch waits for them, and none while they train.
+Rule: pure. No load from ranks starts while a complete batch waits for them, and none while they train.
 """
 
 from rlhf_api import control_pb2 as pb
@@ -68,7 +68,7 @@ def _second_role(
         return []
     tasks = [task.name for task in context.tasks]
     command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, offloaded=True))
-    return [PrepareWorker(worker.name, command, f"load its models for {', '.join(tasks)} beside the policy")]
+    return [PrepareWorker(worker.name, command, f"load its models for {', '.join(tasks)} next to the policy")]
 
 
 def _inference(context: JobContext, state: JobState, sources: Sources, worker: Worker) -> list[Decision]:

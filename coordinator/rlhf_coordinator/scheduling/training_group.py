@@ -96,7 +96,7 @@ def _is_member(rank: Worker) -> bool:
 
 
 def _broken(state: JobState, group: TrainingGroup, members: list[Worker], now: float) -> tuple[str, bool] | None:
-    """(why, counted as a failure) when the group cannot go on."""
+    """Why the group cannot go on, and whether that counts as a failure; None when it can."""
     if not members:
         return None
     gone = [rank for rank in group.ranks if rank.lost or (rank.session and not _is_member(rank))]
@@ -116,15 +116,15 @@ def _broken(state: JobState, group: TrainingGroup, members: list[Worker], now: f
 
 
 def _restart(context: JobContext, state: JobState, members: list[Worker], reason: str, counted: bool) -> list[Decision]:
-    here = tuple(rank.name for rank in members if rank.connected)
-    if not here:
+    present = tuple(rank.name for rank in members if rank.connected)
+    if not present:
         return []
     failure = next((rank.train_failure for rank in members if rank.train_failure is not None), None)
     if counted and failure is not None:
         limit = context.spec.run_policy.backoff_limit
         if not failure.retryable or state.group_failures >= limit:
             return [Finish("Failed", failure)]
-    return [RestartGroup(here, reason, counted)]
+    return [RestartGroup(present, reason, counted)]
 
 
 def _train(state: JobState, group: TrainingGroup) -> list[Decision]:

@@ -15,19 +15,19 @@ from rlhf_coordinator.state.worker import CommandKind, Worker
 
 @dataclass(frozen=True)
 class Wait:
-    """One thing the job waits for."""
+    """One thing that the job waits for."""
 
     worker: str
     description: str
-    """`generation-1 to load actor version 3`."""
+    """Whom it waits for, to do what: `generation-1 to load actor version 3`."""
     since: float
-    """The last sign of life in the matter."""
+    """When there was a last sign of life, in seconds of the monotonic clock."""
     stuck: bool
-    """The worker is connected and has the work: if nothing moves for too long, it is stuck."""
+    """Whether the worker is connected and has the work: if nothing moves for too long, it is stuck."""
     fatal: bool
-    """Nobody can stand in for an absent worker, and nobody else sees to its coming."""
+    """Whether nobody can stand in for an absent worker, and nobody else sees to it that it comes."""
     allowance: float = 0.0
-    """Seconds it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
+    """Seconds that it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
 
 
 def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:

@@ -18,7 +18,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
-from rlhf_coordinator.state.worker import LOADS, CommandKind, PendingCommand, Worker
+from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
 """A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
@@ -32,11 +32,11 @@ MAX_MISSED_HEARTBEATS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A registration was accepted."""
+    """A registration that was accepted."""
 
     worker: Worker
     restarted: bool
-    """Another process than before: it has nothing of what the old one held."""
+    """It is another process than before, and has nothing of what the old one held."""
 
 
 class Cause(Enum):
@@ -47,24 +47,24 @@ class Cause(Enum):
     TAKEN = "taken"
     """The name is wanted, but somebody else has it."""
     INCOMPATIBLE = "incompatible"
-    """Its version does not work with ours."""
+    """Its version does not work with the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A registration was refused, and why."""
+    """A registration that was refused, and why."""
 
     reason: str
     cause: Cause = Cause.UNKNOWN
 
 
 class Fleet:
-    """All wanted workers by name."""
+    """The workers of a job. Iterating gives those who are wanted or still there."""
 
     def __init__(self, spec: RLHFJobSpec, now: float) -> None:
         self.timeout = float(spec.run_policy.worker_timeout_seconds)
         self.workers: dict[str, Worker] = {}
-        """Everybody who was wanted at some time: late messages of those who left find themselves here."""
+        """Everybody who was wanted at some time, by name: late messages of those who left find their worker here."""
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self._add_missing(now)
@@ -72,20 +72,20 @@ class Fleet:
         """Seconds between two heartbeats of a worker."""
 
     def of(self, group: Group) -> list[Worker]:
-        """Workers of a group by index."""
+        """Return the workers of a group, by index."""
         return [worker for worker in self if worker.group is group]
 
     def ranks(self) -> list[Worker]:
-        """Who holds the ranks of the training group, by rank."""
+        """Return the workers that hold the ranks of the training group, by rank."""
         return self.of(self.rank_group)[: self.world_size]
 
     def __iter__(self) -> Iterator[Worker]:
         return (worker for worker in self.workers.values() if not self._retired(worker))
 
     def resize(self, replicas: Mapping[str, int], now: float) -> bool:
-        """Sets the sizes of the generation and inference groups; False when they are so already.
+        """Set the sizes of the generation and inference groups; return False when they are so already.
 
-        Raises ValueError naming the group when it cannot have that size. A worker beyond the size counts, and what it
+        Raise ValueError naming the group when it cannot have that size. A worker beyond the size counts, and what it
         holds is its own, until it is lost.
         """
         sizes = dict(self.sizes)
@@ -106,7 +106,7 @@ class Fleet:
         return True
 
     def _add_missing(self, now: float, retired: Collection[str] = ()) -> None:
-        """Who left and is wanted again is a new worker."""
+        """A worker that left and is wanted again is a new one."""
         for group, count in self.sizes.items():
             for index in range(count):
                 name = worker_name(group, index)
@@ -119,14 +119,15 @@ class Fleet:
         return worker.index >= self.sizes[worker.group] and (worker.lost or not worker.seen)
 
     def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
-        """Opens a session; the caller takes back what an earlier process or session of the name held."""
+        """Open a session; return the worker, or why it is refused. The caller takes back what an earlier process or
+        session of the name held."""
         worker = self.workers.get(message.worker)
         if (
             worker is None
             or self._retired(worker)
             or (message.group, message.index) != (worker.group.value, worker.index)
         ):
-            names = ", ".join(each.name for each in self)
+            names = ", ".join(wanted_worker.name for wanted_worker in self)
             return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}")
         same = worker.incarnation == message.incarnation
         worker.refused = mismatch(message.worker, message.protocol, PROTOCOL)
@@ -160,13 +161,13 @@ class Fleet:
         worker.pending, worker.scorer_onloaded = {}, True
         if state.busy:
             detail = "finish the command of its last session"
-            pending = PendingCommand(CommandKind.UNKNOWN, now, detail, from_ranks=state.command in LOADS)
+            pending = PendingCommand(CommandKind.UNKNOWN, now, detail, from_ranks=state.command in WEIGHT_READS)
             worker.pending[state.command_id] = pending
         worker.since = worker.last_heard = worker.last_progress = worker.last_computing = now
         worker.heartbeat, worker.rates, worker.draining_since = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
-        """A session ended; False when the worker has a newer one already."""
+        """End a session; return False when the worker has a newer one already."""
         worker = self.workers[name]
         if worker.session != session:
             return False
@@ -174,7 +175,7 @@ class Fleet:
         return True
 
     def beat(self, name: str, heartbeat: pb.Heartbeat, now: float) -> None:
-        """A heartbeat arrived: rates follow from the difference to the one before."""
+        """Take in a heartbeat; rates follow from the difference to the one before."""
         worker = self.workers[name]
         before, seconds = worker.heartbeat, now - worker.last_heard
         if before.tokens != heartbeat.tokens:
@@ -189,7 +190,7 @@ class Fleet:
         worker.heartbeat, worker.last_heard = heartbeat, now
 
     def expire(self, now: float) -> list[Worker]:
-        """Marks as lost who was silent or broken for too long, and returns them; their sessions are over."""
+        """Mark the workers as lost that were silent or broken for too long; return them. Their sessions are over."""
         gone = [worker for worker in self if worker.seen and not worker.lost and self._is_gone(worker, now)]
         for worker in gone:
             worker.forget()
@@ -203,7 +204,7 @@ class Fleet:
 
 
 def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
-    """Workers of each group; a group that no task of the graph runs in does not exist."""
+    """Return how many workers each group has. A group that no task of the graph runs in does not exist."""
     counts = {
         Group.GENERATION: spec.generation.replicas,
         Group.INFERENCE: spec.inference.replicas,

@@ -1,7 +1,8 @@
 """What is scored of unfinished samples, and where: what incremental scoring goes by in an iteration, and its counts.
 
 Rule: plain data, outside the ledger: it is made of what workers said last and may be wrong, which costs time and
-changes nothing else. `incremental` reads it and decides, `prefixing` changes it. Gone with the process.
+changes nothing else. The scheduler reads it (`incremental`); `fusion.incremental_scoring` and `fusion.counterfactual`
+change it. Gone with the process.
 """
 
 from collections import Counter
@@ -20,30 +21,30 @@ class HeldPrefix:
 
 @dataclass
 class IncrementalState:
-    """Of one job; all but `chosen` and `planned` of the iteration in progress."""
+    """The state of incremental scoring in a job; all but `chosen` and `planned` is of the iteration in progress."""
 
     chosen: bool = False
-    """Mode Auto: simulation says that it is worth it."""
+    """Mode Auto: the counterfactual of an earlier iteration says that it is worth it."""
     planned: bool | None = None
-    """Likewise of the next iteration; None: nothing was replayed since."""
+    """The same for the next iteration; None: no counterfactual was computed since."""
     predicted: float | None = None
-    """Mode Auto: seconds that this iteration gains by it, by its replay; None: it was not replayed in time."""
+    """Mode Auto: seconds that this iteration gains by it, by its counterfactual; None: that did not come in time."""
     held: dict[int, HeldPrefix] = field(default_factory=dict)
-    """Sample -> who holds its prefix."""
+    """Sample -> the worker that holds a scored prefix of it."""
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
-    """Sample -> who was asked for how much and has not answered."""
+    """Sample -> the worker that was asked for a prefix, and has not answered."""
     full: dict[str, int] = field(default_factory=dict)
-    """Worker -> samples it held when one found no room: it is given new ones below that."""
+    """Worker -> samples that it held when one found no room: it is given new ones only below that."""
     cache_bytes: dict[str, int] = field(default_factory=dict)
-    """Worker -> keys and values it holds, as it said last."""
-    most_bytes: int = 0
-    """That a worker ever held in this iteration."""
+    """Worker -> bytes of keys and values that it holds, as it said last."""
+    max_bytes: int = 0
+    """The most that a worker held in this iteration."""
     dropped: int = 0
     """Prefixes that were lost: to make room, with their worker, or because another worker scored the sample."""
     early_tokens: int = 0
-    """Of samples that are scored: tokens that had been scored before they ended, over all tasks that can be."""
+    """Tokens of scored samples that had been scored before their sample ended, over all tasks that can be."""
     tokens: int = 0
-    """Likewise: all of their tokens."""
+    """All tokens of these samples, over the same tasks."""
     begun: dict[int, float] = field(default_factory=dict)
     """Sample -> when it was first leased to be decoded."""
     finished: dict[int, float] = field(default_factory=dict)
@@ -51,22 +52,22 @@ class IncrementalState:
     joined: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was first given something to score."""
     passes: dict[str, PassSums] = field(default_factory=dict)
-    """Task -> what its passes took, by its workers' spans."""
+    """Task -> what its passes took, as its workers observed."""
 
     def begin_iteration(self) -> None:
-        """Nothing is held: other samples, other weights."""
+        """Forget what belongs to an iteration: samples and weights are others now."""
         self.held, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
-        self.most_bytes = self.dropped = self.early_tokens = self.tokens = 0
+        self.max_bytes = self.dropped = self.early_tokens = self.tokens = 0
         self.predicted = None
         self.adopt()
 
     def adopt(self) -> None:
-        """What was planned is in force."""
+        """Put what was planned into force."""
         self.chosen = self.chosen if self.planned is None else self.planned
         self.planned = None
 
     def loads(self) -> Counter[str]:
-        """Worker -> samples it holds or was asked for."""
+        """Return worker -> samples that it holds or was asked for."""
         places = {index: item.worker for index, item in (*self.held.items(), *self.asked.items())}
         return Counter(places.values())

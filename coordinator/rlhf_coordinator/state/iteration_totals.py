@@ -10,21 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class IterationTotals:
-    """`since`: (iteration, iterations of the job from it on), in order."""
+    """`since` holds (iteration, iterations of the job from that one on), in order."""
 
     since: tuple[tuple[int, int], ...] = ()
 
     def iterations_at(self, iteration: int) -> int:
-        """What the job was to have when `iteration` was trained; 0: not known."""
+        """Return how many iterations the job was to have when `iteration` was trained; 0: not known."""
         return next((total for first, total in reversed(self.since) if first <= iteration), 0)
 
     def now(self, iterations: int, begun: int) -> "IterationTotals":
-        """The job has `iterations`; `begun` is the last iteration that may have been trained with another number."""
+        """Return the totals of a job that now has `iterations`. `begun` is the last iteration that may have been
+        trained with another number."""
         if self.since and self.since[-1][1] == iterations:
             return self
         return IterationTotals((*self.since, (begun + 1 if self.since else 0, iterations)))
 
 
 def read_iteration_totals(stored: Sequence[Sequence[int]]) -> IterationTotals:
-    """As they were written down."""
+    """Return the totals that were written down."""
     return IterationTotals(tuple((int(first), int(total)) for first, total in stored))

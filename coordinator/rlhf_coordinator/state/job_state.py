@@ -1,6 +1,7 @@
-"""What decisions are made from: the job's constants and everything observed of it at one moment.
+"""What the scheduler decides from: the job's constants, and everything that is observed of it at one moment.
 
-Rule: decisions read this and never change it; `actions` and `event_handlers` change it and never decide.
+Rule: the scheduler reads this and never changes it. Actions, event handlers and what runs in the background
+(`fusion`, `training`) change it.
 """
 
 import json
@@ -23,28 +24,28 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 @dataclass(frozen=True)
 class JobContext:
-    """What does not change while a job runs."""
+    """What does not change while a coordinator runs."""
 
     job: RLHFJob
     graph: Graph
     schedule: str
-    """schedule.ScheduleTable as JSON."""
+    """The serial schedule table, a `rlhf_api.schedule.ScheduleTable` as JSON."""
     awaits_workers: bool = False
-    """An absent worker may have no node yet, which is for others to see: it fails nothing."""
+    """An absent worker may have no node yet. Others see to that, so its absence never fails the job."""
 
     @property
     def spec(self) -> RLHFJobSpec:
-        """The manifest."""
+        """The spec of the manifest."""
         return self.job.spec
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """Scoring tasks."""
+        """The scoring tasks of the graph."""
         return self.graph.tasks_of(Group.INFERENCE)
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """Scoring tasks that call user code instead of running a model: they keep no device busy."""
+        """Names of the scoring tasks that call user code instead of running a model: they keep no device busy."""
         return frozenset(task.name for task in self.tasks if self.spec.models.source(task.model) is None)
 
     @cached_property
@@ -53,11 +54,11 @@ class JobContext:
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
     def last(self, iteration: int) -> bool:
-        """No iteration follows this one."""
+        """Return whether no iteration follows this one."""
         return iteration + 1 >= self.spec.iterations
 
     def folder(self, model: str) -> str:
-        """Where version 0 of a model role is."""
+        """Return the folder of version 0 of a model role."""
         source = self.spec.models.source(ModelRole(model))
         assert source is not None  # what calls user code has no weights to load
         return source.path
@@ -70,40 +71,42 @@ def job_context(job: RLHFJob, schedule: str, *, awaits_workers: bool = False) ->
 
 @dataclass
 class CheckpointState:
-    """The newest checkpoint and the one in the making."""
+    """The newest checkpoint, and the one that is being written."""
 
     newest: int = 0
-    """Version of the newest complete one; 0: none."""
+    """Version of the newest complete checkpoint; 0: there is none."""
     folder: str = ""
-    """Of the newest complete one."""
+    """Folder of the newest complete checkpoint."""
     stage: Literal["idle", "saving", "finalizing"] = "idle"
     tries: int = 0
-    """Failed in a row."""
+    """How many failed in a row."""
     not_before: float = 0.0
+    """Seconds of the monotonic clock before which none is begun."""
 
 
 @dataclass
 class ScheduleState:
-    """The choice of the schedule that training runs, and the one in force."""
+    """The schedule that training runs, and how far the choice of a better one is."""
 
     stage: Literal["stages", "searching", "tables", "decided"] = "decided"
     method: str = SERIAL
     table: str = ""
-    """schedule.ScheduleTable as JSON; empty: the context's."""
+    """The table in force, as JSON; empty: the serial one of the context."""
     predicted: float = 0.0
-    """Seconds of a mini-batch under it; 0: not known."""
+    """Seconds that a mini-batch is expected to take under it; 0: not known."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
-    """By rank of a block: (span name, stage, micro-batch) -> seconds from the start of a mini-batch."""
+    """Per rank of a data-parallel block: (span name, stage, micro-batch) -> (start, end), in seconds from the start of
+    a mini-batch."""
     measurement_id: int = 0
     results: dict[str, pb.MeasureResult] = field(default_factory=dict)
     """What each rank measured, by the name of its worker."""
-    found: dict[str, Any] = field(default_factory=dict)
-    """Method -> what the search says of its table."""
+    candidates: dict[str, Any] = field(default_factory=dict)
+    """Method -> the table that the search found for it, and what it predicts of that."""
     timed: tuple[str, ...] = ()
     """Methods whose mini-batches are timed."""
 
     def take(self, record: dict[str, Any]) -> None:
-        """Goes by a choice that was written down."""
+        """Go by a choice that was written down."""
         self.stage, self.method, self.table = "decided", record["method"], record["table"]
         self.predicted = record["predicted"].get(self.method, 0.0)
         names = [pipe["name"] for pipe in json.loads(self.table)["pipelines"]]
@@ -126,15 +129,15 @@ class StopOrder:
 
 @dataclass
 class JobState:
-    """Everything observed."""
+    """Everything that is observed of a job at one moment. Times are seconds of one monotonic clock."""
 
     fleet: Fleet
     ledger: Ledger
     fusion: FusionState
     prompt_tokens: Sequence[int] = ()
-    """Of the prompt of every sample of the iteration, by index."""
+    """Tokens of the prompt of each sample of the iteration, by index."""
     prompt_lines: Sequence[int] = ()
-    """Which line of the prompt file it is."""
+    """Line of the prompt file of each sample, by index."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
@@ -142,22 +145,23 @@ class JobState:
     incremental: IncrementalState = field(default_factory=IncrementalState)
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     group_epoch: int = 0
-    """Highest ever seen."""
+    """The highest epoch of a training group that was ever seen: each group that forms has a higher one."""
     group_failures: int = 0
-    """Restarts of the training group in a row that no lost rank explains."""
+    """How many times in a row the training group restarted without a lost rank to explain it."""
     stop: StopOrder | None = None
     failure: pb.Failure | None = None
-    """Something that ends the job."""
+    """What ends the job, if anything does."""
     deadline: float | None = None
+    """When the job fails for taking too long; None: never."""
     ever_ready: bool = False
-    """Samples were handed out by this coordinator, or training was seen."""
+    """This coordinator has leased samples, or seen training: the job is not starting any more."""
 
     @property
     def iteration(self) -> int:
-        """The one in progress."""
+        """The iteration in progress."""
         return self.ledger.iteration
 
     @property
     def version(self) -> int:
-        """Weight version the job has reached."""
+        """The weight version that the job has reached."""
         return self.iteration + self.trained

@@ -1,9 +1,9 @@
 """One worker of a job: what it is, what it was asked and has not answered, and what it said of itself.
 
 A command is pending from the moment it is sent until it is answered or the worker's session ends. A worker with a slow
-one is busy; one that holds a training rank besides decoding may be busy on either side.
-Rule: plain data; `fleet.Fleet` opens and ends sessions, answers change the rest. Must never outlive the process it
-stands for: what a process held is forgotten with it.
+one is busy. A worker that decodes and holds a training rank may be busy on either side.
+Rule: plain data. The fleet opens and ends sessions; event handlers and actions change the rest. Must never outlive the
+process that it stands for: what a process held is forgotten with it.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ SLOW_COMMANDS: Final = frozenset(
 """A worker with one of these pending is busy: it gets no other command but Exit."""
 
 
-LOADS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
+WEIGHT_READS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
 """Commands, by their names on the wire, in which a worker may read weights from training ranks."""
 
 
@@ -58,7 +58,7 @@ class LeavingSample:
     sample: int
     source: Lease
     destination: Lease | None = None
-    """With its KV cache; None: its tokens come back."""
+    """Who gets it with its KV cache; None: its tokens come back to the queue."""
 
 
 @dataclass(slots=True)
@@ -68,37 +68,38 @@ class PendingCommand:
     kind: CommandKind
     sent: float
     detail: str
-    """End of the sentence "waiting for generation-1 to ..."."""
+    """What the worker is to do: the end of "waiting for generation-1 to ..."."""
     version: int = 0
-    """Weight version after it."""
+    """The weight version that the worker holds after it."""
     model: str = ""
-    """Load: the model role."""
+    """LOAD: the model role."""
     from_ranks: bool = False
     """It reads weights from training ranks, which therefore must not train."""
     role: str = ""
-    """Become: the role it then has. Measure: the role that is measured."""
+    """BECOME: the role that the worker then has. MEASURE: the role that is measured."""
     leaving: tuple[LeavingSample, ...] = ()
-    """Withdraw, Migrate: of which samples."""
+    """WITHDRAW, MIGRATE: the samples that leave."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One wanted worker."""
+    """A worker that the job wants, and all that is known of it. Times are seconds of the monotonic clock."""
 
     name: str
     group: Group
     index: int
     rank: int | None = None
-    """Of the training group; None: it holds none."""
+    """Its rank in the training group; None: it holds none."""
     session: int = 0
-    """0: not connected."""
+    """Number of its open session; 0: it is not connected."""
     seen: bool = False
     """It registered with this coordinator at some time."""
     lost: bool = False
+    """Its session ended, or was silent, for too long."""
     leaving: bool = False
     """It was told to exit."""
     scorer_onloaded: bool = False
-    """Generation workers: its scoring models may be in device memory, since it was given something to score."""
+    """Generation workers: its scoring models may be in device memory, because it was given something to score."""
     refused: str = ""
     """Why the last process under its name was not let in: its version does not work with ours."""
     incarnation: str = ""
@@ -106,24 +107,24 @@ class Worker:
     rendezvous: str = ""
     device: str = ""
     role: str = ""
-    """Several are joined by "+"."""
+    """What it has become; several roles are joined by "+"."""
     versions: dict[str, int] = field(default_factory=dict)
-    """Model -> weight version that it decodes and scores by."""
+    """Model -> the weight version that it decodes or scores by."""
     trained_version: int = 0
-    """Weight version of its rank, which is one of its own."""
+    """The weight version of its rank, which holds weights of its own."""
     group_epoch: int = 0
     schedule_table: str = ""
-    """The schedule table it trains by, when that is known."""
+    """The schedule table that it trains by; empty: not known."""
     last_train: pb.TrainResult | None = None
-    """Result of its last finished Train."""
+    """The result of its last finished Train."""
     train_failure: pb.Failure | None = None
-    """It could not join its group or train: the group has to start anew."""
+    """Why it could not join its group or train, after which the group has to start anew."""
     failed_at: float = 0.0
     pending: dict[int, PendingCommand] = field(default_factory=dict)
     failures: int = 0
-    """Retryable command failures in a row."""
+    """How many commands failed in a row that may be tried again."""
     not_before: float = 0.0
-    """No new slow command before this time."""
+    """It gets no new slow command before this time."""
     since: float = 0.0
     """When it entered its present state: connected, broken, lost, or missing."""
     last_heard: float = 0.0
@@ -140,21 +141,21 @@ class Worker:
 
     @property
     def connected(self) -> bool:
-        """A session is open and it is not on its way out."""
+        """Whether a session is open and it was not told to exit."""
         return self.session != 0 and not self.leaving
 
     @property
     def roles(self) -> frozenset[str]:
-        """What it is: generation, inference, training; it may be several."""
+        """The roles that it has: generation, inference, training."""
         return frozenset(self.role.split("+")) - {""}
 
     def add_role(self, role: str) -> None:
-        """It became this too."""
+        """Add a role to those that it has."""
         self.role = "+".join(sorted(self.roles | {role}))
 
     @property
     def slow_command(self) -> PendingCommand | None:
-        """The slow command it is busy with."""
+        """The slow command that it is busy with, if any."""
         for item in self.pending.values():
             if item.kind in SLOW_COMMANDS:
                 return item
@@ -162,7 +163,7 @@ class Worker:
 
     @property
     def rank_command(self) -> PendingCommand | None:
-        """The slow command that its rank is busy with, as far as that is known."""
+        """The slow command that its rank is busy with, if any, as far as is known."""
         for item in self.pending.values():
             own = (
                 item.kind in (CommandKind.TRAIN, CommandKind.CHECKPOINT, CommandKind.UNKNOWN)
@@ -174,25 +175,25 @@ class Worker:
 
     @property
     def trains(self) -> bool:
-        """It is a rank of a training group."""
+        """Whether it has joined a training group."""
         return Group.TRAINING in self.roles
 
     @property
     def idle(self) -> bool:
-        """It can be given a slow command now."""
+        """Whether it can be given a slow command now."""
         return self.connected and self.slow_command is None
 
     @property
     def asks_restart(self) -> bool:
-        """Its failure says that it only needs its group to come back (a peer was lost)."""
+        """Whether its failure says that it only needs its group to come back (a peer was lost)."""
         return self.train_failure is not None and self.train_failure.exit_code == ExitCode.RESTART
 
     def serves(self, version: int) -> bool:
-        """Its rank has exactly these weights, and gives them to whoever asks."""
+        """Return whether its rank holds exactly this weight version, and gives it to whoever asks."""
         return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
     def forget(self) -> None:
-        """The process is gone, and with it all it was."""
+        """Forget all that the process was: it is gone."""
         self.session = 0
         self.role, self.versions, self.trained_version, self.group_epoch = "", {}, 0, 0
         self.pending, self.last_train, self.train_failure = {}, None, None

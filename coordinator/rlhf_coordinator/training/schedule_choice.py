@@ -18,7 +18,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling.schedule import candidates, question
+from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.schedule.methods import METHODS, pick
 from rlhf_planner.schedule.serial import METHOD as SERIAL
@@ -43,8 +43,8 @@ def measure_schedules(run: JobRun) -> None:
     order = pb.Measure(measurement_id=state.measurement_id)
     detail = "measure its pipeline stages"
     if state.stage == "tables":
-        order.schedules.extend(state.found[method]["table"] for method in state.timed)
-        predicted = sum(state.found[method]["predicted"] for method in state.timed)
+        order.schedules.extend(state.candidates[method]["table"] for method in state.timed)
+        predicted = sum(state.candidates[method]["predicted"] for method in state.timed)
         order.rounds = max(1, min(MAX_ROUNDS, int(VERIFY_SECONDS / max(predicted, 1e-6))))
         detail = f"time mini-batches under the schedules {', '.join(state.timed)}"
     for rank in group:
@@ -82,19 +82,19 @@ def use_serial_schedule(run: JobRun, why: str) -> None:
 async def _search(run: JobRun) -> None:
     state = run.state.schedule
     try:
-        state.found = await _ask_child(_question(run))
+        state.candidates = await _ask_child(_question(run))
     except (OSError, ValueError, RuntimeError, TimeoutError) as error:
         use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
         run.wake()
         return
-    for method, found in state.found.items():
+    for method, found in state.candidates.items():
         log.info(
             "training schedule %s: predicted %.4g s a mini-batch%s",
             method,
             found["predicted"],
             f", found by {found['by']} in {found['seconds']:.1f} s" if "by" in found else "",
         )
-    predicted = {method: found["predicted"] for method, found in state.found.items()}
+    predicted = {method: found["predicted"] for method, found in state.candidates.items()}
     mode = run.context.spec.fusion.intra_stage.mode
     if mode == "Auto" and pick(predicted) != SERIAL:
         state.timed = tuple(m for m in METHODS if m == SERIAL or predicted.get(m, 1e300) < predicted[SERIAL])
@@ -178,7 +178,7 @@ def _decide(run: JobRun, seconds: dict[str, float]) -> None:
     """Auto takes what was measured to be the fastest; otherwise what was asked for."""
     state = run.state.schedule
     method = pick(seconds) if seconds else candidates(run.context.spec)[0]
-    predicted = {name: found["predicted"] for name, found in state.found.items()}
+    predicted = {name: found["predicted"] for name, found in state.candidates.items()}
     parts = [
         f"{name} {seconds[name]:.4g} s (predicted {predicted[name]:.4g} s)"
         if name in seconds
@@ -191,8 +191,8 @@ def _decide(run: JobRun, seconds: dict[str, float]) -> None:
 def _store_choice(run: JobRun, method: str, seconds: dict[str, float], why: str) -> None:
     """The choice is durable before anybody trains by it."""
     state, context = run.state.schedule, run.context
-    found = state.found.get(method, {})
-    predicted = {name: one["predicted"] for name, one in state.found.items()}
+    found = state.candidates.get(method, {})
+    predicted = {name: one["predicted"] for name, one in state.candidates.items()}
     record = {
         "question": question(context.spec, context.schedule),
         "method": method,

@@ -16,7 +16,7 @@ from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.fusion.learning import with_contention
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver

@@ -9,7 +9,7 @@ from tests.support.header_job import write_header_job
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context
 
 

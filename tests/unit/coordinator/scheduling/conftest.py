@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.support.coordinated import make_job
 
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context
 
 

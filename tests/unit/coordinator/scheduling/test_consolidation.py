@@ -12,7 +12,7 @@ from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand

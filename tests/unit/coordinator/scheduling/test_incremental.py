@@ -11,7 +11,7 @@ from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
 from rlhf_api.score_blocks import BLOCK
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.sample import PackedResponse

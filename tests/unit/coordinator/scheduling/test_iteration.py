@@ -12,7 +12,7 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder, job_context

@@ -10,7 +10,7 @@ from tests.support.coordinated import make_job
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.scheduling.schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context
 from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal import Journal, frame

@@ -17,7 +17,7 @@ from rlhf_planner.schedule.serial import serial_table
 
 
 def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
-    """Methods of the tables that may be chosen instead of the serial one; none when there is nothing to fuse."""
+    """Return the methods whose tables may be chosen instead of the serial one; none when there is nothing to fuse."""
     several = spec.training.parallelism.pipeline > 1 and len(graph_of(spec).trained) > 1
     if not several or spec.training.schedule.mode == "OneFOneB":
         return ()
@@ -25,7 +25,8 @@ def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
 
 
 def schedule_json(spec: RLHFJobSpec) -> str:
-    """The serial 1F1B table of every trained model in turn, as JSON; without fusion stage s of each is on rank s."""
+    """Return the table that runs 1F1B of one trained model after the other, as JSON. Raise JobError when the mini-batch
+    cannot be split. Without fusion stage s of each model is on rank s."""
     parallelism = spec.training.parallelism
     mini, step = spec.algorithm.fields.mini_batch_size, spec.training.micro_batch_size * parallelism.data
     if mini % step:
@@ -41,5 +42,5 @@ def schedule_json(spec: RLHFJobSpec) -> str:
 
 
 def question(spec: RLHFJobSpec, serial: str) -> str:
-    """A name for what is chosen between: a choice that was written down holds as long as this is the same."""
+    """Return a hash of what is chosen between: a choice that was written down holds as long as this is the same."""
     return hashlib.sha256(f"{candidates(spec)}:{serial}".encode()).hexdigest()
