@@ -60,7 +60,7 @@ class Life:
         assert job is not None
         groups = (plan.status or self.world.job["status"])["groups"]
         epochs = {each["name"]: each["epoch"] for each in groups}
-        return pod.epoch < epochs[pod.group] or pod.template != template_hash(job, Group(pod.group))
+        return pod.epoch < epochs[pod.group] or pod.template_hash != template_hash(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
         world = self.world
