@@ -29,6 +29,12 @@ Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 START = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
+CONFIG_MAP = ("ConfigMap", "job-job")
+"""(kind, name) of the job's ConfigMap."""
+IMAGES = Images("example.org/operator:1", "example.org/worker:1")
+"""Of an installation."""
+EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1"]
+"""Pods of the job, without its name."""
 
 
 def stored_job(**spec: Any) -> Json:
@@ -51,6 +57,12 @@ FILES: Json = {
     "containers": [{"name": "worker", "volumeMounts": [{"name": "files", "mountPath": "/checkpoints"}]}],
 }
 """Part of a pod template: the volume of the checkpoints."""
+
+
+def template_with_image(image: str) -> Json:
+    """Return a pod template with the volume of the checkpoints, as ranks need it, and that image."""
+    [container] = FILES["containers"]
+    return {"spec": FILES | {"containers": [container | {"image": image}]}}
 
 
 def _mount_checkpoints(spec: Json) -> None:
@@ -302,6 +314,18 @@ class SimulatedCluster:
         self.read()
         self.settle()
         return self
+
+    def bring_up(self) -> None:
+        """Pods that leave are gone, and those that are made then run."""
+        self.finish_deletions()
+        self.settle()
+        self.run()
+        self.later(11)
+        self.read()
+
+    def image(self, worker: str) -> str:
+        """The image of our container in a pod."""
+        return str(self.pods[self.name(worker)]["spec"]["containers"][0]["image"])
 
     @property
     def deleting(self) -> dict[str, int]:

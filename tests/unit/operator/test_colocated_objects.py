@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
-from tests.unit.operator.test_pod_replacement import come_up, image, leaving, template
+from tests.support.simulated_cluster import SimulatedCluster, stored_job, template_with_image
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
@@ -73,29 +72,30 @@ def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> 
 
 @pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])
 def test_a_new_template_replaces_pods_with_ranks_all_at_once(checkpoints: dict[str, str] | None) -> None:
-    world = SimulatedCluster(
+    cluster = SimulatedCluster(
         placement="Colocated", generation={"replicas": 2}, inference={"replicas": 0}, checkpoints=checkpoints
     )
-    world.begin()
-    world.job["spec"]["generation"] |= {"template": template("new:1")}
-    world.job["metadata"]["generation"] += 1
-    world.settle()
+    cluster.begin()
+    cluster.job["spec"]["generation"] |= {"template": template_with_image("new:1")}
+    cluster.job["metadata"]["generation"] += 1
+    cluster.settle()
     workers = ["job-generation-0", "job-generation-1"]
-    assert leaving(world) == (["job-coordinator"] if checkpoints else workers), "a checkpoint first, if there are any"
+    leaving = sorted(cluster.deleting)
+    assert leaving == (["job-coordinator"] if checkpoints else workers), "a checkpoint first, if there are any"
     for _ in range(3):
-        come_up(world)
-        world.settle()
-    assert {image(world, f"generation-{index}") for index in range(2)} == {"new:1"}
-    assert world.condition("Restarting")["status"] == "False"
+        cluster.bring_up()
+        cluster.settle()
+    assert {cluster.image(f"generation-{index}") for index in range(2)} == {"new:1"}
+    assert cluster.condition("Restarting")["status"] == "False"
 
 
 def test_workers_beyond_the_ranks_are_made_as_what_they_are() -> None:
-    world = SimulatedCluster(placement="Colocated", generation=GPUS | {"replicas": 3})
-    world.settle()
-    stored = parse_job(world.job).job
+    cluster = SimulatedCluster(placement="Colocated", generation=GPUS | {"replicas": 3})
+    cluster.settle()
+    stored = parse_job(cluster.job).job
     assert stored is not None
     for index in range(3):
-        made = world.pods[f"job-generation-{index}"]
+        made = cluster.pods[f"job-generation-{index}"]
         expected = pod(stored, Group.GENERATION, index, Images())
         assert made["spec"] == expected["spec"]
         assert made["metadata"]["annotations"] == expected["metadata"]["annotations"]

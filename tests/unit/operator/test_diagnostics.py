@@ -16,14 +16,14 @@ NO_ACCOUNT = (
 CLAIM = "see that the claim exists in namespace team and can be bound (kubectl get pvc)"
 
 
-def told(world: SimulatedCluster) -> str:
-    return str(world.condition("Running")["message"])
+def told(cluster: SimulatedCluster) -> str:
+    return str(cluster.condition("Running")["message"])
 
 
 def begun(**spec: Any) -> SimulatedCluster:
-    world = SimulatedCluster(**spec)
-    world.settle()
-    return world
+    cluster = SimulatedCluster(**spec)
+    cluster.settle()
+    return cluster
 
 
 def mounting(**volume: Any) -> dict[str, Any]:
@@ -53,49 +53,49 @@ def mounting(**volume: Any) -> dict[str, Any]:
     ],
 )
 def test_the_remedy_follows_the_schedulers_words(words: str, remedy: str) -> None:
-    world = begun()
-    world.cannot_schedule("generation-0", words)
-    world.later(11)
-    world.settle()
-    assert world.phase == "Unschedulable"
-    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in told(world)
+    cluster = begun()
+    cluster.cannot_schedule("generation-0", words)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.phase == "Unschedulable"
+    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in told(cluster)
 
 
 def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_both_remedies() -> None:
-    world = begun()
-    world.cannot_schedule(
+    cluster = begun()
+    cluster.cannot_schedule(
         "generation-0", "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint"
     )
-    world.cannot_schedule("training-0", 'persistentvolumeclaim "nosuch" not found')
-    world.later(11)
-    world.settle()
-    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in told(world)
-    assert "or correct the volumes of the pod template" in told(world)
+    cluster.cannot_schedule("training-0", 'persistentvolumeclaim "nosuch" not found')
+    cluster.later(11)
+    cluster.settle()
+    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in told(cluster)
+    assert "or correct the volumes of the pod template" in told(cluster)
 
 
 def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
-    world = begun()
+    cluster = begun()
     words = (
         "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available."
     )
     for worker in ("generation-0", "inference-0"):
-        world.cannot_schedule(worker, words)
-    world.later(11)
-    world.settle()
-    assert told(world).startswith(
+        cluster.cannot_schedule(worker, words)
+    cluster.later(11)
+    cluster.settle()
+    assert told(cluster).startswith(
         "no node can take job-generation-0, job-inference-0 (0/1 nodes are available: 1 Insufficient cpu): "
         "add nodes, free some, or lower spec.generation.replicas or spec.inference.replicas. "
     )
 
 
 def test_an_image_without_what_it_is_to_run_is_named_as_the_cause() -> None:
-    world = begun()
-    world.run()
+    cluster = begun()
+    cluster.run()
     words = 'runc create failed: exec: "python": executable file not found in $PATH'
-    world.end("coordinator", 128, reason="StartError", message=words)
-    world.later(11)
-    world.settle()
-    assert world.job["status"]["restarts"]["lastReason"] == (
+    cluster.end("coordinator", 128, reason="StartError", message=words)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.job["status"]["restarts"]["lastReason"] == (
         f"job-coordinator: its container cannot be started ({words}): use an image that has what the container runs"
     )
 
@@ -115,89 +115,89 @@ def test_an_image_without_what_it_is_to_run_is_named_as_the_cause() -> None:
     ],
 )
 def test_a_pod_that_the_api_server_refuses_is_told_with_what_to_change(why: str, remedy: str) -> None:
-    world = begun()
-    del world.pods["job-generation-0"]
-    world.refusals = {"job-generation-0": why}
-    world.later(11)
-    world.carry_out(world.plan())
-    assert told(world).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
+    cluster = begun()
+    del cluster.pods["job-generation-0"]
+    cluster.refusals = {"job-generation-0": why}
+    cluster.later(11)
+    cluster.carry_out(cluster.plan())
+    assert told(cluster).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
 
 
 def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made() -> None:
-    world = SimulatedCluster()
-    world.carry_out(world.plan())
-    world.occupied = {"NetworkPolicy job": "networkpolicy/job", "Secret job-authority": "secret/job-authority"}
-    world.later(11)
-    plan = world.plan()
-    world.carry_out(plan)
-    found = world.condition("Running")
+    cluster = SimulatedCluster()
+    cluster.carry_out(cluster.plan())
+    cluster.occupied = {"NetworkPolicy job": "networkpolicy/job", "Secret job-authority": "secret/job-authority"}
+    cluster.later(11)
+    plan = cluster.plan()
+    cluster.carry_out(plan)
+    found = cluster.condition("Running")
     assert (found["status"], found["reason"]) == ("False", "NameTaken")
     assert "the name of NetworkPolicy job and Secret job-authority in namespace team" in found["message"]
     assert "Give the job another name, or remove what is not needed" in found["message"]
     assert "kubectl delete networkpolicy/job secret/job-authority --namespace=team" in found["message"]
-    assert "NameTaken" in world.events
+    assert "NameTaken" in cluster.events
     assert plan.requeue_after == 15
-    world.occupied = {}
-    world.later(15)
-    world.settle()
-    assert world.condition("Running")["reason"] == "Starting"
+    cluster.occupied = {}
+    cluster.later(15)
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "Starting"
 
 
 def test_a_secret_that_a_variable_needs_is_named_with_the_namespace() -> None:
-    world = begun()
-    world.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')
-    world.later(11)
-    world.settle()
-    assert told(world).startswith(
+    cluster = begun()
+    cluster.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')
+    cluster.later(11)
+    cluster.settle()
+    assert told(cluster).startswith(
         'job-inference-0 cannot be started (CreateContainerConfigError: secret "hub" not found): '
         "create it in namespace team, or correct spec.inference.template"
     )
 
 
 def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_it_mounts() -> None:
-    world = begun(generation={"replicas": 2} | mounting(secret={"secretName": "hub"}))
-    world.wait_with("generation-0", "ContainerCreating")
-    world.later(11)
-    look = world.settle().requeue_after
+    cluster = begun(generation={"replicas": 2} | mounting(secret={"secretName": "hub"}))
+    cluster.wait_with("generation-0", "ContainerCreating")
+    cluster.later(11)
+    look = cluster.settle().requeue_after
     assert look is not None
-    assert "generation-0" not in told(world)
+    assert "generation-0" not in told(cluster)
     assert look == 49
-    world.later(look)
-    world.settle()
-    assert told(world).startswith(
+    cluster.later(look)
+    cluster.settle()
+    assert told(cluster).startswith(
         "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or what it mounts is not "
         "there (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
     )
 
 
 def test_a_pod_whose_first_init_container_has_not_begun_hangs_in_the_same_way() -> None:
-    world = begun(training=mounting(persistentVolumeClaim={"claimName": "models"}), checkpoints=None)
+    cluster = begun(training=mounting(persistentVolumeClaim={"claimName": "models"}), checkpoints=None)
     waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
-    world.wait_with("coordinator", "PodInitializing")
-    world.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]
-    world.later(61)
-    world.settle()
-    assert "job-coordinator got a node over 60 s ago" in told(world)
-    assert "(claim models)" in told(world)
+    cluster.wait_with("coordinator", "PodInitializing")
+    cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]
+    cluster.later(61)
+    cluster.settle()
+    assert "job-coordinator got a node over 60 s ago" in told(cluster)
+    assert "(claim models)" in told(cluster)
 
 
 def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
-    world = begun()
-    world.run()
-    world.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
-    world.later(60)
-    world.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
-    world.settle()
-    assert "DNS" not in told(world), "they may be loading still"
-    world.later(60)
-    world.read("Starting", 0, waiting_for=("generation-0 to register (160 s)",))
-    world.settle()
+    cluster = begun()
+    cluster.run()
+    cluster.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
+    cluster.later(60)
+    cluster.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
+    cluster.settle()
+    assert "DNS" not in told(cluster), "they may be loading still"
+    cluster.later(60)
+    cluster.read("Starting", 0, waiting_for=("generation-0 to register (160 s)",))
+    cluster.settle()
     assert (
         "job-generation-0, job-generation-1, job-inference-0 and 2 more run and cannot reach the coordinator"
-        in told(world)
+        in told(cluster)
     )
-    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in told(world)
-    world.later(11)
-    world.read("Starting", 0, streams=1)
-    world.settle()
-    assert "DNS" not in told(world)
+    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in told(cluster)
+    cluster.later(11)
+    cluster.read("Starting", 0, streams=1)
+    cluster.settle()
+    assert "DNS" not in told(cluster)

@@ -3,90 +3,89 @@
 import json
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster
-from tests.unit.operator.test_lifecycle import EVERYBODY
+from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
 
 
-def counts(world: SimulatedCluster) -> tuple[int, int]:
-    restarts = world.job["status"]["restarts"]
+def counts(cluster: SimulatedCluster) -> tuple[int, int]:
+    restarts = cluster.job["status"]["restarts"]
     return restarts["failures"], restarts["disruptions"]
 
 
 def test_a_failing_worker_is_counted_once_however_often_it_is_looked_at() -> None:
-    world = SimulatedCluster().begin()
-    world.end("generation-1", 1, message="Traceback\nValueError: no")
-    world.settle()
-    world.later(60)
-    world.settle()
-    assert counts(world) == (1, 0)
-    assert world.job["status"]["restarts"]["lastReason"] == "job-generation-1: exit code 1: ValueError: no"
-    assert world.events[-1] == "WorkerFailed"
-    world.end("generation-1", 1)
-    world.settle()
-    assert counts(world) == (2, 0)
+    cluster = SimulatedCluster().begin()
+    cluster.end("generation-1", 1, message="Traceback\nValueError: no")
+    cluster.settle()
+    cluster.later(60)
+    cluster.settle()
+    assert counts(cluster) == (1, 0)
+    assert cluster.job["status"]["restarts"]["lastReason"] == "job-generation-1: exit code 1: ValueError: no"
+    assert cluster.events[-1] == "WorkerFailed"
+    cluster.end("generation-1", 1)
+    cluster.settle()
+    assert counts(cluster) == (2, 0)
 
 
 def test_an_operator_that_dies_after_the_status_is_written_counts_nothing_twice() -> None:
-    world = SimulatedCluster().begin()
-    world.evict("inference-0")
-    plan = world.plan()
+    cluster = SimulatedCluster().begin()
+    cluster.evict("inference-0")
+    plan = cluster.plan()
     assert plan.delete
-    world.carry_out(plan, only_status=True)
-    world.settle()
-    world.finish_deletions()
-    world.settle()
-    assert counts(world) == (0, 1)
-    assert world.workers == EVERYBODY
+    cluster.carry_out(plan, only_status=True)
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
+    assert counts(cluster) == (0, 1)
+    assert cluster.workers == EVERYBODY
 
 
 def test_a_pod_that_goes_while_the_rest_is_observed_is_counted_once() -> None:
-    world = SimulatedCluster().begin()
-    world.ask_deletion("job-inference-0")
-    plan = world.plan(gone=["job-inference-0"])
+    cluster = SimulatedCluster().begin()
+    cluster.ask_deletion("job-inference-0")
+    plan = cluster.plan(gone=["job-inference-0"])
     assert plan.status is not None
     assert plan.status["restarts"]["disruptions"] == 1
     assert [event.reason for event in plan.events].count("Disrupted") == 1
 
 
 def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_back_off() -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     for _ in range(5):
-        world.end("training-1", 75, restarted=False)
-        world.settle()
-        assert world.finish_deletions() == ["job-training-1"]
-        world.settle()
-        world.run()
-        world.later(300)
-        world.read()
-        world.settle()
-    assert counts(world) == (0, 0)
-    assert world.phase == "Running"
-    [training] = [each for each in world.job["status"]["groups"] if each["name"] == "training"]
+        cluster.end("training-1", 75, restarted=False)
+        cluster.settle()
+        assert cluster.finish_deletions() == ["job-training-1"]
+        cluster.settle()
+        cluster.run()
+        cluster.later(300)
+        cluster.read()
+        cluster.settle()
+    assert counts(cluster) == (0, 0)
+    assert cluster.phase == "Running"
+    [training] = [each for each in cluster.job["status"]["groups"] if each["name"] == "training"]
     assert training["restarts"] == 5
 
 
 def test_workers_that_end_well_before_the_coordinator_is_seen_to_are_no_restarts() -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     for worker in ("training-0", "training-1", "generation-0"):
-        world.end(worker, 0)
-        world.settle()
-    assert {each["restarts"] for each in world.job["status"]["groups"]} == {0}
-    assert counts(world) == (0, 0)
+        cluster.end(worker, 0)
+        cluster.settle()
+    assert {each["restarts"] for each in cluster.job["status"]["groups"]} == {0}
+    assert counts(cluster) == (0, 0)
 
 
 def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     for number in range(3):
-        assert world.condition("Failed")["status"] == "False"
-        world.end("generation-0", 137, reason="OOMKilled")
-        world.settle()
-        assert counts(world) == (number + 1, 0)
-    failed = world.condition("Failed")
+        assert cluster.condition("Failed")["status"] == "False"
+        cluster.end("generation-0", 137, reason="OOMKilled")
+        cluster.settle()
+        assert counts(cluster) == (number + 1, 0)
+    failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "BackoffLimitExceeded")
     assert "raise resources.limits.memory" in failed["message"]
-    assert "completionTime" in world.job["status"]
-    world.finish_deletions()
-    assert world.workers == []
+    assert "completionTime" in cluster.job["status"]
+    cluster.finish_deletions()
+    assert cluster.workers == []
 
 
 @pytest.mark.parametrize(
@@ -101,23 +100,23 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
     ],
 )
 def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, reason: str, remedy: str) -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     line = json.dumps({"level": "ERROR", "message": "BadModel: spec.models.actor.path: no such folder"})
-    world.end("coordinator", code, message=f'{{"level": "INFO", "message": "begins"}}\n{line}\n')
-    world.settle()
-    failed = world.condition("Failed")
+    cluster.end("coordinator", code, message=f'{{"level": "INFO", "message": "begins"}}\n{line}\n')
+    cluster.settle()
+    failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", reason)
     sentence = failed["message"].partition("\n")[0]
     assert sentence.endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
-    assert world.phase == "Failed"
+    assert cluster.phase == "Failed"
 
 
 def test_an_exit_code_of_a_worker_that_no_restart_cures_fails_the_job_at_once() -> None:
-    world = SimulatedCluster().begin()
-    world.end("inference-0", 20, message="RewardRaised: spec.models.reward.function.file: KeyError: 'answer'")
-    world.settle()
-    assert counts(world) == (0, 0)
-    failed = world.condition("Failed")
+    cluster = SimulatedCluster().begin()
+    cluster.end("inference-0", 20, message="RewardRaised: spec.models.reward.function.file: KeyError: 'answer'")
+    cluster.settle()
+    assert counts(cluster) == (0, 0)
+    failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RewardFailed")
     assert failed["message"] == (
         "job-inference-0: exit code 20 (the reward failed): RewardRaised: spec.models.reward.function.file: "
@@ -127,114 +126,114 @@ def test_an_exit_code_of_a_worker_that_no_restart_cures_fails_the_job_at_once() 
 
 @pytest.mark.parametrize("code", [2, 24])
 def test_a_wrong_setting_or_a_taken_port_of_one_worker_is_a_failure_like_any_other(code: int) -> None:
-    world = SimulatedCluster().begin()
-    world.end("inference-0", code)
-    world.settle()
-    assert counts(world) == (1, 0)
-    assert world.condition("Failed")["status"] == "False"
+    cluster = SimulatedCluster().begin()
+    cluster.end("inference-0", code)
+    cluster.settle()
+    assert counts(cluster) == (1, 0)
+    assert cluster.condition("Failed")["status"] == "False"
 
 
 def test_evictions_and_deletions_from_outside_are_disruptions_without_a_limit() -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     for number in range(6):
         if number % 2:
-            world.evict("generation-1")
+            cluster.evict("generation-1")
         else:
-            world.ask_deletion("job-generation-1")
-        world.settle()
-        world.finish_deletions()
-        world.settle()
-        world.later(300)
-        world.settle()
-        world.run()
-        assert counts(world) == (0, number + 1)
-    assert world.workers == EVERYBODY
-    assert world.condition("Failed")["status"] == "False"
+            cluster.ask_deletion("job-generation-1")
+        cluster.settle()
+        cluster.finish_deletions()
+        cluster.settle()
+        cluster.later(300)
+        cluster.settle()
+        cluster.run()
+        assert counts(cluster) == (0, number + 1)
+    assert cluster.workers == EVERYBODY
+    assert cluster.condition("Failed")["status"] == "False"
 
 
 def test_a_deleted_coordinator_is_replaced_and_the_job_recovers() -> None:
-    world = SimulatedCluster().begin()
-    world.ask_deletion("job-coordinator", grace=300)
-    world.later(11)
-    world.settle()
-    assert world.phase == "Recovering"
-    world.finish_deletions()
-    world.settle()
-    assert world.workers == EVERYBODY
-    world.run()
-    world.later(11)
-    world.read()
-    world.settle()
-    assert world.phase == "Running"
-    assert counts(world) == (0, 1)
+    cluster = SimulatedCluster().begin()
+    cluster.ask_deletion("job-coordinator", grace=300)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.phase == "Recovering"
+    cluster.finish_deletions()
+    cluster.settle()
+    assert cluster.workers == EVERYBODY
+    cluster.run()
+    cluster.later(11)
+    cluster.read()
+    cluster.settle()
+    assert cluster.phase == "Running"
+    assert counts(cluster) == (0, 1)
 
 
 def test_a_rank_of_a_lost_node_is_not_waited_for_as_one_that_stays_for_a_checkpoint() -> None:
-    world = SimulatedCluster().begin()
-    world.ask_deletion("job-training-0", grace=360)
-    world.ask_deletion("job-training-1", grace=360)
-    world.pods["job-training-1"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    world.settle()
-    world.later(62)
-    assert [each.name for each in world.plan().delete if each.force] == ["job-training-1"]
-    world.settle()
-    world.later(300)
-    assert [each.name for each in world.plan().delete if each.force] == []
-    world.later(29)
-    assert [each.name for each in world.plan().delete if each.force] == ["job-training-0"]
+    cluster = SimulatedCluster().begin()
+    cluster.ask_deletion("job-training-0", grace=360)
+    cluster.ask_deletion("job-training-1", grace=360)
+    cluster.pods["job-training-1"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    cluster.settle()
+    cluster.later(62)
+    assert [each.name for each in cluster.plan().delete if each.force] == ["job-training-1"]
+    cluster.settle()
+    cluster.later(300)
+    assert [each.name for each in cluster.plan().delete if each.force] == []
+    cluster.later(29)
+    assert [each.name for each in cluster.plan().delete if each.force] == ["job-training-0"]
 
 
 def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not() -> None:
-    world = SimulatedCluster().begin()
-    world.ask_deletion("job-generation-0")
-    world.ask_deletion("job-coordinator")
-    look = world.settle().requeue_after
+    cluster = SimulatedCluster().begin()
+    cluster.ask_deletion("job-generation-0")
+    cluster.ask_deletion("job-coordinator")
+    look = cluster.settle().requeue_after
     assert look is not None
     assert look <= 62
-    world.later(62)
-    forced = [each.name for each in world.plan().delete if each.force]
+    cluster.later(62)
+    forced = [each.name for each in cluster.plan().delete if each.force]
     assert forced == ["job-generation-0"]
-    world.settle()
-    assert "job-coordinator" in world.pods
-    assert counts(world) == (0, 2)
+    cluster.settle()
+    assert "job-coordinator" in cluster.pods
+    assert counts(cluster) == (0, 2)
 
 
 def test_a_worker_that_ended_well_too_early_comes_back_without_being_counted() -> None:
-    world = SimulatedCluster().begin()
-    world.end("generation-0", 0)
-    look = world.settle().requeue_after
-    assert world.finish_deletions() == [], "the coordinator may be about to end too"
+    cluster = SimulatedCluster().begin()
+    cluster.end("generation-0", 0)
+    look = cluster.settle().requeue_after
+    assert cluster.finish_deletions() == [], "the coordinator may be about to end too"
     assert look is not None
-    world.later(15)
-    world.settle()
-    assert world.finish_deletions() == ["job-generation-0"]
-    world.settle()
-    assert world.workers == EVERYBODY
-    assert counts(world) == (0, 0)
+    cluster.later(15)
+    cluster.settle()
+    assert cluster.finish_deletions() == ["job-generation-0"]
+    cluster.settle()
+    assert cluster.workers == EVERYBODY
+    assert counts(cluster) == (0, 0)
 
 
 def test_a_container_beside_ours_that_still_runs_keeps_nothing_of_a_finished_job() -> None:
-    world = SimulatedCluster().begin()
-    world.end("coordinator", 0)
+    cluster = SimulatedCluster().begin()
+    cluster.end("coordinator", 0)
     sidecar = {"name": "logs", "restartCount": 0, "state": {"running": {}}}
-    world.pods["job-coordinator"]["status"]["containerStatuses"].append(sidecar)
-    world.settle()
-    assert world.condition("Complete")["status"] == "True"
-    assert "job-coordinator" in world.finish_deletions()
+    cluster.pods["job-coordinator"]["status"]["containerStatuses"].append(sidecar)
+    cluster.settle()
+    assert cluster.condition("Complete")["status"] == "True"
+    assert "job-coordinator" in cluster.finish_deletions()
 
 
 def test_unschedulable_pods_are_told_with_the_schedulers_words() -> None:
-    world = SimulatedCluster()
-    world.settle()
-    world.run("coordinator")
-    world.cannot_schedule("generation-0", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-    world.cannot_schedule("generation-1", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-    look = world.settle().requeue_after
-    assert world.phase == "Starting", "volumes may still be being bound"
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.run("coordinator")
+    cluster.cannot_schedule("generation-0", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    cluster.cannot_schedule("generation-1", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    look = cluster.settle().requeue_after
+    assert cluster.phase == "Starting", "volumes may still be being bound"
     assert look == 10
-    world.later(look)
-    world.settle()
-    running = world.condition("Running")
+    cluster.later(look)
+    cluster.settle()
+    running = cluster.condition("Running")
     assert running["reason"] == "Unschedulable"
     assert running["message"].startswith(
         "no node can take job-generation-0, job-generation-1 (0/3 nodes are available: 3 Insufficient nvidia.com/gpu): "
@@ -243,52 +242,52 @@ def test_unschedulable_pods_are_told_with_the_schedulers_words() -> None:
 
 
 def test_a_missing_image_is_told_with_its_name() -> None:
-    world = SimulatedCluster()
-    world.settle()
+    cluster = SimulatedCluster()
+    cluster.settle()
     words = 'Back-off pulling image "example.org/worker:nosuch"'
-    world.wait_with("training-1", "ImagePullBackOff", words)
-    world.later(11)
-    world.settle()
-    assert world.condition("Running")["message"].startswith(f"job-training-1 cannot get the image ({words})")
+    cluster.wait_with("training-1", "ImagePullBackOff", words)
+    cluster.later(11)
+    cluster.settle()
+    assert cluster.condition("Running")["message"].startswith(f"job-training-1 cannot get the image ({words})")
 
 
 def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() -> None:
-    world = SimulatedCluster()
-    world.settle()
+    cluster = SimulatedCluster()
+    cluster.settle()
     ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback\nOSError: no space left\n"}}
     # Between two attempts it runs again, and the sentence stays.
     for state in ({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"running": {}}):
-        world.wait_with("coordinator", "PodInitializing", "")
+        cluster.wait_with("coordinator", "PodInitializing", "")
         status = {"name": "assets", "ready": False, "state": state, "lastState": ended}
-        world.pods["job-coordinator"]["status"]["initContainerStatuses"] = [status]
-        world.later(11)
-        world.settle()
+        cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [status]
+        cluster.later(11)
+        cluster.settle()
         told = "job-coordinator cannot be started (Init:Error: assets ended with exit code 1: OSError: no space left)"
-        assert world.condition("Running")["message"].startswith(told)
+        assert cluster.condition("Running")["message"].startswith(told)
 
 
 def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
-    world = SimulatedCluster()
-    world.settle()
-    world.run()
-    world.end("generation-0", 24, message='{"message": "0.0.0.0:7710 is taken"}', restarted=False)
-    world.later(11)
-    world.settle()
-    told = world.condition("Running")["message"]
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.run()
+    cluster.end("generation-0", 24, message='{"message": "0.0.0.0:7710 is taken"}', restarted=False)
+    cluster.later(11)
+    cluster.settle()
+    told = cluster.condition("Running")["message"]
     assert "job-generation-0 keeps ending: exit code 24 (its port is in use): 0.0.0.0:7710 is taken" in told
 
 
 def test_an_exceeded_quota_is_told_and_tried_again_later() -> None:
-    world = SimulatedCluster()
-    world.settle()
-    del world.pods["job-training-1"]
-    world.refusals = {"job-training-1": 'pods "job-training-1" is forbidden: exceeded quota: team, requested: pods=1'}
-    world.later(11)
-    plan = world.plan()
+    cluster = SimulatedCluster()
+    cluster.settle()
+    del cluster.pods["job-training-1"]
+    cluster.refusals = {"job-training-1": 'pods "job-training-1" is forbidden: exceeded quota: team, requested: pods=1'}
+    cluster.later(11)
+    plan = cluster.plan()
     assert [each["metadata"]["name"] for each in plan.apply] == ["job-training-1"]
     assert plan.requeue_after is not None
     assert plan.requeue_after <= 15
-    world.carry_out(plan)
-    told = world.condition("Running")["message"]
+    cluster.carry_out(plan)
+    told = cluster.condition("Running")["message"]
     assert told.startswith("job-training-1 cannot be created: ")
     assert "free quota in the namespace, or raise it" in told

@@ -23,137 +23,137 @@ def job(*rules: dict[str, Any], limit: int = 2, **spec: Any) -> SimulatedCluster
     return SimulatedCluster(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
 
 
-def counts(world: SimulatedCluster) -> tuple[int, int]:
-    restarts = world.job["status"]["restarts"]
+def counts(cluster: SimulatedCluster) -> tuple[int, int]:
+    restarts = cluster.job["status"]["restarts"]
     return restarts["failures"], restarts["disruptions"]
 
 
-def epochs(world: SimulatedCluster) -> dict[str, int]:
-    return {each["name"]: each["epoch"] for each in world.job["status"]["groups"]}
+def epochs(cluster: SimulatedCluster) -> dict[str, int]:
+    return {each["name"]: each["epoch"] for each in cluster.job["status"]["groups"]}
 
 
 def test_a_rule_ends_the_job_and_is_named() -> None:
-    world = job(rule("oom", "FailJob", groups=["training"], onExitCodes={"values": [137]}))
-    world.end("generation-0", 137, reason="OOMKilled")
-    world.settle()
-    assert counts(world) == (1, 0), "the rule is about training"
-    world.end("training-1", 137, reason="OOMKilled")
-    world.settle()
-    failed = world.condition("Failed")
+    cluster = job(rule("oom", "FailJob", groups=["training"], onExitCodes={"values": [137]}))
+    cluster.end("generation-0", 137, reason="OOMKilled")
+    cluster.settle()
+    assert counts(cluster) == (1, 0), "the rule is about training"
+    cluster.end("training-1", 137, reason="OOMKilled")
+    cluster.settle()
+    failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "FailurePolicy")
     assert failed["message"].startswith("job-training-1: it was killed for using more memory than its limit")
     assert failed["message"].endswith(" (rule oom of spec.runPolicy.failurePolicy)")
 
 
 def test_what_a_rule_ignores_never_reaches_the_limit() -> None:
-    world = job(rule("flaky", "Ignore", onExitCodes={"operator": "NotIn", "values": [1]}), limit=0)
+    cluster = job(rule("flaky", "Ignore", onExitCodes={"operator": "NotIn", "values": [1]}), limit=0)
     for number in range(4):
-        world.end("inference-0", 3)
-        world.settle()
-        assert counts(world) == (0, number + 1)
-    assert world.events[-1] == "FailureIgnored"
-    world.end("inference-0", 1)
-    world.settle()
-    assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
+        cluster.end("inference-0", 3)
+        cluster.settle()
+        assert counts(cluster) == (0, number + 1)
+    assert cluster.events[-1] == "FailureIgnored"
+    cluster.end("inference-0", 1)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "BackoffLimitExceeded"
 
 
 def test_the_first_rule_that_matches_decides_also_over_the_built_in_ones() -> None:
-    world = job(
+    cluster = job(
         rule("storage", "Restart", onExitCodes={"values": [23]}), rule("all", "FailJob", onExitCodes={"values": [23]})
     )
-    world.end("coordinator", 23)
-    world.settle()
-    assert counts(world) == (1, 0)
-    assert world.condition("Failed")["status"] == "False"
+    cluster.end("coordinator", 23)
+    cluster.settle()
+    assert counts(cluster) == (1, 0)
+    assert cluster.condition("Failed")["status"] == "False"
 
 
 def test_evictions_can_be_made_to_count() -> None:
-    world = job(rule("evicted", "Restart", onPodConditions=[DISRUPTED]), limit=1)
-    world.evict("generation-0")
-    world.settle()
-    assert counts(world) == (1, 0)
-    world.finish_deletions()
-    world.settle()
-    world.run()
-    world.evict("generation-0")
-    world.settle()
-    assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
+    cluster = job(rule("evicted", "Restart", onPodConditions=[DISRUPTED]), limit=1)
+    cluster.evict("generation-0")
+    cluster.settle()
+    assert counts(cluster) == (1, 0)
+    cluster.finish_deletions()
+    cluster.settle()
+    cluster.run()
+    cluster.evict("generation-0")
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "BackoffLimitExceeded"
 
 
 def test_what_kills_a_disrupted_pod_is_no_exit_code_of_the_job() -> None:
-    world = job(rule("killed", "FailJob", onExitCodes={"values": [137]}))
-    world.end("generation-0", 137, restarted=False)
-    world.evict("generation-0")
-    world.settle()
-    assert counts(world) == (0, 1)
+    cluster = job(rule("killed", "FailJob", onExitCodes={"values": [137]}))
+    cluster.end("generation-0", 137, restarted=False)
+    cluster.evict("generation-0")
+    cluster.settle()
+    assert counts(cluster) == (0, 1)
 
 
 def test_a_group_restarts_together_under_a_higher_epoch() -> None:
-    world = job(rule("cuda", "Restart", scope="Group", onExitCodes={"values": [3]}))
-    before = {name: body["metadata"]["uid"] for name, body in world.pods.items()}
-    world.end("training-1", 3)
-    world.settle()
-    leaving = sorted(name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"])
+    cluster = job(rule("cuda", "Restart", scope="Group", onExitCodes={"values": [3]}))
+    before = {name: body["metadata"]["uid"] for name, body in cluster.pods.items()}
+    cluster.end("training-1", 3)
+    cluster.settle()
+    leaving = sorted(name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"])
     assert leaving == ["job-training-0", "job-training-1"]
-    restarting = world.condition("Restarting")
+    restarting = cluster.condition("Restarting")
     assert (restarting["status"], restarting["reason"]) == ("True", "GroupRestart")
     assert (
         restarting["message"]
         == "training restarts: job-training-1: exit code 3 (rule cuda of spec.runPolicy.failurePolicy)"
     )
-    world.finish_deletions()
-    world.settle()
-    assert epochs(world) == {"coordinator": 0, "generation": 0, "inference": 0, "training": 1}
-    assert {world.pods[f"job-training-{rank}"]["metadata"]["labels"]["rlhf.dev/epoch"] for rank in (0, 1)} == {"1"}
-    others = {name for name, body in world.pods.items() if body["metadata"]["uid"] == before[name]}
+    cluster.finish_deletions()
+    cluster.settle()
+    assert epochs(cluster) == {"coordinator": 0, "generation": 0, "inference": 0, "training": 1}
+    assert {cluster.pods[f"job-training-{rank}"]["metadata"]["labels"]["rlhf.dev/epoch"] for rank in (0, 1)} == {"1"}
+    others = {name for name, body in cluster.pods.items() if body["metadata"]["uid"] == before[name]}
     assert others == before.keys() - {"job-training-0", "job-training-1"}
-    assert counts(world) == (1, 0), "the ranks that were deleted are no disruptions"
-    world.run()
-    world.later(11)
-    world.read()
-    world.settle()
-    assert world.condition("Restarting")["status"] == "False"
-    [training] = [each for each in world.job["status"]["groups"] if each["name"] == "training"]
+    assert counts(cluster) == (1, 0), "the ranks that were deleted are no disruptions"
+    cluster.run()
+    cluster.later(11)
+    cluster.read()
+    cluster.settle()
+    assert cluster.condition("Restarting")["status"] == "False"
+    [training] = [each for each in cluster.job["status"]["groups"] if each["name"] == "training"]
     assert training["updated"] == 2
 
 
 def test_the_whole_job_restarts_the_coordinator_included() -> None:
-    world = job(rule("fabric", "Ignore", scope="Job", onPodConditions=[{"type": "FabricDown"}]))
-    body = world.pods["job-inference-0"]
+    cluster = job(rule("fabric", "Ignore", scope="Job", onPodConditions=[{"type": "FabricDown"}]))
+    body = cluster.pods["job-inference-0"]
     body["status"]["conditions"].append({"type": "FabricDown", "status": "True"})
-    world.settle()
-    assert counts(world) == (0, 0), "a condition of a pod that runs is no end"
-    world.end("inference-0", 1)
-    world.settle()
-    assert counts(world) == (0, 1)
-    assert set(epochs(world).values()) == {1}
-    assert world.condition("Restarting")["reason"] == "JobRestart"
-    world.finish_deletions()
-    world.settle()
-    assert {each["metadata"]["labels"]["rlhf.dev/epoch"] for each in world.pods.values()} == {"1"}
-    assert counts(world) == (0, 1)
+    cluster.settle()
+    assert counts(cluster) == (0, 0), "a condition of a pod that runs is no end"
+    cluster.end("inference-0", 1)
+    cluster.settle()
+    assert counts(cluster) == (0, 1)
+    assert set(epochs(cluster).values()) == {1}
+    assert cluster.condition("Restarting")["reason"] == "JobRestart"
+    cluster.finish_deletions()
+    cluster.settle()
+    assert {each["metadata"]["labels"]["rlhf.dev/epoch"] for each in cluster.pods.values()} == {"1"}
+    assert counts(cluster) == (0, 1)
 
 
 def test_an_operator_that_dies_after_raising_an_epoch_goes_on_with_the_restart() -> None:
-    world = job(rule("cuda", "Restart", scope="Group", onExitCodes={"values": [3]}))
-    world.end("training-1", 3)
-    world.carry_out(world.plan(), only_status=True)
-    assert not [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]]
-    world.settle()
-    world.finish_deletions()
-    world.settle()
-    assert epochs(world)["training"] == 1
-    assert world.pods["job-training-0"]["metadata"]["labels"]["rlhf.dev/epoch"] == "1"
-    assert counts(world) == (1, 0)
+    cluster = job(rule("cuda", "Restart", scope="Group", onExitCodes={"values": [3]}))
+    cluster.end("training-1", 3)
+    cluster.carry_out(cluster.plan(), only_status=True)
+    assert not [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
+    assert epochs(cluster)["training"] == 1
+    assert cluster.pods["job-training-0"]["metadata"]["labels"]["rlhf.dev/epoch"] == "1"
+    assert counts(cluster) == (1, 0)
 
 
 @pytest.mark.parametrize(("worker", "code"), [("training-0", 75), ("generation-0", 0), ("coordinator", 130)])
 def test_requests_of_our_own_processes_are_no_failures_whatever_the_rules_say(worker: str, code: int) -> None:
-    world = job(rule("any", "FailJob", onExitCodes={"operator": "NotIn", "values": [200]}))
-    world.end(worker, code)
-    world.settle()
-    assert counts(world) == (0, 0)
-    assert world.condition("Failed")["status"] == "False"
+    cluster = job(rule("any", "FailJob", onExitCodes={"operator": "NotIn", "values": [200]}))
+    cluster.end(worker, code)
+    cluster.settle()
+    assert counts(cluster) == (0, 0)
+    assert cluster.condition("Failed")["status"] == "False"
 
 
 CODES = st.integers(1, 255)

@@ -7,54 +7,54 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds": 120}
 
 
-def held(world: SimulatedCluster) -> bool:
-    return world.job["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"]
+def held(cluster: SimulatedCluster) -> bool:
+    return cluster.job["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"]
 
 
-def delete(world: SimulatedCluster) -> None:
-    world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
+def delete(cluster: SimulatedCluster) -> None:
+    cluster.job["metadata"]["deletionTimestamp"] = rfc3339(cluster.now)
 
 
-def leaving(world: SimulatedCluster) -> list[str]:
-    return sorted(name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"])
+def leaving(cluster: SimulatedCluster) -> list[str]:
+    return sorted(name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"])
 
 
 def test_without_being_asked_for_there_is_no_finalizer() -> None:
-    world = SimulatedCluster(checkpoints={"path": "/checkpoints"}).begin()
-    assert "finalizers" not in world.job["metadata"]
-    delete(world)
-    assert world.plan().idle
+    cluster = SimulatedCluster(checkpoints={"path": "/checkpoints"}).begin()
+    assert "finalizers" not in cluster.job["metadata"]
+    delete(cluster)
+    assert cluster.plan().idle
 
 
 def test_a_deletion_waits_for_the_coordinators_last_checkpoint() -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    assert held(world)
-    delete(world)
-    left = world.settle().requeue_after
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    assert held(cluster)
+    delete(cluster)
+    left = cluster.settle().requeue_after
     assert left == 120
-    assert leaving(world) == ["job-coordinator"], "the checkpoint needs the ranks"
-    running = world.condition("Running")
+    assert leaving(cluster) == ["job-coordinator"], "the checkpoint needs the ranks"
+    running = cluster.condition("Running")
     assert running["reason"] == "Checkpointing"
     assert running["message"].startswith("the job is being deleted; the coordinator saves a checkpoint, until ")
-    assert held(world)
-    world.finish_deletions()
-    world.settle()
-    assert not held(world)
-    assert sorted(world.pods) == [
+    assert held(cluster)
+    cluster.finish_deletions()
+    cluster.settle()
+    assert not held(cluster)
+    assert sorted(cluster.pods) == [
         "job-generation-0", "job-generation-1", "job-inference-0", "job-training-0", "job-training-1"
     ], "they are the garbage collector's"  # fmt: skip
 
 
 def test_a_checkpoint_that_takes_too_long_does_not_hold_up_the_deletion() -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    delete(world)
-    world.settle()
-    world.later(120)
-    plan = world.plan()
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    delete(cluster)
+    cluster.settle()
+    cluster.later(120)
+    plan = cluster.plan()
     assert [each.reason for each in plan.events] == ["CheckpointMissed"]
-    world.carry_out(plan)
-    assert not held(world)
-    assert world.plan().idle
+    cluster.carry_out(plan)
+    assert not held(cluster)
+    assert cluster.plan().idle
 
 
 def test_nothing_is_waited_for_when_there_is_nothing_to_save() -> None:
@@ -72,27 +72,27 @@ def test_nothing_is_waited_for_when_there_is_nothing_to_save() -> None:
 
 
 def test_a_manifest_that_can_not_be_read_any_more_changes_nothing_about_the_deletion() -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    world.job["spec"]["iterations"] = -1
-    delete(world)
-    world.settle()
-    assert leaving(world) == ["job-coordinator"]
-    world.finish_deletions()
-    world.settle()
-    assert not held(world)
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    cluster.job["spec"]["iterations"] = -1
+    delete(cluster)
+    cluster.settle()
+    assert leaving(cluster) == ["job-coordinator"]
+    cluster.finish_deletions()
+    cluster.settle()
+    assert not held(cluster)
 
 
 def test_turning_it_off_takes_the_finalizer_away() -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    world.job["spec"]["checkpoints"] = SAVE | {"onDeletion": "Disabled"}
-    world.settle()
-    assert not held(world)
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    cluster.job["spec"]["checkpoints"] = SAVE | {"onDeletion": "Disabled"}
+    cluster.settle()
+    assert not held(cluster)
 
 
 def test_an_expired_job_is_let_go_and_deleted() -> None:
-    world = SimulatedCluster(checkpoints=SAVE, runPolicy={"ttlSecondsAfterFinished": 0}).begin()
-    world.end("coordinator", 0)
-    world.carry_out(world.plan())
-    plan = world.plan()
+    cluster = SimulatedCluster(checkpoints=SAVE, runPolicy={"ttlSecondsAfterFinished": 0}).begin()
+    cluster.end("coordinator", 0)
+    cluster.carry_out(cluster.plan())
+    plan = cluster.plan()
     assert plan.delete_job
     assert plan.finalizer is False

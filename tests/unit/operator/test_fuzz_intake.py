@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.malformed_bodies import CHANGES, VALUES, changed
+from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
 from tests.support.simulated_cluster import START, SimulatedCluster
-from tests.unit.operator.nasty import CHANGES, VALUES, changed
-from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
-from tests.unit.operator.test_unreadable import KEY, SimulatedOperator
+from tests.support.simulated_operator import KEY, SimulatedOperator
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import names
@@ -44,21 +44,21 @@ STATUS_MAX = 64 * 1024
 """Bytes of a status of a job of six pods, conditions with their messages included."""
 
 
-def _bodies(world: SimulatedCluster) -> dict[str, Json]:
+def _bodies(cluster: SimulatedCluster) -> dict[str, Json]:
     """The pods of a job that has seen everything."""
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-08-22T10:00:05Z", "containerID": "containerd://abc"}
     log = json.dumps({"message": "over", "report": {"iteration": 3, "metrics": {"reward": 0.5}}})
-    world.end("coordinator", 1, message=log)
-    world.evict("training-1")
-    world.wait_with("inference-0", "ImagePullBackOff", "no such image")
-    world.cannot_schedule("training-0", "0/1 nodes are available")
-    world.ask_deletion("job-generation-1")
-    status = world.pods["job-generation-0"]["status"]
+    cluster.end("coordinator", 1, message=log)
+    cluster.evict("training-1")
+    cluster.wait_with("inference-0", "ImagePullBackOff", "no such image")
+    cluster.cannot_schedule("training-0", "0/1 nodes are available")
+    cluster.ask_deletion("job-generation-1")
+    status = cluster.pods["job-generation-0"]["status"]
     state = {"waiting": {"reason": "PodInitializing"}}
     init = {"name": "fetch", "state": state, "lastState": {"terminated": ended}, "ready": False, "restartCount": 1}
     status["initContainerStatuses"] = [{"name": "first", "state": {"running": {}}}, init]
     status["conditions"] = [{"type": each, "status": "True"} for each in ("Ready", "PodScheduled", "Gpu", "Sick")]
-    return copy.deepcopy(world.pods)
+    return copy.deepcopy(cluster.pods)
 
 
 RUNNING = SimulatedCluster(checkpoints={"path": "/checkpoints", "onDeletion": "Save"}).begin()
@@ -69,14 +69,14 @@ PODS = _bodies(RUNNING)
 
 def _workload() -> tuple[Json, Json]:
     """A job with a queue, and its Workload once it is admitted."""
-    world = QueuedCluster()
-    world.settle()
-    world.admit()
-    world.settle()
-    body = world._body()
+    cluster = QueuedCluster()
+    cluster.settle()
+    cluster.admit()
+    cluster.settle()
+    body = cluster._body()
     update = {"name": "training", "nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu"}], "labels": {"c": "d"}}
     body["status"]["admissionChecks"] = [{"name": "check", "podSetUpdates": [update]}]
-    return copy.deepcopy(world.job), body
+    return copy.deepcopy(cluster.job), body
 
 
 QUEUED_JOB, WORKLOAD = _workload()
@@ -204,9 +204,9 @@ def test_other_children(changes: list[list[tuple[int, int]]]) -> None:
 def test_workloads_and_what_they_name(changes: list[tuple[int, int]]) -> None:
     operator = loaded(QUEUED_JOB)
     body = changed(WORKLOAD, changes)
-    operator.sees(PLACE[0], body)
+    operator.sees(WORKLOAD_KEY[0], body)
     checked(operator, operator.index.job(KEY), "job-uid", served=ALL_SERVED, reading=READING)
-    operator.sees(PLACE[0], body, "DELETED")
+    operator.sees(WORKLOAD_KEY[0], body, "DELETED")
     readers: list[tuple[Callable[[Json], Any], Json]] = [
         (flavor_of, {"spec": {"nodeLabels": {"a": "b"}, "tolerations": [{"key": "a"}]}}),
         (priority_value, {"value": 5}),

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.queued_cluster import EVERY_API
 from tests.support.simulated_cluster import stored_job
 
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import Served, choose
-from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
+from rlhf_operator.gang.apis import MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import examples, min_count, minimum
 from rlhf_operator.gang.none import NoGangBackend
 from rlhf_operator.manifests.quantity import amount, written
@@ -21,7 +22,6 @@ from rlhf_operator.reconcile.parsed_job import parse_job
 
 Json = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"
-ALL = Served(frozenset(version for versions in APIS.values() for version, _ in versions))
 OWNER = {"apiGroup": "rlhf.dev", "kind": "RLHFJob", "name": "job"}
 
 
@@ -91,7 +91,7 @@ def test_native_of_1_36_has_a_pod_group_of_its_own() -> None:
 
 def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> None:
     priority = {"scheduling": {"priorityClassName": "research"}}
-    objects, member = made(job(**priority), ALL)
+    objects, member = made(job(**priority), EVERY_API)
     policy: Json = {"schedulingPolicy": {"gang": {"minCount": 5}}, "priorityClassName": "research"}
     assert objects == {
         "scheduling.k8s.io/v1beta1/Workload": {
@@ -107,7 +107,7 @@ def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> Non
 def test_volcano_gets_members_resources_queue_and_its_scheduler() -> None:
     spec = {"scheduling": {"gang": {"mode": "Volcano", "queue": "research"}, "priorityClassName": "high"}}
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "gpusPerReplica": 1}
-    objects, member = made(job(training=training, **spec), ALL)
+    objects, member = made(job(training=training, **spec), EVERY_API)
     assert objects["scheduling.volcano.sh/v1beta1/PodGroup"] == {
         "minMember": 5,
         "minResources": {"cpu": "5", "memory": "4831838208", "nvidia.com/gpu": "2"},
@@ -119,7 +119,7 @@ def test_volcano_gets_members_resources_queue_and_its_scheduler() -> None:
 
 
 def test_coscheduling_gets_a_label_and_its_scheduler() -> None:
-    objects, member = made(job(**gang("Coscheduling", timeoutSeconds=120)), ALL)
+    objects, member = made(job(**gang("Coscheduling", timeoutSeconds=120)), EVERY_API)
     group = objects["scheduling.x-k8s.io/v1alpha1/PodGroup"]
     assert (group["minMember"], group["scheduleTimeoutSeconds"]) == (5, 120)
     assert member["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "job"
@@ -129,27 +129,27 @@ def test_coscheduling_gets_a_label_and_its_scheduler() -> None:
 
 def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_pods() -> None:
     named = job(training={"template": {"spec": {"schedulerName": "ours"}}}, **gang("Coscheduling"))
-    assert made(named, ALL)[1]["spec"]["schedulerName"] == "ours"
+    assert made(named, EVERY_API)[1]["spec"]["schedulerName"] == "ours"
 
 
 @pytest.mark.parametrize(
     ("spec", "queue", "cluster", "expected"),
     [
         ({}, None, served(), "Disabled"),
-        ({}, None, ALL, "Native"),
-        ({}, "team", ALL, "Kueue"),
+        ({}, None, EVERY_API, "Native"),
+        ({}, "team", EVERY_API, "Kueue"),
         ({}, "team", served("scheduling.k8s.io/v1beta1"), "Native"),
-        (gang("Disabled"), "team", ALL, "Disabled"),
+        (gang("Disabled"), "team", EVERY_API, "Disabled"),
         ({}, None, served("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"), "Disabled"),
-        ({"generation": {"template": {"spec": {"schedulerName": "volcano"}}}}, None, ALL, "Volcano"),
+        ({"generation": {"template": {"spec": {"schedulerName": "volcano"}}}}, None, EVERY_API, "Volcano"),
         (
             {"training": {"template": {"spec": {"schedulerName": "scheduler-plugins-scheduler"}}}},
             None,
-            ALL,
+            EVERY_API,
             "Coscheduling",
         ),
-        ({"generation": {"template": {"spec": {"schedulerName": "somebody"}}}}, None, ALL, "Disabled"),
-        ({}, None, Served(ALL.apis, frozenset(["Native"])), "Disabled"),
+        ({"generation": {"template": {"spec": {"schedulerName": "somebody"}}}}, None, EVERY_API, "Disabled"),
+        ({}, None, Served(EVERY_API.apis, frozenset(["Native"])), "Disabled"),
         (gang("Kueue"), "team", served("kueue.x-k8s.io/v1beta1"), "Kueue"),
     ],
 )
@@ -173,20 +173,20 @@ def test_a_backend_asked_by_name_that_is_not_there_is_a_problem_with_its_remedy(
     missing = choose(asked, served())
     assert missing.reason == PlannedReason.NOT_SERVED
     assert missing.problem.startswith(f"spec.scheduling.gang.mode: {mode}: the cluster does not serve ")
-    switched = choose(asked, Served(ALL.apis, frozenset([mode])))
+    switched = choose(asked, Served(EVERY_API.apis, frozenset([mode])))
     assert f"scheduling.{mode.lower()}: true" in switched.problem
 
 
 def test_kueue_without_a_queue_and_two_schedulers_for_one_gang_are_refused() -> None:
-    assert QUEUE in choose(job(**gang("Kueue")), ALL).problem
+    assert QUEUE in choose(job(**gang("Kueue")), EVERY_API).problem
     two = {
         "generation": {"template": {"spec": {"schedulerName": "a"}}},
         "training": {"template": {"spec": {"schedulerName": "b"}}},
     }
-    refused = choose(job(**two, **gang("Volcano")), ALL)
+    refused = choose(job(**two, **gang("Volcano")), EVERY_API)
     assert refused.reason == PlannedReason.INVALID
     assert "a, b" in refused.problem
-    assert choose(job(**two), ALL).backend == NoGangBackend()
+    assert choose(job(**two), EVERY_API).backend == NoGangBackend()
 
 
 @pytest.mark.parametrize(

@@ -13,130 +13,132 @@ EVERYBODY = ("generation-0", "generation-1", "inference-0", "training-0", "train
 
 
 def begun(**policy: Any) -> SimulatedCluster:
-    world = SimulatedCluster(runPolicy={"backoffLimit": 2, **policy}).begin()
-    world.later(600)
-    return world
+    cluster = SimulatedCluster(runPolicy={"backoffLimit": 2, **policy}).begin()
+    cluster.later(600)
+    return cluster
 
 
-def silence(world: SimulatedCluster, workers: Sequence[str], seconds: float, known: Sequence[str] = EVERYBODY) -> None:
+def silence(
+    cluster: SimulatedCluster, workers: Sequence[str], seconds: float, known: Sequence[str] = EVERYBODY
+) -> None:
     """The coordinator says that it has not heard of `workers` for so long."""
     heard = [each for each in known if each not in workers]
-    silent = {each: world.now - timedelta(seconds=seconds) for each in workers}
-    world.read(silent=silent, streams=len(heard))
+    silent = {each: cluster.now - timedelta(seconds=seconds) for each in workers}
+    cluster.read(silent=silent, streams=len(heard))
 
 
 def test_a_worker_that_is_lost_while_its_pod_is_ready_is_replaced_and_counted() -> None:
-    world = begun()
-    silence(world, ["generation-1"], 40)
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    silence(cluster, ["generation-1"], 40)
+    cluster.settle()
+    assert not cluster.deleting
     told = "the coordinator has lost job-generation-1, whose pod is ready: it is replaced after 90 s"
-    assert told in world.condition("Running")["message"]
+    assert told in cluster.condition("Running")["message"]
 
-    world.later(51)
-    silence(world, ["generation-1"], 91)
-    world.settle()
-    assert world.deleting == {"job-generation-1": 30}
-    restarts = world.job["status"]["restarts"]
+    cluster.later(51)
+    silence(cluster, ["generation-1"], 91)
+    cluster.settle()
+    assert cluster.deleting == {"job-generation-1": 30}
+    restarts = cluster.job["status"]["restarts"]
     assert restarts["failures"] == 1
     assert restarts["lastReason"] == (
         "job-generation-1: lost: its coordinator has not heard of it for 91 s, though it runs"
     )
-    assert "WorkerFailed" in world.events
+    assert "WorkerFailed" in cluster.events
 
-    world.finish_deletions()
-    world.settle()
-    world.run()
-    world.later(5)
-    silence(world, ["generation-1"], 100)  # the new one loads
-    world.settle()
-    world.later(200)
-    silence(world, ["generation-1"], 300)
-    assert world.settle().idle
-    assert not world.deleting
-    assert world.job["status"]["restarts"]["failures"] == 1
+    cluster.finish_deletions()
+    cluster.settle()
+    cluster.run()
+    cluster.later(5)
+    silence(cluster, ["generation-1"], 100)  # the new one loads
+    cluster.settle()
+    cluster.later(200)
+    silence(cluster, ["generation-1"], 300)
+    assert cluster.settle().idle
+    assert not cluster.deleting
+    assert cluster.job["status"]["restarts"]["failures"] == 1
 
 
 def test_when_more_than_half_are_lost_at_once_it_is_the_coordinator_and_nobody_is_replaced() -> None:
-    world = begun()
-    silence(world, EVERYBODY[:3], 500)
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    silence(cluster, EVERYBODY[:3], 500)
+    cluster.settle()
+    assert not cluster.deleting
     assert (
         "the coordinator has lost 3 of 5 workers at once, so its own network is more likely cut"
-        in (world.condition("Running")["message"])
+        in (cluster.condition("Running")["message"])
     )
-    assert world.job["status"]["restarts"]["failures"] == 0
+    assert cluster.job["status"]["restarts"]["failures"] == 0
 
 
 def test_a_single_worker_that_is_lost_may_be_the_coordinators_trouble() -> None:
-    world = begun()
-    silence(world, ["training-0"], 500, known=["training-0"])
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    silence(cluster, ["training-0"], 500, known=["training-0"])
+    cluster.settle()
+    assert not cluster.deleting
 
 
 def test_those_that_are_lost_together_are_one_failure() -> None:
-    world = begun()
-    silence(world, ["generation-0", "training-1"], 91)
-    world.settle()
-    assert world.deleting.keys() == {"job-generation-0", "job-training-1"}
-    restarts = world.job["status"]["restarts"]
+    cluster = begun()
+    silence(cluster, ["generation-0", "training-1"], 91)
+    cluster.settle()
+    assert cluster.deleting.keys() == {"job-generation-0", "job-training-1"}
+    restarts = cluster.job["status"]["restarts"]
     assert (restarts["failures"], restarts["disruptions"]) == (1, 1)
 
 
 def test_more_of_them_than_are_forgiven_fail_the_job() -> None:
-    world = begun(backoffLimit=0)
-    silence(world, ["inference-0"], 91)
-    world.settle()
-    assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
-    assert "its coordinator has not heard of it for 91 s" in world.condition("Failed")["message"]
+    cluster = begun(backoffLimit=0)
+    silence(cluster, ["inference-0"], 91)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "BackoffLimitExceeded"
+    assert "its coordinator has not heard of it for 91 s" in cluster.condition("Failed")["message"]
 
 
 def test_a_coordinator_that_cannot_be_read_loses_nobody() -> None:
-    world = begun()
-    silence(world, ["generation-1"], 80)
-    world.later(31)
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    silence(cluster, ["generation-1"], 80)
+    cluster.later(31)
+    cluster.settle()
+    assert not cluster.deleting
 
 
 def test_a_pod_that_is_not_well_is_somebody_elses_to_end() -> None:
-    world = begun()
-    conditions = world.pods["job-generation-1"]["status"]["conditions"]
+    cluster = begun()
+    conditions = cluster.pods["job-generation-1"]["status"]["conditions"]
     conditions[:] = [{"type": "Ready", "status": "False"}]  # its node is lost
-    silence(world, ["generation-1"], 500)
-    world.settle()
-    assert not world.deleting
+    silence(cluster, ["generation-1"], 500)
+    cluster.settle()
+    assert not cluster.deleting
 
 
 def test_a_process_that_started_after_the_lost_one_has_to_load_first() -> None:
-    world = begun()
-    world.end("generation-1", 1)
-    world.settle()
-    world.later(120)
-    silence(world, ["generation-1"], 121)
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    cluster.end("generation-1", 1)
+    cluster.settle()
+    cluster.later(120)
+    silence(cluster, ["generation-1"], 121)
+    cluster.settle()
+    assert not cluster.deleting
 
 
 def test_a_longer_time_out_of_the_manifest_is_kept() -> None:
-    world = begun(workerTimeoutSeconds=300)
-    silence(world, ["generation-1"], 359)
-    world.settle()
-    assert not world.deleting
-    world.later(2)
-    silence(world, ["generation-1"], 361)
-    world.settle()
-    assert world.deleting.keys() == {"job-generation-1"}
+    cluster = begun(workerTimeoutSeconds=300)
+    silence(cluster, ["generation-1"], 359)
+    cluster.settle()
+    assert not cluster.deleting
+    cluster.later(2)
+    silence(cluster, ["generation-1"], 361)
+    cluster.settle()
+    assert cluster.deleting.keys() == {"job-generation-1"}
 
 
 def test_nobody_is_replaced_in_a_job_whose_pods_cannot_be_made() -> None:
-    world = begun()
-    world.job["spec"]["generation"]["template"] = {"spec": {"hostNetwork": True}}
-    silence(world, ["generation-1"], 500)
-    world.settle()
-    assert not world.deleting
+    cluster = begun()
+    cluster.job["spec"]["generation"]["template"] = {"spec": {"hostNetwork": True}}
+    silence(cluster, ["generation-1"], 500)
+    cluster.settle()
+    assert not cluster.deleting
 
 
 def test_a_reply_names_the_silent_and_one_of_an_earlier_version_or_nonsense_names_nobody() -> None:

@@ -35,30 +35,30 @@ GROUPS = ("coordinator", "generation", "inference", "training")
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
 def test_it_is_said_and_nothing_is_started(group: str, template: Any) -> None:
-    world = SimulatedCluster()
-    world.job["spec"].setdefault(group, {})["template"] = template
-    world.settle()
-    assert world.pods == {}
-    planned = world.condition("Planned")
+    cluster = SimulatedCluster()
+    cluster.job["spec"].setdefault(group, {})["template"] = template
+    cluster.settle()
+    assert cluster.pods == {}
+    planned = cluster.condition("Planned")
     assert (planned["status"], planned["reason"]) == ("False", "InvalidManifest")
     assert f"spec.{group}.template" in planned["message"]
-    assert world.events == ["InvalidManifest"], "told once"
+    assert cluster.events == ["InvalidManifest"], "told once"
 
 
 @pytest.mark.parametrize("template", MALFORMED, ids=range(len(MALFORMED)))
 def test_what_runs_goes_on_until_it_is_put_right(template: Any) -> None:
-    world = SimulatedCluster().begin()
-    before = world.workers
-    right = world.job["spec"]["training"].get("template", {})
-    world.job["spec"]["training"]["template"] = template
-    world.settle()
-    assert world.workers == before
-    assert world.condition("Planned")["status"] == "False"
-    assert world.phase == "Running"
-    world.job["spec"]["training"]["template"] = right
-    world.settle()
-    assert world.condition("Planned")["status"] == "True"
-    assert world.workers == before
+    cluster = SimulatedCluster().begin()
+    before = cluster.workers
+    right = cluster.job["spec"]["training"].get("template", {})
+    cluster.job["spec"]["training"]["template"] = template
+    cluster.settle()
+    assert cluster.workers == before
+    assert cluster.condition("Planned")["status"] == "False"
+    assert cluster.phase == "Running"
+    cluster.job["spec"]["training"]["template"] = right
+    cluster.settle()
+    assert cluster.condition("Planned")["status"] == "True"
+    assert cluster.workers == before
 
 
 BROKEN = [
@@ -71,27 +71,29 @@ BROKEN = [
 
 @pytest.mark.parametrize("spec", BROKEN, ids=range(len(BROKEN)))
 def test_deletion_with_a_last_checkpoint_does_not_depend_on_the_manifest(spec: dict[str, Any]) -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    world.job["spec"] |= spec
-    world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
-    assert world.settle().requeue_after == 120
-    assert [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]] == ["job-coordinator"]
-    world.finish_deletions()
-    world.settle()
-    assert not world.job["metadata"].get("finalizers")
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    cluster.job["spec"] |= spec
+    cluster.job["metadata"]["deletionTimestamp"] = rfc3339(cluster.now)
+    assert cluster.settle().requeue_after == 120
+    assert [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]] == [
+        "job-coordinator"
+    ]
+    cluster.finish_deletions()
+    cluster.settle()
+    assert not cluster.job["metadata"].get("finalizers")
 
 
 @pytest.mark.parametrize(
     "spec", [None, "text", {"checkpoints": "text"}, {"checkpoints": {"deletionDeadlineSeconds": "x"}}]
 )
 def test_deletion_does_not_hang_whatever_the_manifest_is(spec: Any) -> None:
-    world = SimulatedCluster(checkpoints=SAVE).begin()
-    world.job["spec"] = spec
-    world.job["metadata"]["deletionTimestamp"] = rfc3339(world.now)
-    world.settle()
-    world.later(300)
-    world.settle()
-    assert not world.job["metadata"].get("finalizers")
+    cluster = SimulatedCluster(checkpoints=SAVE).begin()
+    cluster.job["spec"] = spec
+    cluster.job["metadata"]["deletionTimestamp"] = rfc3339(cluster.now)
+    cluster.settle()
+    cluster.later(300)
+    cluster.settle()
+    assert not cluster.job["metadata"].get("finalizers")
 
 
 @pytest.mark.parametrize("levels", [100, 1000, 100_000])
@@ -102,21 +104,21 @@ def test_a_manifest_of_any_depth_is_refused_and_not_walked_into(levels: int) -> 
 
 
 def test_warnings_are_told_by_a_job_that_runs() -> None:
-    world = SimulatedCluster(checkpoints=None)
-    world.job["spec"]["training"]["optimizer"] = {"warmupSteps": 100_000}
-    world.settle()
-    planned = world.condition("Planned")
+    cluster = SimulatedCluster(checkpoints=None)
+    cluster.job["spec"]["training"]["optimizer"] = {"warmupSteps": 100_000}
+    cluster.settle()
+    planned = cluster.condition("Planned")
     assert planned["status"] == "True"
     assert planned["message"].startswith(
         "the manifest is valid; warning: spec.training.optimizer.warmupSteps = 100000: "
     )
-    assert world.pods
+    assert cluster.pods
 
 
 def test_checkpoints_without_a_volume_start_nothing() -> None:
-    world = SimulatedCluster(checkpoints={"path": "/elsewhere"})
-    world.settle()
-    assert world.pods == {}
-    assert world.condition("Planned")["message"].startswith(
+    cluster = SimulatedCluster(checkpoints={"path": "/elsewhere"})
+    cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.condition("Planned")["message"].startswith(
         'spec.checkpoints.path = "/elsewhere": in training pods nothing is mounted there'
     )

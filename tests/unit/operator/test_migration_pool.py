@@ -12,7 +12,7 @@ from rlhf_operator.reconcile import ObservedJob, pod_of
 WORKING = {"generation": 4, "inference": 1, "training": 2}
 
 
-def world() -> SimulatedCluster:
+def cluster() -> SimulatedCluster:
     made = SimulatedCluster(generation={"replicas": 4})
     made.settle()
     made.run()
@@ -23,24 +23,24 @@ def world() -> SimulatedCluster:
     return made
 
 
-def read(world: SimulatedCluster, *pool: str, iteration: int = 3, **more: Any) -> None:
-    world.read(iteration=iteration, working=WORKING, replicas=WORKING, pool=pool, **more)
+def read(cluster: SimulatedCluster, *pool: str, iteration: int = 3, **more: Any) -> None:
+    cluster.read(iteration=iteration, working=WORKING, replicas=WORKING, pool=pool, **more)
 
 
-def in_pool(world: SimulatedCluster) -> list[str]:
+def in_pool(cluster: SimulatedCluster) -> list[str]:
     return sorted(
         name.removeprefix("job-")
-        for name, body in world.pods.items()
+        for name, body in cluster.pods.items()
         if body["metadata"]["labels"].get("rlhf.dev/migration-pool") == "true"
     )
 
 
-def pool(world: SimulatedCluster) -> dict[str, Any]:
-    return dict(world.job["status"]["migrationPool"])
+def pool(cluster: SimulatedCluster) -> dict[str, Any]:
+    return dict(cluster.job["status"]["migrationPool"])
 
 
 def test_a_pool_shows_in_the_status_and_on_its_pods_until_it_is_gone() -> None:
-    job = world()
+    job = cluster()
     job.later(11)
     read(job, "generation-0", threshold=12, released=3, fusion="12 samples on 1 worker", predicted_seconds=4.5678)
     job.settle()
@@ -70,7 +70,7 @@ def test_a_pool_shows_in_the_status_and_on_its_pods_until_it_is_gone() -> None:
 
 
 def test_labels_follow_no_faster_than_the_status() -> None:
-    job = world()
+    job = cluster()
     job.later(11)
     read(job, "generation-0")
     job.settle()
@@ -86,7 +86,7 @@ def test_labels_follow_no_faster_than_the_status() -> None:
 
 
 def test_an_operator_that_dies_before_the_labels_sets_them_later() -> None:
-    job = world()
+    job = cluster()
     job.later(11)
     read(job, "generation-0")
     job.carry_out(job.plan(), only_status=True)
@@ -98,7 +98,7 @@ def test_an_operator_that_dies_before_the_labels_sets_them_later() -> None:
 
 
 def test_a_pool_that_forms_in_every_short_iteration_is_told_once_a_minute() -> None:
-    job = world()
+    job = cluster()
     before = len(job.events)
     for iteration in range(4, 16):
         for members in (["generation-0"], []):
@@ -111,7 +111,7 @@ def test_a_pool_that_forms_in_every_short_iteration_is_told_once_a_minute() -> N
 
 
 def test_an_old_reading_says_nothing_about_labels() -> None:
-    job = world()
+    job = cluster()
     job.later(11)
     read(job, "generation-0")
     job.settle()
@@ -134,7 +134,7 @@ def test_a_reading_takes_the_pool_the_choice_and_the_sessions_from_the_coordinat
 
 
 def test_metrics_of_the_pool_come_and_go_with_the_job() -> None:
-    job, metrics = world(), OperatorMetrics()
+    job, metrics = cluster(), OperatorMetrics()
 
     def see() -> None:
         plan = job.plan()

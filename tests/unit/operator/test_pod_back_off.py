@@ -22,73 +22,73 @@ def job(*rules: dict[str, Any], limit: int = LIMIT, **spec: Any) -> SimulatedClu
     return SimulatedCluster(runPolicy={"backoffLimit": limit, "failurePolicy": {"rules": list(rules)}}, **spec).begin()
 
 
-def counts(world: SimulatedCluster) -> tuple[int, int]:
-    restarts = world.job["status"]["restarts"]
+def counts(cluster: SimulatedCluster) -> tuple[int, int]:
+    restarts = cluster.job["status"]["restarts"]
     return restarts["failures"], restarts["disruptions"]
 
 
-def turn(world: SimulatedCluster) -> None:
+def turn(cluster: SimulatedCluster) -> None:
     """The operator looks until it has nothing left to do, and kubelets do what it asked for."""
-    world.settle()
-    world.finish_deletions()
-    world.settle()
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
 
 
-def uid(world: SimulatedCluster, worker: str = "generation-1") -> str | None:
-    body = world.pods.get(world.name(worker))
+def uid(cluster: SimulatedCluster, worker: str = "generation-1") -> str | None:
+    body = cluster.pods.get(cluster.name(worker))
     return body["metadata"]["uid"] if body else None
 
 
 def made(
-    world: SimulatedCluster, seconds: float, ends: list[Any], worker: str = "generation-1", step: float = 1.0
+    cluster: SimulatedCluster, seconds: float, ends: list[Any], worker: str = "generation-1", step: float = 1.0
 ) -> list[float]:
     """Seconds at which a place got a pod, while each of its pods meets the next of `ends` as soon as it is up."""
-    begun, at, seen, left = world.now, [], uid(world, worker), iter(ends)
-    while (world.now - begun).total_seconds() < seconds:
-        turn(world)
-        if uid(world, worker) not in (seen, None):
-            seen = uid(world, worker)
-            at.append((world.now - begun).total_seconds())
-        body = world.pods.get(world.name(worker))
+    begun, at, seen, left = cluster.now, [], uid(cluster, worker), iter(ends)
+    while (cluster.now - begun).total_seconds() < seconds:
+        turn(cluster)
+        if uid(cluster, worker) not in (seen, None):
+            seen = uid(cluster, worker)
+            at.append((cluster.now - begun).total_seconds())
+        body = cluster.pods.get(cluster.name(worker))
         if body and body["status"]["phase"] == "Pending":
-            world.run(worker)
+            cluster.run(worker)
         elif body and body["status"]["phase"] == "Running" and (end := next(left, None)):
-            end(world, worker)
-        world.later(step)
+            end(cluster, worker)
+        cluster.later(step)
     return at
 
 
-def sick(world: SimulatedCluster, worker: str) -> None:
-    world.fail(worker, "UnexpectedAdmissionError", SICK)
+def sick(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.fail(worker, "UnexpectedAdmissionError", SICK)
 
 
-def full(world: SimulatedCluster, worker: str) -> None:
-    world.fail(worker, "Evicted", FULL, killed=True)
+def full(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.fail(worker, "Evicted", FULL, killed=True)
 
 
-def drained(world: SimulatedCluster, worker: str) -> None:
-    world.evict(worker)
+def drained(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.evict(worker)
 
 
-def deleted(world: SimulatedCluster, worker: str) -> None:
-    world.ask_deletion(world.name(worker))
+def deleted(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.ask_deletion(cluster.name(worker))
 
 
-def restarts(world: SimulatedCluster, worker: str) -> None:
-    world.end(worker, 75, restarted=False)
+def restarts(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.end(worker, 75, restarted=False)
 
 
-def done(world: SimulatedCluster, worker: str) -> None:
-    world.end(worker, 0)
-    world.pods[world.name(worker)]["status"]["phase"] = "Succeeded"
+def done(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.end(worker, 0)
+    cluster.pods[cluster.name(worker)]["status"]["phase"] = "Succeeded"
 
 
-def fabric(world: SimulatedCluster, worker: str) -> None:
-    world.end(worker, 4)
+def fabric(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.end(worker, 4)
 
 
-def crashes(world: SimulatedCluster, worker: str) -> None:
-    world.end(worker, 1, restarted=False)
+def crashes(cluster: SimulatedCluster, worker: str) -> None:
+    cluster.end(worker, 1, restarted=False)
 
 
 ENDS = [sick, full, drained, deleted, restarts, done, fabric, crashes]
@@ -97,10 +97,10 @@ CIRCLE = {"name": "fabric", "action": "Ignore", "scope": "Job", "onExitCodes": {
 
 @pytest.mark.parametrize("end", [sick, full, drained, deleted], ids=lambda end: end.__name__)
 def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52(end: Any) -> None:
-    world = job()
-    at = made(world, 25, [end] * 60, step=0.25)
+    cluster = job()
+    at = made(cluster, 25, [end] * 60, step=0.25)
     assert 2 <= len(at) <= 3, at
-    told = str(world.condition("Running")["message"])
+    told = str(cluster.condition("Running")["message"])
     assert "before job-generation-1 is made again, because it ended 3 times in a row, the last time: " in told
     assert "(20 s after it was last made)" in told
 
@@ -111,62 +111,62 @@ def test_the_first_replacement_is_made_at_once_and_the_others_ever_later() -> No
 
 
 def test_a_pod_that_ran_well_begins_anew() -> None:
-    world = job()
-    made(world, 30, [drained] * 3)
-    world.later(60)
-    turn(world)
-    world.run()
-    world.later(RAN_WELL.total_seconds())
-    world.settle()
-    assert world.job["status"]["restarts"]["backOff"] == []
-    world.evict("generation-1")
-    before = uid(world)
-    turn(world)
-    assert uid(world) not in (before, None), "the first replacement is made at once"
+    cluster = job()
+    made(cluster, 30, [drained] * 3)
+    cluster.later(60)
+    turn(cluster)
+    cluster.run()
+    cluster.later(RAN_WELL.total_seconds())
+    cluster.settle()
+    assert cluster.job["status"]["restarts"]["backOff"] == []
+    cluster.evict("generation-1")
+    before = uid(cluster)
+    turn(cluster)
+    assert uid(cluster) not in (before, None), "the first replacement is made at once"
 
 
 def test_a_restarted_operator_waits_as_long_and_no_longer() -> None:
-    world = job()
-    made(world, 12, [sick] * 9, step=0.25)
-    assert uid(world) is None
-    world.written = None  # what a process knows beside the status
-    [place] = world.job["status"]["restarts"]["backOff"]
-    world.now = datetime.fromisoformat(place["until"]) - timedelta(seconds=3)
-    turn(world)
-    assert uid(world) is None
-    assert (world.plan().requeue_after or 99) <= 3
-    world.later(3)
-    turn(world)
-    assert uid(world) is not None
+    cluster = job()
+    made(cluster, 12, [sick] * 9, step=0.25)
+    assert uid(cluster) is None
+    cluster.written = None  # what a process knows beside the status
+    [place] = cluster.job["status"]["restarts"]["backOff"]
+    cluster.now = datetime.fromisoformat(place["until"]) - timedelta(seconds=3)
+    turn(cluster)
+    assert uid(cluster) is None
+    assert (cluster.plan().requeue_after or 99) <= 3
+    cluster.later(3)
+    turn(cluster)
+    assert uid(cluster) is not None
 
 
 def test_another_template_is_tried_at_once() -> None:
-    world = job()
-    made(world, 12, [sick] * 9, step=0.25)
-    assert uid(world) is None
-    world.job["spec"]["generation"]["template"] = {"metadata": {"annotations": {"cured": "yes"}}}
-    world.job["metadata"]["generation"] = 2
-    turn(world)
-    assert uid(world) is not None
+    cluster = job()
+    made(cluster, 12, [sick] * 9, step=0.25)
+    assert uid(cluster) is None
+    cluster.job["spec"]["generation"]["template"] = {"metadata": {"annotations": {"cured": "yes"}}}
+    cluster.job["metadata"]["generation"] = 2
+    turn(cluster)
+    assert uid(cluster) is not None
 
 
 def test_a_suspension_begins_anew() -> None:
-    world = job()
-    made(world, 12, [sick] * 9, step=0.25)
-    world.job["spec"]["suspend"] = True
+    cluster = job()
+    made(cluster, 12, [sick] * 9, step=0.25)
+    cluster.job["spec"]["suspend"] = True
     for _ in range(3):
-        turn(world)
-    world.job["spec"]["suspend"] = False
-    turn(world)
-    assert uid(world) is not None
-    assert world.job["status"]["restarts"]["backOff"] == []
+        turn(cluster)
+    cluster.job["spec"]["suspend"] = False
+    turn(cluster)
+    assert uid(cluster) is not None
+    assert cluster.job["status"]["restarts"]["backOff"] == []
 
 
 @settings(max_examples=5)
 @given(st.lists(st.sampled_from(ENDS), min_size=20, max_size=40), st.sampled_from(["generation-1", "training-0"]))
 def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any], worker: str) -> None:
-    world = job(CIRCLE)
-    at = made(world, 3600, ends, worker, step=15.0)
+    cluster = job(CIRCLE)
+    at = made(cluster, 3600, ends, worker, step=15.0)
     assert len(at) <= 7 + 12
     for number, moment in enumerate(at):
         within = [each for each in at[number:] if each - moment < RAN_WELL.total_seconds()]
@@ -200,46 +200,46 @@ def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any]
 def test_an_end_is_the_nodes_or_the_pods_own_and_the_kubelets_words_stay(
     reason: str, message: str, expected: tuple[int, int]
 ) -> None:
-    world = job()
-    world.fail("generation-1", reason, message, killed=not message.startswith("Pod was rejected"))
-    turn(world)
-    assert counts(world) == expected
-    told = world.job["status"]["restarts"]["lastReason"]
+    cluster = job()
+    cluster.fail("generation-1", reason, message, killed=not message.startswith("Pod was rejected"))
+    turn(cluster)
+    assert counts(cluster) == expected
+    told = cluster.job["status"]["restarts"]["lastReason"]
     assert told.startswith("job-generation-1: ")
     assert f"{reason}: {message.strip()}" in told
-    world.settle()
-    assert counts(world) == expected, "looked at twice"
+    cluster.settle()
+    assert counts(cluster) == expected, "looked at twice"
 
 
 def test_an_eviction_for_its_own_limit_counts_towards_the_backoff_limit() -> None:
-    world = job(limit=2)
-    made(world, 120, [full] * 9)
-    failed = world.condition("Failed")
+    cluster = job(limit=2)
+    made(cluster, 120, [full] * 9)
+    failed = cluster.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert 'EmptyDir volume "scratch"' in failed["message"]
 
 
 def test_a_container_that_is_seen_dead_before_its_pod_is_failed_counts_once_and_the_kubelet_has_the_last_word() -> None:
-    world = job()
-    ended = world.killed()
-    status = world.pods["job-generation-1"]["status"]
+    cluster = job()
+    ended = cluster.killed()
+    status = cluster.pods["job-generation-1"]["status"]
     status["containerStatuses"] = [{"name": "worker", "state": {"terminated": ended}}]
-    world.settle()
-    assert counts(world) == (1, 0)
+    cluster.settle()
+    assert counts(cluster) == (1, 0)
     status |= {"phase": "Failed", "reason": "Evicted", "message": FULL}
-    turn(world)
-    assert counts(world) == (1, 0)
-    assert world.job["status"]["restarts"]["lastReason"] == f"job-generation-1: Evicted: {FULL.strip()}"
+    turn(cluster)
+    assert counts(cluster) == (1, 0)
+    assert cluster.job["status"]["restarts"]["lastReason"] == f"job-generation-1: Evicted: {FULL.strip()}"
 
 
 def test_a_node_that_evicts_a_container_it_was_seen_to_kill_is_told_once() -> None:
-    world = job()
-    status = world.pods["job-generation-1"]["status"]
-    status["containerStatuses"] = [{"name": "worker", "state": {"terminated": world.killed()}}]
-    world.settle()
-    world.evict("generation-1")
-    turn(world)
-    assert sum(counts(world)) == 1
+    cluster = job()
+    status = cluster.pods["job-generation-1"]["status"]
+    status["containerStatuses"] = [{"name": "worker", "state": {"terminated": cluster.killed()}}]
+    cluster.settle()
+    cluster.evict("generation-1")
+    turn(cluster)
+    assert sum(counts(cluster)) == 1
 
 
 # -- rules about the kubelet's words
@@ -256,11 +256,11 @@ def test_a_node_that_evicts_a_container_it_was_seen_to_kill_is_told_once() -> No
     ],
 )
 def test_a_rule_about_reason_and_words_decides(told: dict[str, Any], matches: bool) -> None:
-    world = job({"name": "scratch", "action": "FailJob", "onPodFailure": told})
-    full(world, "generation-1")
-    world.settle()
-    assert (world.condition("Failed")["reason"] == "FailurePolicy") == matches
-    assert counts(world) == ((0, 0) if matches else (1, 0))
+    cluster = job({"name": "scratch", "action": "FailJob", "onPodFailure": told})
+    full(cluster, "generation-1")
+    cluster.settle()
+    assert (cluster.condition("Failed")["reason"] == "FailurePolicy") == matches
+    assert counts(cluster) == ((0, 0) if matches else (1, 0))
 
 
 def test_a_rule_can_make_a_sick_device_plugin_count_and_read_the_last_lines_of_a_log() -> None:
@@ -268,13 +268,13 @@ def test_a_rule_can_make_a_sick_device_plugin_count_and_read_the_last_lines_of_a
         {"name": "sick", "action": "Restart", "onPodFailure": {"reasons": ["UnexpectedAdmissionError"]}},
         {"name": "ecc", "action": "Ignore", "onPodFailure": {"message": "(?i)uncorrectable ecc error"}},
     ]
-    world = job(*rules)
-    sick(world, "generation-1")
-    turn(world)
-    assert counts(world) == (1, 0)
-    world.end("training-0", 1, message="RuntimeError: CUDA error: Uncorrectable ECC error encountered")
-    turn(world)
-    assert counts(world) == (1, 1)
+    cluster = job(*rules)
+    sick(cluster, "generation-1")
+    turn(cluster)
+    assert counts(cluster) == (1, 0)
+    cluster.end("training-0", 1, message="RuntimeError: CUDA error: Uncorrectable ECC error encountered")
+    turn(cluster)
+    assert counts(cluster) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +285,13 @@ def test_a_pattern_that_the_api_server_took_and_nobody_can_search_for_is_told_wi
     pattern: str, why: str
 ) -> None:
     rule = {"name": "ecc", "action": "Ignore", "onPodFailure": {"message": pattern}}
-    world = SimulatedCluster(runPolicy={"failurePolicy": {"rules": [rule]}})
-    world.settle()
-    planned = world.condition("Planned")
+    cluster = SimulatedCluster(runPolicy={"failurePolicy": {"rules": [rule]}})
+    cluster.settle()
+    planned = cluster.condition("Planned")
     assert (planned["status"], planned["reason"]) == ("False", "InvalidManifest")
     assert "spec.runPolicy.failurePolicy.rules[0].onPodFailure.message" in planned["message"]
     assert why in planned["message"]
-    assert not world.pods
+    assert not cluster.pods
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "(.*)*x", "^(a?){50}a{50}$", "(.*a){40}x"])
@@ -301,13 +301,13 @@ def test_no_pattern_stalls_on_any_words(pattern: str) -> None:
 
 
 def test_times_in_the_record_come_from_the_pod() -> None:
-    world = job()
-    body = world.pods["job-generation-1"]
+    cluster = job()
+    body = cluster.pods["job-generation-1"]
     pod = pod_of(body)
     assert pod is not None
     assert pod.began == START
-    world.later(60)
-    full(world, "generation-1")
+    cluster.later(60)
+    full(cluster, "generation-1")
     pod = pod_of(body)
     assert pod is not None
     assert pod.end is not None

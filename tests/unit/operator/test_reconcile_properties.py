@@ -33,91 +33,91 @@ RULES = [
 
 
 class Life:
-    """Applies random steps to a world and keeps the books beside it."""
+    """Applies random steps to a cluster and keeps the books beside it."""
 
     def __init__(self) -> None:
         policy = {"backoffLimit": 1000, "failurePolicy": {"rules": RULES}}
-        self.world = SimulatedCluster(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
+        self.cluster = SimulatedCluster(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
         self.expected: Counter[str] = Counter()
 
     def reconcile(self, *, dies: bool = False) -> None:
-        plan = self.world.plan()
-        wanted = {name for name, _, _ in pod_places(parse_job(self.world.job).job)}  # type: ignore[arg-type]
-        suspended = self.world.job["spec"]["suspend"]
+        plan = self.cluster.plan()
+        wanted = {name for name, _, _ in pod_places(parse_job(self.cluster.job).job)}  # type: ignore[arg-type]
+        suspended = self.cluster.job["spec"]["suspend"]
         for each in plan.delete:
             if self.is_old(each.name, plan):
                 continue
-            status = self.world.pods[each.name]["status"]
+            status = self.cluster.pods[each.name]["status"]
             state = (status.get("containerStatuses") or [{}])[0].get("state", {})
             ended = status["phase"] in ("Succeeded", "Failed") or "waiting" in state or "terminated" in state
             assert suspended or ended or each.force or each.name not in wanted, f"{each.name} is wanted and well"
-        self.world.carry_out(plan, only_status=dies)
+        self.cluster.carry_out(plan, only_status=dies)
 
     def is_old(self, name: str, plan: ReconcilePlan) -> bool:
         """Of an epoch before, or of another template."""
-        pod, job = pod_of(self.world.pods[name]), parse_job(self.world.job).job
+        pod, job = pod_of(self.cluster.pods[name]), parse_job(self.cluster.job).job
         assert pod is not None
         assert job is not None
-        groups = (plan.status or self.world.job["status"])["groups"]
+        groups = (plan.status or self.cluster.job["status"])["groups"]
         epochs = {each["name"]: each["epoch"] for each in groups}
         return pod.epoch < epochs[pod.group] or pod.template_hash != template_hash(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
-        world = self.world
+        cluster = self.cluster
         name = f"job-{worker}"
         if worker:
-            pod = world.pods.get(name)
+            pod = cluster.pods.get(name)
             if pod is None or "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] != "Running":
                 return
-            parsed = parse_job(world.job).job
+            parsed = parse_job(cluster.job).job
             assert parsed is not None
-            if world.job["spec"]["suspend"] or name not in {each for each, _, _ in pod_places(parsed)}:
+            if cluster.job["spec"]["suspend"] or name not in {each for each, _, _ in pod_places(parsed)}:
                 return
             self._disturb(what, worker, number)
             # Ends between two looks at one pod count once; the books are simple because we look after each.
             self.reconcile()
         elif what == "scale":
-            world.job["spec"]["generation"]["replicas"] = max(1, number)
+            cluster.job["spec"]["generation"]["replicas"] = max(1, number)
         elif what in ("suspend", "resume"):
-            world.settle()
-            world.job["spec"]["suspend"] = what == "suspend"
-            world.settle()
+            cluster.settle()
+            cluster.job["spec"]["suspend"] = what == "suspend"
+            cluster.settle()
         elif what == "template":
-            spec = world.job["spec"][("generation", "inference", "training")[number % 3]]
+            spec = cluster.job["spec"][("generation", "inference", "training")[number % 3]]
             spec["template"] = spec.get("template", {}) | {"metadata": {"annotations": {"note": str(number)}}}
         elif what == "pool":
-            world.later(number * 5)
-            world.read(pool=tuple(WORKERS[:number]))
+            cluster.later(number * 5)
+            cluster.read(pool=tuple(WORKERS[:number]))
         elif what == "run":
-            world.run()
+            cluster.run()
         elif what == "gone":
-            world.finish_deletions()
+            cluster.finish_deletions()
         elif what == "read":
-            world.later(number * 5)
-            world.read(iteration=number)
+            cluster.later(number * 5)
+            cluster.read(iteration=number)
         else:
             self.reconcile(dies=what == "die")
 
     def _disturb(self, what: str, worker: str, code: int) -> None:
         if what in ("end", "crash"):
-            self.world.end(worker, code, restarted=what == "end")
+            self.cluster.end(worker, code, restarted=what == "end")
             self.expected["failures"] += code not in (0, 4, 75)
             self.expected["disruptions"] += code == 4
             return
         if what == "full":
-            self.world.fail(worker, "Evicted", 'Usage of EmptyDir volume "scratch" exceeds the limit', killed=True)
+            self.cluster.fail(worker, "Evicted", 'Usage of EmptyDir volume "scratch" exceeds the limit', killed=True)
             self.expected["failures"] += 1
             return
         if what == "evict":
-            self.world.evict(worker)
+            self.cluster.evict(worker)
         elif what == "sick":
-            self.world.fail(worker, "UnexpectedAdmissionError", "Pod was rejected: no device plugin")
+            self.cluster.fail(worker, "UnexpectedAdmissionError", "Pod was rejected: no device plugin")
         else:
-            self.world.ask_deletion(f"job-{worker}")
+            self.cluster.ask_deletion(f"job-{worker}")
         self.expected["disruptions"] += 1
         if what == "vanish":
             self.reconcile()
-            self.world.finish_deletions()
+            self.cluster.finish_deletions()
 
 
 @settings(max_examples=60)
@@ -127,23 +127,23 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
     life = Life()
     for step in steps:
         life.step(*step)
-    world = life.world
-    world.job["spec"]["suspend"] = False
+    cluster = life.cluster
+    cluster.job["spec"]["suspend"] = False
     # A roll goes on one pod at a time, as each comes up.
     for _ in range(12):
-        world.settle()
-        world.finish_deletions()
-        world.settle()
-        world.run()
-        world.later(60)
-        sizes = {each["name"]: each["desired"] for each in world.job["status"]["groups"]}
-        world.read(working=sizes, replicas=sizes)
-    assert world.settle().idle, "a plan that is carried out leaves nothing to do"
-    parsed = parse_job(world.job).job
+        cluster.settle()
+        cluster.finish_deletions()
+        cluster.settle()
+        cluster.run()
+        cluster.later(60)
+        sizes = {each["name"]: each["desired"] for each in cluster.job["status"]["groups"]}
+        cluster.read(working=sizes, replicas=sizes)
+    assert cluster.settle().idle, "a plan that is carried out leaves nothing to do"
+    parsed = parse_job(cluster.job).job
     assert parsed is not None
-    assert sorted(world.pods) == sorted(name for name, _, _ in pod_places(parsed))
-    assert all(each["updated"] == each["desired"] for each in world.job["status"]["groups"])
-    assert world.condition("Restarting")["status"] == "False"
-    assert not [name for name, body in world.pods.items() if names.LABEL_POOL in body["metadata"]["labels"]]
-    restarts = world.job["status"]["restarts"]
+    assert sorted(cluster.pods) == sorted(name for name, _, _ in pod_places(parsed))
+    assert all(each["updated"] == each["desired"] for each in cluster.job["status"]["groups"])
+    assert cluster.condition("Restarting")["status"] == "False"
+    assert not [name for name, body in cluster.pods.items() if names.LABEL_POOL in body["metadata"]["labels"]]
+    restarts = cluster.job["status"]["restarts"]
     assert Counter({each: restarts[each] for each in ("failures", "disruptions") if restarts[each]}) == +life.expected

@@ -16,65 +16,65 @@ def line(message: str, **more: Any) -> str:
 
 
 def test_the_last_checkpoint_of_a_complete_job_is_that_of_its_last_iteration() -> None:
-    world = SimulatedCluster().begin()
-    world.read(
+    cluster = SimulatedCluster().begin()
+    cluster.read(
         iteration=97,
         last_checkpoint="/checkpoints/iteration-000090",
         metrics={"reward": 0.5, "kl": 0.1, "kl_per_token": 0.02},
     )
-    world.settle()
-    world.later(3)
-    world.end("coordinator", 0, message=line("the job is Complete", report=REPORT))
-    world.settle()
-    status = world.job["status"]
-    assert world.condition("Complete")["status"] == "True"
+    cluster.settle()
+    cluster.later(3)
+    cluster.end("coordinator", 0, message=line("the job is Complete", report=REPORT))
+    cluster.settle()
+    status = cluster.job["status"]
+    assert cluster.condition("Complete")["status"] == "True"
     assert status["lastCheckpoint"] == {"path": CHECKPOINT, "iteration": 100, "time": "2026-08-22T10:00:14Z"}
     assert (status["progress"]["summary"], status["progress"]["reward"]) == ("100/100", 0.75)
     assert (status["progress"]["kl"], status["progress"]["klPerToken"]) == (0.1, 0.02)
 
 
 def test_a_job_that_ended_before_it_was_ever_read_names_its_checkpoint() -> None:
-    world = SimulatedCluster()
-    world.settle()
-    world.run()
-    world.end("coordinator", 0, message=line("the job is Complete", report=REPORT))
-    world.settle()
-    assert world.job["status"]["lastCheckpoint"]["path"] == CHECKPOINT
-    assert world.job["status"]["progress"]["reward"] == 0.75
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.run()
+    cluster.end("coordinator", 0, message=line("the job is Complete", report=REPORT))
+    cluster.settle()
+    assert cluster.job["status"]["lastCheckpoint"]["path"] == CHECKPOINT
+    assert cluster.job["status"]["progress"]["reward"] == 0.75
 
 
 def test_a_suspended_job_names_the_checkpoint_that_its_suspension_made() -> None:
-    world = SimulatedCluster().begin()
-    world.read(iteration=40, last_checkpoint="/checkpoints/iteration-000040")
-    world.settle()
-    world.job["spec"]["suspend"] = True
-    world.settle()
+    cluster = SimulatedCluster().begin()
+    cluster.read(iteration=40, last_checkpoint="/checkpoints/iteration-000040")
+    cluster.settle()
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
     told = REPORT | {"iteration": 43, "checkpoint": "/checkpoints/iteration-000043"}
-    world.end("coordinator", 130, message=line("the job is Stopped", report=told), restarted=False)
-    world.settle()
-    world.finish_deletions()
-    world.reading = None
-    world.settle()
-    assert world.job["status"]["lastCheckpoint"]["path"] == "/checkpoints/iteration-000043"
-    assert world.job["status"]["progress"]["summary"] == "43/100"
+    cluster.end("coordinator", 130, message=line("the job is Stopped", report=told), restarted=False)
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.reading = None
+    cluster.settle()
+    assert cluster.job["status"]["lastCheckpoint"]["path"] == "/checkpoints/iteration-000043"
+    assert cluster.job["status"]["progress"]["summary"] == "43/100"
 
 
 def test_a_coordinator_that_was_started_again_knows_better_than_the_one_before() -> None:
-    world = SimulatedCluster().begin()
-    world.end("coordinator", 130, message=line("the job is Stopped", report=REPORT))
-    world.later(11)
-    world.read(iteration=44, last_checkpoint="/checkpoints/iteration-000044")
-    world.settle()
-    assert world.job["status"]["lastCheckpoint"]["path"] == "/checkpoints/iteration-000044"
+    cluster = SimulatedCluster().begin()
+    cluster.end("coordinator", 130, message=line("the job is Stopped", report=REPORT))
+    cluster.later(11)
+    cluster.read(iteration=44, last_checkpoint="/checkpoints/iteration-000044")
+    cluster.settle()
+    assert cluster.job["status"]["lastCheckpoint"]["path"] == "/checkpoints/iteration-000044"
 
 
 def test_a_failed_job_keeps_the_last_lines_of_the_log_as_its_pods_go() -> None:
-    world = SimulatedCluster().begin()
+    cluster = SimulatedCluster().begin()
     trace = "Traceback (most recent call last):\n  File reward.py, line 7, in score\nKeyError: 'answer'"
     log = "\n".join([line("Scoring (iteration 3)"), line("RewardFailed: KeyError: 'answer'", traceback=trace)])
-    world.end("coordinator", 20, message=log)
-    world.settle()
-    failed, running = world.condition("Failed"), world.condition("Running")
+    cluster.end("coordinator", 20, message=log)
+    cluster.settle()
+    failed, running = cluster.condition("Failed"), cluster.condition("Running")
     sentence, _, kept = failed["message"].partition("\n")
     assert sentence == (
         "the coordinator ended with exit code 20 (the reward failed): RewardFailed: KeyError: 'answer'. "
@@ -88,16 +88,16 @@ def test_a_failed_job_keeps_the_last_lines_of_the_log_as_its_pods_go() -> None:
         "  RewardFailed: KeyError: 'answer'",
     ]
     assert running["message"] == sentence
-    world.finish_deletions()
-    world.settle()
-    assert world.condition("Failed")["message"] == failed["message"]
+    cluster.finish_deletions()
+    cluster.settle()
+    assert cluster.condition("Failed")["message"] == failed["message"]
 
 
 def test_a_log_of_one_line_is_not_told_twice() -> None:
-    world = SimulatedCluster().begin()
-    world.end("inference-0", 21, message="no such folder")
-    world.settle()
-    assert "\n" not in world.condition("Failed")["message"]
+    cluster = SimulatedCluster().begin()
+    cluster.end("inference-0", 21, message="no such folder")
+    cluster.settle()
+    assert "\n" not in cluster.condition("Failed")["message"]
 
 
 def test_lines_that_are_not_ours_are_kept_and_a_long_log_is_cut_at_a_line() -> None:

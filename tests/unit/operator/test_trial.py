@@ -70,13 +70,13 @@ async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials,
 
 
 async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: ApiServer) -> None:
-    world = SimulatedCluster().begin()
-    pods = {pod.name: pod for body in world.pods.values() if (pod := pod_of(body)) is not None}
-    assert await trials.verdict("team/job", world.job, pods) == ""
+    cluster = SimulatedCluster().begin()
+    pods = {pod.name: pod for body in cluster.pods.values() if (pod := pod_of(body)) is not None}
+    assert await trials.verdict("team/job", cluster.job, pods) == ""
     assert server.tried == []
-    world.job["spec"]["inference"]["template"] = {"spec": {"nodeSelector": {"zone": "a"}}}
-    world.job["metadata"]["generation"] += 1
-    await trials.verdict("team/job", world.job, pods)
+    cluster.job["spec"]["inference"]["template"] = {"spec": {"nodeSelector": {"zone": "a"}}}
+    cluster.job["metadata"]["generation"] += 1
+    await trials.verdict("team/job", cluster.job, pods)
     assert server.tried == ["job-inference-0"]
 
 
@@ -122,26 +122,26 @@ async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server
 
 
 def test_a_refused_template_starts_nothing_and_is_told() -> None:
-    world = SimulatedCluster()
-    world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
-    plan = world.settle()
-    assert world.pods == {}
-    assert world.applied == {}
-    planned = world.condition("Planned")
-    assert (planned["status"], planned["reason"], planned["message"]) == ("False", "PodsRefused", world.verdict)
-    assert world.condition("Running")["message"] == f"nothing was started: {world.verdict}"
-    assert world.events == ["PodsRefused"]
+    cluster = SimulatedCluster()
+    cluster.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    plan = cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.applied == {}
+    planned = cluster.condition("Planned")
+    assert (planned["status"], planned["reason"], planned["message"]) == ("False", "PodsRefused", cluster.verdict)
+    assert cluster.condition("Running")["message"] == f"nothing was started: {cluster.verdict}"
+    assert cluster.events == ["PodsRefused"]
     assert plan.requeue_after is not None
     assert plan.requeue_after <= DRY_RUN_RETRY_SECONDS
-    world.verdict = ""
-    world.settle()
-    assert len(world.pods) == 6
+    cluster.verdict = ""
+    cluster.settle()
+    assert len(cluster.pods) == 6
 
 
 def test_pods_of_a_running_job_are_not_replaced_by_a_template_that_is_refused() -> None:
-    world = SimulatedCluster().begin()
-    world.job["spec"]["generation"]["template"] = TYPO
-    world.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
-    world.settle()
-    assert all("deletionTimestamp" not in body["metadata"] for body in world.pods.values())
-    assert world.phase == "Running"
+    cluster = SimulatedCluster().begin()
+    cluster.job["spec"]["generation"]["template"] = TYPO
+    cluster.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    cluster.settle()
+    assert all("deletionTimestamp" not in body["metadata"] for body in cluster.pods.values())
+    assert cluster.phase == "Running"

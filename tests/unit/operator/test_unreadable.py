@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 from tests.support.simulated_cluster import SimulatedCluster, stored_job
-from tests.unit.operator.test_gang import ALL
+from tests.support.simulated_operator import KEY, SimulatedOperator
 
 from rlhf_api import names
-from rlhf_operator.handlers import WATCHED, Intake, telling
-from rlhf_operator.index import Index
-from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import ObservedPod, pod_of
 from rlhf_operator.reconcile.observed_pod import PodEnd
 from rlhf_operator.reconcile.parsed_job import parse_job
@@ -19,33 +16,6 @@ from rlhf_operator.reconcile.termination_log import last_report, readable
 from rlhf_operator.untrusted import UnreadableObject
 
 Json = dict[str, Any]
-KEY = "team/job"
-
-
-class Asked:
-    """A work queue's intake."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def add(self, key: str) -> None:
-        self.keys.append(key)
-
-
-class SimulatedOperator:
-    """The intake of an operator, without the operator."""
-
-    def __init__(self) -> None:
-        self.metrics = OperatorMetrics()
-        self.index, self.queue = Index(telling(self.metrics)), Asked()
-        watched = {**WATCHED, **ALL.watched()}
-        self.intake = Intake(self.index, self.queue, self.metrics, watched)  # type: ignore[arg-type]
-
-    def sees(self, kind: str, body: Any, event: str = "MODIFIED") -> None:
-        self.intake.take(kind, {"type": event, "object": body})
-
-    def counted(self, kind: str) -> float:
-        return self.metrics.registry.get_sample_value("rlhf_operator_unreadable_objects_total", {"kind": kind}) or 0.0
 
 
 def pod(name: str = "job-generation-0", *, owner: str = "job-uid", version: str = "5", **labels: str) -> Json:
@@ -163,9 +133,9 @@ def test_a_last_message_that_is_no_text_is_no_crash() -> None:
 
 def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -> None:
     """A label may be anybody's: its coordinator that 'completed' does not complete the job."""
-    world, operator = SimulatedCluster().begin(), SimulatedOperator()
-    operator.sees(names.KIND, world.job)
-    for body in world.pods.values():
+    cluster, operator = SimulatedCluster().begin(), SimulatedOperator()
+    operator.sees(names.KIND, cluster.job)
+    for body in cluster.pods.values():
         operator.sees("Pod", body)
     before = operator.index.pods(KEY, "job-uid")
     uid = {"job-uid": "job-uid", "group": "coordinator", "index": "0"}
@@ -179,42 +149,42 @@ def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -
 
 
 def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() -> None:
-    world = SimulatedCluster().begin()
-    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "abc"
-    world.later(11)
-    world.events.clear()
+    cluster = SimulatedCluster().begin()
+    cluster.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "abc"
+    cluster.later(11)
+    cluster.events.clear()
     for _ in range(3):
-        world.settle()
-        world.later(11)
-        world.read()
-    assert "job-generation-0" in world.pods
-    assert world.events.count("Unreadable") == 1
-    told = world.condition("Running")["message"]
+        cluster.settle()
+        cluster.later(11)
+        cluster.read()
+    assert "job-generation-0" in cluster.pods
+    assert cluster.events.count("Unreadable") == 1
+    told = cluster.condition("Running")["message"]
     assert 'Pod job-generation-0 cannot be read (metadata.labels[rlhf.dev/epoch] is "abc"' in told
-    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "0"
-    world.settle()
-    assert "cannot be read" not in world.condition("Running")["message"]
+    cluster.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "0"
+    cluster.settle()
+    assert "cannot be read" not in cluster.condition("Running")["message"]
 
 
 def test_a_suspended_job_leaves_no_pod_that_cannot_be_read() -> None:
-    world = SimulatedCluster(checkpoints={"path": "/checkpoints"}).begin()
-    world.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_INDEX] = "first"
-    world.job["spec"]["suspend"] = True
+    cluster = SimulatedCluster(checkpoints={"path": "/checkpoints"}).begin()
+    cluster.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_INDEX] = "first"
+    cluster.job["spec"]["suspend"] = True
     for _ in range(4):
-        world.settle()
-        world.finish_deletions()
-    assert world.pods == {}
+        cluster.settle()
+        cluster.finish_deletions()
+    assert cluster.pods == {}
 
 
 def test_the_name_of_a_pod_that_somebody_else_has_is_told() -> None:
-    world, operator = SimulatedCluster(), SimulatedOperator()
+    cluster, operator = SimulatedCluster(), SimulatedOperator()
     operator.sees("Pod", pod("job-coordinator", owner=""))
-    world.settle()
-    del world.pods["job-coordinator"]
-    world.taken = operator.index.pods(KEY, "job-uid")[1]
-    world.later(11)
-    world.settle()
-    assert "job-coordinator: a pod of this name is not this job's" in world.condition("Running")["message"]
+    cluster.settle()
+    del cluster.pods["job-coordinator"]
+    cluster.taken = operator.index.pods(KEY, "job-uid")[1]
+    cluster.later(11)
+    cluster.settle()
+    assert "job-coordinator: a pod of this name is not this job's" in cluster.condition("Running")["message"]
 
 
 def nested(levels: int) -> Any:
@@ -259,31 +229,31 @@ STATUSES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("status", [each for _, each in STATUSES], ids=[name for name, _ in STATUSES])
 def test_a_status_that_no_operator_wrote_is_written_anew(status: Any) -> None:
-    operator, world = SimulatedOperator(), SimulatedCluster()
-    operator.sees(names.KIND, world.job | {"status": status})
+    operator, cluster = SimulatedOperator(), SimulatedCluster()
+    operator.sees(names.KIND, cluster.job | {"status": status})
     found = operator.index.job(KEY)
     assert found is not None
-    world.job = found
-    world.begin()
-    assert world.phase == "Running"
+    cluster.job = found
+    cluster.begin()
+    assert cluster.phase == "Running"
     assert operator.counted(names.KIND) == 1
 
 
 def test_one_condition_that_is_wrong_does_not_make_a_finished_job_run_again() -> None:
-    world, operator = SimulatedCluster().begin(), SimulatedOperator()
-    world.end("coordinator", 0)
-    world.settle()
-    world.finish_deletions()
-    before, body = sorted(world.pods), copy.deepcopy(world.job)
+    cluster, operator = SimulatedCluster().begin(), SimulatedOperator()
+    cluster.end("coordinator", 0)
+    cluster.settle()
+    cluster.finish_deletions()
+    before, body = sorted(cluster.pods), copy.deepcopy(cluster.job)
     body["status"]["conditions"].insert(0, {"type": 3})
     body["metadata"]["resourceVersion"] = "9"
     operator.sees(names.KIND, body)
     found = operator.index.job(KEY)
     assert found is not None
-    world.job = found
-    world.settle()
-    assert world.condition("Complete")["status"] == "True"
-    assert sorted(world.pods) == before
+    cluster.job = found
+    cluster.settle()
+    assert cluster.condition("Complete")["status"] == "True"
+    assert sorted(cluster.pods) == before
 
 
 NO_OBJECTS: list[Any] = [

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.simulated_cluster import SimulatedCluster
-from tests.unit.operator.next_version import FIELD, forget, next_version
-from tests.unit.operator.test_gang_queue import PLACE, QueuedCluster
+from tests.support.next_operator_version import FIELD, forget, next_version
+from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
+from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
@@ -23,9 +23,7 @@ from rlhf_operator.reconcile.revisions.revision import digests, trusted
 
 Json = dict[str, Any]
 
-CONFIG = ("ConfigMap", "job-job")
 PREVIOUS = Path(__file__).parent / "previous/objects.yaml"
-IMAGES = Images("example.org/operator:1", "example.org/worker:1")
 OURS = "registry.example.com/ours:7"
 """The template of generation names it."""
 
@@ -51,70 +49,74 @@ class Previous(QueuedCluster):
 
 def started() -> QueuedCluster:
     """A job that this version has started, in a queue, with the template of the fixture."""
-    world = QueuedCluster()
-    world.job["spec"] = yaml.safe_load(PREVIOUS.read_text())["job"]["spec"]
-    world.job = with_defaults(world.job, job_schema())
-    world.images = IMAGES
-    world.settle()
-    world.admit()
-    world.begin()
-    return world
+    cluster = QueuedCluster()
+    cluster.job["spec"] = yaml.safe_load(PREVIOUS.read_text())["job"]["spec"]
+    cluster.job = with_defaults(cluster.job, job_schema())
+    cluster.images = IMAGES
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    return cluster
 
 
 @pytest.fixture(params=["previous", "this"])
-def world(request: pytest.FixtureRequest) -> QueuedCluster:
+def cluster(request: pytest.FixtureRequest) -> QueuedCluster:
     """Jobs that the version before and this one started."""
     return Previous() if request.param == "previous" else started()
 
 
 @pytest.fixture
-def upgraded(world: QueuedCluster) -> Iterator[QueuedCluster]:
+def upgraded(cluster: QueuedCluster) -> Iterator[QueuedCluster]:
     """The same under the next version."""
     with next_version() as images:
-        world.images = images
-        world.job = with_defaults(world.job, job_schema())
-        assert world.job["spec"]["rollout"][FIELD] == "Auto"
-        yield world
+        cluster.images = images
+        cluster.job = with_defaults(cluster.job, job_schema())
+        assert cluster.job["spec"]["rollout"][FIELD] == "Auto"
+        yield cluster
 
 
-def uids(world: QueuedCluster) -> dict[str, str]:
-    return {name: body["metadata"]["uid"] for name, body in world.pods.items()}
+def uids(cluster: QueuedCluster) -> dict[str, str]:
+    return {name: body["metadata"]["uid"] for name, body in cluster.pods.items()}
 
 
-def container(world: QueuedCluster, worker: str) -> Json:
-    [found] = [each for each in world.pods[world.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
+def container(cluster: QueuedCluster, worker: str) -> Json:
+    [found] = [each for each in cluster.pods[cluster.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
     return dict(found)
 
 
-def document(world: QueuedCluster) -> Json:
-    found: Json = json.loads(world.bodies[CONFIG]["data"]["job.json"])
+def document(cluster: QueuedCluster) -> Json:
+    found: Json = json.loads(cluster.bodies[CONFIG_MAP]["data"]["job.json"])
     return found
 
 
-def edit(world: QueuedCluster, **spec: Any) -> None:
-    world.job["spec"] |= spec
-    world.job["metadata"]["generation"] += 1
+def edit(cluster: QueuedCluster, **spec: Any) -> None:
+    cluster.job["spec"] |= spec
+    cluster.job["metadata"]["generation"] += 1
 
 
-def settle(world: QueuedCluster, rounds: int = 6) -> None:
+def settle(cluster: QueuedCluster, rounds: int = 6) -> None:
     """Turns and kubelets until nothing changes."""
     for _ in range(rounds):
-        world.later(11)
-        world.read()
-        world.settle()
-        if not world.finish_deletions():
-            world.run()
-            world.later(11)
-            world.read()
-            world.settle()
+        cluster.later(11)
+        cluster.read()
+        cluster.settle()
+        if not cluster.finish_deletions():
+            cluster.run()
+            cluster.later(11)
+            cluster.read()
+            cluster.settle()
 
 
 def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: QueuedCluster) -> None:
-    before, text, workload = uids(upgraded), upgraded.bodies[CONFIG]["data"]["job.json"], upgraded.bodies[PLACE]
+    before, text, workload = (
+        uids(upgraded),
+        upgraded.bodies[CONFIG_MAP]["data"]["job.json"],
+        upgraded.bodies[WORKLOAD_KEY],
+    )
     settle(upgraded, 2)
     assert uids(upgraded) == before
-    assert upgraded.bodies[CONFIG]["data"]["job.json"] == text
-    assert upgraded.bodies[PLACE] == workload, "nothing is asked of the queue anew"
+    assert upgraded.bodies[CONFIG_MAP]["data"]["job.json"] == text
+    assert upgraded.bodies[WORKLOAD_KEY] == workload, "nothing is asked of the queue anew"
     assert upgraded.condition("Admitted")["status"] == "True"
     assert upgraded.condition("Restarting")["status"] == "False"
     assert upgraded.job["status"]["revision"]["coordinatorImage"] == IMAGES.coordinator
@@ -138,16 +140,16 @@ def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: QueuedCluster, worker
 
 
 def test_a_roll_that_is_under_way_goes_on_with_what_the_image_understands() -> None:
-    world = Previous()
-    generation = world.pods["job-generation-0"]["metadata"]["annotations"]
+    cluster = Previous()
+    generation = cluster.pods["job-generation-0"]["metadata"]["annotations"]
     generation["rlhf.dev/template"] = "of-a-template-before"
-    was, command = uids(world), container(world, "generation-1")["command"]
+    was, command = uids(cluster), container(cluster, "generation-1")["command"]
     with next_version() as images:
-        world.images = images
-        world.job = with_defaults(world.job, job_schema())
-        settle(world, 6)
-        assert {name for name, uid in uids(world).items() if was[name] != uid} == {"job-generation-0"}
-        assert container(world, "generation-0")["command"] == command
+        cluster.images = images
+        cluster.job = with_defaults(cluster.job, job_schema())
+        settle(cluster, 6)
+        assert {name for name, uid in uids(cluster).items() if was[name] != uid} == {"job-generation-0"}
+        assert container(cluster, "generation-0")["command"] == command
 
 
 def test_containers_that_restart_are_left_alone(upgraded: QueuedCluster) -> None:
@@ -182,13 +184,13 @@ def test_replicas_change_the_size_and_nothing_else(upgraded: QueuedCluster) -> N
 
 
 def test_a_mode_is_changed_in_the_words_that_the_processes_know() -> None:
-    world = Previous()
-    settle(world, 1)
-    before = document(world)["spec"]["fusion"]
+    cluster = Previous()
+    settle(cluster, 1)
+    before = document(cluster)["spec"]["fusion"]
     assert before["interStage"]["mode"] == "Off"
-    edit(world, fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}})
-    settle(world)
-    after = document(world)["spec"]["fusion"]["interStage"]
+    edit(cluster, fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}})
+    settle(cluster)
+    after = document(cluster)["spec"]["fusion"]["interStage"]
     assert (after["mode"], after["balance"]) == ("Auto", "Off")
 
 
@@ -254,38 +256,38 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
 
 def test_a_group_whose_template_is_refused_now_gets_no_pods_and_harms_no_other() -> None:
     """Inference had no pod, and a template that the version before took."""
-    world = SimulatedCluster(inference={"replicas": 0})
-    world.images = IMAGES
-    world.begin()
-    world.job["spec"]["inference"]["template"] = {"spec": {"hostNetwork": True}}
-    del world.job["status"]["revision"], world.bodies[CONFIG]["data"]["revision.json"]
-    was = uids(world)
-    SimulatedCluster.evict(world, "generation-0")
-    settle(world, 2)
-    assert world.condition("Planned")["status"] == "True"
-    assert world.pods.keys() == was.keys()
-    edit(world, inference=world.job["spec"]["inference"] | {"replicas": 1})
-    settle(world, 2)
-    assert "hostNetwork" in world.condition("Planned")["message"]
-    assert world.condition("Planned")["status"] == "False"
-    assert world.pods.keys() == was.keys()
+    cluster = SimulatedCluster(inference={"replicas": 0})
+    cluster.images = IMAGES
+    cluster.begin()
+    cluster.job["spec"]["inference"]["template"] = {"spec": {"hostNetwork": True}}
+    del cluster.job["status"]["revision"], cluster.bodies[CONFIG_MAP]["data"]["revision.json"]
+    was = uids(cluster)
+    SimulatedCluster.evict(cluster, "generation-0")
+    settle(cluster, 2)
+    assert cluster.condition("Planned")["status"] == "True"
+    assert cluster.pods.keys() == was.keys()
+    edit(cluster, inference=cluster.job["spec"]["inference"] | {"replicas": 1})
+    settle(cluster, 2)
+    assert "hostNetwork" in cluster.condition("Planned")["message"]
+    assert cluster.condition("Planned")["status"] == "False"
+    assert cluster.pods.keys() == was.keys()
 
 
 def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -> None:
-    world = started()
-    before, was = document(world), uids(world)
-    world.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
-    world.pods["job-generation-0"]["status"] |= {"phase": "Failed", "reason": "Evicted"}
-    settle(world, 2)
-    assert world.pods.keys() == was.keys()
-    assert uids(world)["job-generation-0"] != was["job-generation-0"]
-    planned = world.condition("Planned")
+    cluster = started()
+    before, was = document(cluster), uids(cluster)
+    cluster.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
+    cluster.pods["job-generation-0"]["status"] |= {"phase": "Failed", "reason": "Evicted"}
+    settle(cluster, 2)
+    assert cluster.pods.keys() == was.keys()
+    assert uids(cluster)["job-generation-0"] != was["job-generation-0"]
+    planned = cluster.condition("Planned")
     assert planned["status"] == "True"
     assert "a new start would be refused: spec.rollout.later" in planned["message"]
-    edit(world, iterations=90)
-    settle(world)
+    edit(cluster, iterations=90)
+    settle(cluster)
     before["spec"]["iterations"] = 90
-    assert document(world) == before
+    assert document(cluster) == before
     new = SimulatedCluster()
     new.job["spec"]["rollout"]["later"] = {"mode": "Auto"}
     new.settle()
@@ -296,9 +298,9 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
 def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedCluster, how: str) -> None:
     settle(upgraded, 1)
-    was, data = uids(upgraded), upgraded.bodies[CONFIG]["data"]
+    was, data = uids(upgraded), upgraded.bodies[CONFIG_MAP]["data"]
     if how == "deleted":
-        del upgraded.bodies[CONFIG], upgraded.applied[CONFIG]
+        del upgraded.bodies[CONFIG_MAP], upgraded.applied[CONFIG_MAP]
     elif how == "corrupt":
         data["revision.json"] = data["revision.json"][:500]
     elif how == "not JSON":
@@ -322,43 +324,43 @@ def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedClu
 
 def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgraded: QueuedCluster) -> None:
     settle(upgraded, 1)
-    before, revision = document(upgraded), json.loads(upgraded.bodies[CONFIG]["data"]["revision.json"])
+    before, revision = document(upgraded), json.loads(upgraded.bodies[CONFIG_MAP]["data"]["revision.json"])
     edit(upgraded, iterations=77)
     upgraded.carry_out(upgraded.plan(), only_status=True)
     settle(upgraded)
     before["spec"]["iterations"] = 77
     assert document(upgraded) == before
-    after = json.loads(upgraded.bodies[CONFIG]["data"]["revision.json"])
+    after = json.loads(upgraded.bodies[CONFIG_MAP]["data"]["revision.json"])
     assert after["pods"]["generation"] == revision["pods"]["generation"]
     assert "previousDigest" not in upgraded.job["status"]["revision"]
 
 
 def test_a_start_that_is_under_way_goes_on_as_it_began() -> None:
-    world = SimulatedCluster()
-    world.images = IMAGES
-    world.carry_out(world.plan())
-    world.carry_out(world.plan())
-    assert world.pods, "some are there"
-    del world.pods["job-generation-1"]
+    cluster = SimulatedCluster()
+    cluster.images = IMAGES
+    cluster.carry_out(cluster.plan())
+    cluster.carry_out(cluster.plan())
+    assert cluster.pods, "some are there"
+    del cluster.pods["job-generation-1"]
     with next_version() as images:
-        world.images = images
-        world.job = with_defaults(world.job, job_schema())
-        world.settle()
-        assert container(world, "generation-1")["image"] == IMAGES.worker
-        assert FIELD not in document(world)["spec"]["rollout"]
+        cluster.images = images
+        cluster.job = with_defaults(cluster.job, job_schema())
+        cluster.settle()
+        assert container(cluster, "generation-1")["image"] == IMAGES.worker
+        assert FIELD not in document(cluster)["spec"]["rollout"]
 
 
 def test_a_job_that_has_not_started_starts_by_the_new_version() -> None:
-    world = QueuedCluster()
-    world.settle()
+    cluster = QueuedCluster()
+    cluster.settle()
     with next_version() as images:
-        world.images = images
-        world.job = with_defaults(world.job, job_schema())
-        world.settle()
-        world.admit()
-        world.begin()
-        assert container(world, "generation-1")["image"] == images.worker
-        pod_sets = world.bodies[PLACE]["spec"]["podSets"]
+        cluster.images = images
+        cluster.job = with_defaults(cluster.job, job_schema())
+        cluster.settle()
+        cluster.admit()
+        cluster.begin()
+        assert container(cluster, "generation-1")["image"] == images.worker
+        pod_sets = cluster.bodies[WORKLOAD_KEY]["spec"]["podSets"]
         asked = [each["template"]["spec"]["containers"][0]["resources"]["requests"] for each in pod_sets]
         assert {each["memory"] for each in asked} == {"2Gi"}
 
@@ -381,27 +383,27 @@ def test_suspending_and_resuming_takes_the_new_version(upgraded: QueuedCluster) 
 OWNERS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
-def owners(world: SimulatedCluster) -> set[Any]:
+def owners(cluster: SimulatedCluster) -> set[Any]:
     """Users and groups of all pods."""
-    return {body["spec"]["securityContext"].get(name) for body in world.pods.values() for name in OWNERS}
+    return {body["spec"]["securityContext"].get(name) for body in cluster.pods.values() for name in OWNERS}
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
     """Through a restart of its pods by an edit, and through a revision that is made anew from them."""
-    world = QueuedCluster()
-    world.images = Images("example.org/operator:1", "example.org/worker:1", None)
-    world.settle()
-    world.admit()
-    world.begin()
-    assert owners(world) == {None}
-    kept = trusted(world.kept(), digests(world.job["status"]))
+    cluster = QueuedCluster()
+    cluster.images = Images("example.org/operator:1", "example.org/worker:1", None)
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    assert owners(cluster) == {None}
+    kept = trusted(cluster.kept(), digests(cluster.job["status"]))
     assert kept is not None
-    assert kept.images == world.images
+    assert kept.images == cluster.images
     if lost:
-        del world.job["status"]["revision"]
+        del cluster.job["status"]["revision"]
     template = {"spec": {"containers": [{"name": "worker", "env": [{"name": "COLOUR", "value": "red"}]}]}}
-    edit(world, generation=world.job["spec"]["generation"] | {"template": template})
-    settle(world)
-    assert {"name": "COLOUR", "value": "red"} in container(world, "generation-0")["env"]
-    assert owners(world) == {None}
+    edit(cluster, generation=cluster.job["spec"]["generation"] | {"template": template})
+    settle(cluster)
+    assert {"name": "COLOUR", "value": "red"} in container(cluster, "generation-0")["env"]
+    assert owners(cluster) == {None}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.unit.operator.manifests.test_template_merge import job_with, pods, worker
+from tests.support.pod_templates import job_with, pods, worker
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env

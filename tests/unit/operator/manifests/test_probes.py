@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.operator.manifests.test_template_merge import job_with, pods, worker
+from tests.support.pod_templates import job_with, pods, worker
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import METRICS_PORT, Group

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.manifests.test_template_merge import generation, job_with, spec, worker
+from tests.support.pod_templates import generation, job_with, spec, worker
 
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import yaml
-from tests.unit.operator.test_gang_queue import QueuedCluster
+from tests.support.queued_cluster import QueuedCluster
 
 from rlhf_api.structural_schema import job_schema, with_defaults
 
@@ -42,24 +42,24 @@ FILES = {
 def objects() -> dict[str, Any]:
     """A job with a queue, a template, settings of its own and an edit in its life, while it trains."""
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": FILES}
-    world = QueuedCluster(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
-    world.job = with_defaults(world.job, job_schema())
-    world.settle()
-    world.admit()
-    world.begin()
-    world.job["spec"]["fusion"]["interStage"]["mode"] = "Disabled"
-    world.job["metadata"]["generation"] = 2
+    cluster = QueuedCluster(generation={"replicas": 2, "template": TEMPLATE}, training=training, iterations=50)
+    cluster.job = with_defaults(cluster.job, job_schema())
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    cluster.job["spec"]["fusion"]["interStage"]["mode"] = "Disabled"
+    cluster.job["metadata"]["generation"] = 2
     for _ in range(4):
-        world.settle()
-        world.finish_deletions()
-    world.run()
-    world.later(11)
-    world.read()
-    world.settle()
-    assert len(world.pods) == 6, world.workers
-    bodies = {"/".join(place): body for place, body in world.bodies.items()}
-    workload = {"status": world.status, "flavors": {"h200": {"nodeSelector": {"gpu": "h200"}}}}
-    return {"job": world.job, "objects": bodies, "pods": world.pods, "workload": workload}
+        cluster.settle()
+        cluster.finish_deletions()
+    cluster.run()
+    cluster.later(11)
+    cluster.read()
+    cluster.settle()
+    assert len(cluster.pods) == 6, cluster.workers
+    bodies = {"/".join(place): body for place, body in cluster.bodies.items()}
+    workload = {"status": cluster.status, "flavors": {"h200": {"nodeSelector": {"gpu": "h200"}}}}
+    return {"job": cluster.job, "objects": bodies, "pods": cluster.pods, "workload": workload}
 
 
 if __name__ == "__main__":

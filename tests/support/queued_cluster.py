@@ -1,0 +1,86 @@
+"""A simulated cluster with Kueue: the job is of a LocalQueue, and the queue admits and evicts its Workload."""
+
+import copy
+from typing import Any
+
+from tests.support.simulated_cluster import SimulatedCluster
+
+from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_operator.gang import Served
+from rlhf_operator.gang.apis import APIS
+from rlhf_operator.gang.kueue_queue import KueueApi
+from rlhf_operator.gang.kueue_workload import PodPlacement, workload_of
+from rlhf_operator.reconcile import ReconcilePlan
+from rlhf_operator.reconcile.timestamps import rfc3339
+
+Json = dict[str, Any]
+WORKLOAD_KEY = ("kueue.x-k8s.io/v1beta2/Workload", "rlhfjob-job")
+"""(kind, name) of the job's Workload."""
+EVERY_API = Served(frozenset(version for versions in APIS.values() for version, _ in versions))
+"""A cluster with all schedulers and queues, in all versions."""
+
+
+class QueuedCluster(SimulatedCluster):
+    """A job of LocalQueue team, and Kueue's part of its Workload."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**spec)
+        self.served = EVERY_API
+        self.job["metadata"]["labels"] = {QUEUE_LABEL: "team"}
+        self.status: Json = {}
+        self.active = True
+        self.version = 0
+        self.reports: list[list[str]] = []
+
+    def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
+        super().carry_out(plan, only_status=only_status)
+        if plan.report is not None and not only_status:
+            self.reports.append(sorted(plan.report.conditions))
+            self.status = KueueApi().with_report(self._body(), plan.report, rfc3339(self.now))["status"]
+        if WORKLOAD_KEY not in self.bodies:
+            self.status = {}
+        self.see()
+
+    def _body(self) -> Json:
+        self.version += 1
+        body = copy.deepcopy(self.bodies[WORKLOAD_KEY])
+        body["metadata"] |= {"uid": "w", "resourceVersion": str(self.version)}
+        body["spec"]["active"] = self.active
+        return body | {"status": self.status}
+
+    def see(self) -> None:
+        """The watch delivers the Workload."""
+        self.workload = workload_of(self._body()) if WORKLOAD_KEY in self.bodies else None
+
+    def condition_of_workload(self, kind: str, status: str, reason: str, message: str = "") -> None:
+        kept = [each for each in self.status.get("conditions", []) if each["type"] != kind]
+        moment = {"lastTransitionTime": rfc3339(self.now)}
+        self.status["conditions"] = [
+            *kept,
+            {"type": kind, "status": status, "reason": reason, "message": message, **moment},
+        ]
+        self.see()
+
+    def admit(self) -> None:
+        """Kueue reserves quota in ClusterQueue gpus, flavor h200."""
+        sets = self.bodies[WORKLOAD_KEY]["spec"]["podSets"]
+        assigned = [{"name": each["name"], "flavors": {"cpu": "h200"}, "count": each["count"]} for each in sets]
+        self.status["admission"] = {"clusterQueue": "gpus", "podSetAssignments": assigned}
+        self.condition_of_workload("Evicted", "False", "QuotaReserved")
+        self.condition_of_workload("QuotaReserved", "True", "QuotaReserved")
+        self.condition_of_workload("Admitted", "True", "Admitted")
+        self.flavors = {"h200": PodPlacement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))}
+
+    def evict(self, reason: str = "Preempted") -> None:
+        self.condition_of_workload("Evicted", "True", reason, "a workload of higher priority needs the room.")
+
+    def end_all(self) -> list[list[str]]:
+        """Turns and kubelets until nothing is left; who ended together."""
+        waves = []
+        while self.pods:
+            self.settle()
+            gone = sorted(name.removeprefix("job-") for name in self.finish_deletions())
+            assert gone, "pods are left and nobody ends them"
+            waves.append(gone)
+        self.settle()
+        return waves
