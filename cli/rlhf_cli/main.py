@@ -1,7 +1,7 @@
-"""`rlhf`: the command line. Declares commands and turns every foreseen error into one message and an exit code.
+"""`rlhf`: the command line. Declares the commands and turns every foreseen error into one message and an exit code.
 
-Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` is there at once. A user's mistake
-never shows a traceback; a defect of ours always does.
+Rule: nothing heavy is imported before a command needs it, so that `rlhf --help` answers at once. A mistake of the user
+never shows a traceback; a defect of this program always does.
 """
 
 import sys
@@ -33,7 +33,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Changes a field, e.g. --set spec.iterations=5; null removes it. May be repeated.",
+        help="Set a field, such as --set spec.iterations=5; null removes it. May be repeated. Default: none.",
         show_default=False,
         default_factory=list,
     ),
@@ -45,17 +45,23 @@ def run(
     manifest: Manifest,
     overrides: Overrides,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run folder; runs/<job>-<time> when left out.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run folder. Default: runs/<job>-<time>, or to resume the job's latest run."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the run folder (or the latest).")
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder. Default: off.")] = False,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Port of the coordinator, 1 to 65535. Default: a free one.")
+    ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Print one line per iteration instead of the live view. Default: off, and on in a pipe."
+        ),
     ] = False,
-    port: Annotated[int | None, typer.Option(help="Port of the coordinator; a free one.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="One line an iteration instead of the live view.")] = False,
 ) -> None:
     """Run a job on this machine: coordinator and workers as processes.
 
-    Ctrl-C checkpoints and stops; a second one stops at once. `--resume` goes on.
+    Ctrl-C saves a checkpoint and stops the job; a second Ctrl-C stops it at once. `--resume` continues it.
     """
     from rlhf_cli.run import RunOptions, run_job
 
@@ -70,12 +76,12 @@ def validate(
         typer.Option(
             "--for",
             metavar="cluster|local",
-            help="Where the jobs are to run; for local, as for `rlhf run`, pods are not judged.",
+            help="Where the jobs are to run. With local, as for `rlhf run`, pod templates are not checked.",
         ),
     ] = "cluster",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs. Default: off.")] = False,
 ) -> None:
-    """Check every job of a file as the API server and the operator would; every problem at once."""
+    """Check every job of a file as the API server and the operator would, and print all problems at once."""
     from rlhf_cli.load_job import Target
     from rlhf_cli.validate import validate as validate_manifest
 
@@ -88,9 +94,12 @@ def validate(
 def plan(
     manifest: Manifest,
     overrides: Overrides,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables. Default: off.")
+    ] = False,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw generation and inference before and after fusion.")
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw generation and inference without and with fusion. Default: none."),
     ] = None,
 ) -> None:
     """Show what a job will be: the resolved job, its processes, devices and memory, and what fusion would bring."""
@@ -125,7 +134,7 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> int | None:
-    """Prints what a foreseen error says to its user; None for an unforeseen one."""
+    """Print a foreseen error and return its exit code; None for an unforeseen one."""
     from rlhf_api.problems import ManifestError
     from rlhf_cli.cluster.errors import VerbError
     from rlhf_cli.local.errors import RunError

@@ -1,7 +1,7 @@
-"""`rlhf run`: prepares a local job, supervises it, shows it, and says where to look when it is over.
+"""`rlhf run`: load a job, run it as processes of this machine, show it, and say in the end where its results are.
 
-Rule: the job does not depend on this view of it: whatever fails here while showing is left out, and the processes end
-with this command however it ends (`local.job_supervisor`).
+Rule: the job does not depend on being shown. The processes end with this command, however it ends
+(`local.job_supervisor`).
 """
 
 import asyncio
@@ -21,25 +21,24 @@ from rich.live import Live
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_cli.console import errors, output
+from rlhf_cli.live_view import render
 from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.local_job import LocalJob, prepare_job
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
-from rlhf_cli.plain import iteration_line, summary_line
-from rlhf_cli.progress import MetricsTail, follow
-from rlhf_cli.view import render
+from rlhf_cli.run_progress import MetricsTail, iteration_line, summary_line, watch_status
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
 LIVE_HZ: Final = 4.0
-"""Refreshes of the live view; more cannot be read."""
+"""Refreshes of the live view per second; more cannot be read."""
 PLAIN_SECONDS: Final = 0.5
-"""Between looks for finished iterations."""
+"""Seconds between reads of the metrics for plain output."""
 QUIET_SECONDS: Final = 30.0
-"""Without a finished iteration for this long, plain output says what the job waits for."""
+"""Seconds without a finished iteration after which plain output says what the job waits for."""
 NOTICES: Final = 4
-"""Latest events shown below the live view."""
+"""Latest notices shown below the live view."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class RunOptions:
 
 
 def run_job(options: RunOptions) -> int:
-    """The whole command; returns its exit code. Raises ManifestError, RunError, TemplateError before it starts any."""
+    """Run a job and return the exit code. Raises ManifestError, RunError, TemplateError before any process starts."""
     now = datetime.now().astimezone()
     loaded = load_resolved(
         options.manifest,
@@ -68,7 +67,7 @@ def run_job(options: RunOptions) -> int:
 
 
 class _LocalRun:
-    """One `rlhf run` while it runs."""
+    """One run on this machine, and what is shown of it."""
 
     def __init__(self, options: RunOptions, folder: RunFolder, local: LocalJob) -> None:
         self._out = output()
@@ -99,12 +98,12 @@ class _LocalRun:
         watching = asyncio.create_task(self._watch())
         showing = asyncio.create_task(self._show_live() if self._live else self._show_plain())
         try:
-            outcome = await self._supervisor.run()
+            result = await self._supervisor.run()
         finally:
             for task in (showing, watching):
                 task.cancel()
             await asyncio.gather(showing, watching, return_exceptions=True)
-        return self._finish(outcome)
+        return self._finish(result)
 
     def _interrupted(self) -> None:
         self._interrupts += 1
@@ -124,8 +123,8 @@ class _LocalRun:
         self._out.print(text, markup=False, soft_wrap=True)
 
     async def _watch(self) -> None:
-        """Keeps the latest status."""
-        async for status in follow(self._local.address, self._folder.paths.certificates, LIVE_HZ):
+        """Keep the latest status of the coordinator."""
+        async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             self._status = status
 
     async def _show_live(self) -> None:
@@ -158,28 +157,28 @@ class _LocalRun:
             self._say(iteration_line(line, self._local.job.spec.iterations, left if line is fresh[-1] else 0.0))
         return bool(fresh)
 
-    def _finish(self, outcome: LocalRunResult) -> int:
-        """Pictures, summary, where to look; the exit code."""
+    def _finish(self, result: LocalRunResult) -> int:
+        """Draw the pictures, print the summary and where the results are, and return the exit code."""
         run_dir = self._folder.paths.run_dir
-        code = outcome.code
+        code = result.code
         if self._interrupts and code in (ExitCode.OK, ExitCode.INTERRUPTED):
             code = int(ExitCode.INTERRUPTED)
         if code not in (ExitCode.OK, ExitCode.INTERRUPTED):
-            errors().print(f"error: {outcome.reason}", style="red", markup=False, soft_wrap=True)
-        summary = self._complete_summary(run_dir, outcome, code)
+            errors().print(f"error: {result.reason}", style="red", markup=False, soft_wrap=True)
+        summary = self._complete_summary(run_dir, result, code)
         pictures = self._draw(run_dir)
         if summary:
             self._say(summary_line(summary))
         self._where_to_look(run_dir, summary, pictures)
         return code
 
-    def _complete_summary(self, run_dir: Path, outcome: LocalRunResult, code: int) -> Mapping[str, Any]:
-        """Adds what only the supervisor knows; empty when the coordinator never got as far as a summary."""
+    def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
+        """Add to the summary what only the supervisor knows, and return it; empty when the coordinator wrote none."""
         try:
             summary = json.loads((run_dir / SUMMARY).read_text())
         except (OSError, json.JSONDecodeError):
             return {}
-        summary |= {"restarts": {name: n for name, n in outcome.restarts.items() if n}, "exit_code": code}
+        summary |= {"restarts": {name: n for name, n in result.restarts.items() if n}, "exit_code": code}
         with contextlib.suppress(OSError):
             write_summary(run_dir, summary)
         return dict(summary)
@@ -206,5 +205,5 @@ class _LocalRun:
 
 
 def _short(path: Path) -> Path:
-    """Relative to the working directory when it is below it."""
+    """Return a path relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

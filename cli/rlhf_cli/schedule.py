@@ -1,4 +1,4 @@
-"""`rlhf schedule`: solve, compare and check fused pipeline schedules from files, without a job or a cluster.
+"""`rlhf schedule`: find, compare and check fused pipeline schedules from files, without a job or a cluster.
 
 Rule: `--json` prints one object and nothing else on standard output. A bad instance, schedule or option is one
 message that names the field and the value, and exit code 2; a schedule that the checker refuses is exit code 1.
@@ -27,15 +27,30 @@ app = typer.Typer(
 )
 
 InstanceFile = Annotated[
-    Path, typer.Option("--instance", metavar="FILE.json", help="The instance.", show_default=False, dir_okay=False)
+    Path,
+    typer.Option(
+        "--instance",
+        metavar="FILE.json",
+        help="The models, stages and costs to schedule.",
+        show_default=False,
+        dir_okay=False,
+    ),
 ]
-Seconds = Annotated[float, typer.Option("--seconds", metavar="S", help="Time budget of the search.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same schedule.")]
+Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", help="Time budget of the search in seconds.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Seed of the search; the same seed gives the same schedule.")
+]
 Split = Annotated[
-    bool, typer.Option("--split-backward", help="Weight-gradient steps may run later than their backward.")
+    bool,
+    typer.Option(
+        "--split-backward", help="Let weight-gradient steps run later than their backward step. Default: off."
+    ),
 ]
-Cap = Annotated[float | None, typer.Option("--memory-cap", metavar="X", help="Peak activation allowed on any device.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
+Cap = Annotated[
+    float | None,
+    typer.Option("--memory-cap", metavar="X", help="Peak activation allowed per device. Default: the instance's."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs. Default: off.")]
 
 
 @app.command()
@@ -45,12 +60,22 @@ def solve(
     split_backward: Split = False,
     memory_cap: Cap = None,
     makespan_slack: Annotated[
-        float, typer.Option(metavar="SHARE", help="Makespan that may be given away for a lower peak, e.g. 0.03.")
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of the makespan that may be given up for a lower peak, such as 0.03."
+        ),
     ] = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
-    picture: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Gantt chart, as .svg or .png.")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep answers here; never search twice.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="OUT.svg", help="Draw a Gantt chart, as .svg or .png. Default: none.")
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder that keeps answers, so that none is searched for twice. Default: none."
+        ),
+    ] = None,
 ) -> None:
     """Find the shortest schedule, then the one that holds the least activation."""
     from rlhf_planner.schedule.instance import InstanceError
@@ -72,7 +97,7 @@ def solve(
 
 @app.command()
 def compare(instance: InstanceFile, seconds: Seconds = 10.0, seed: Seed = 0, as_json: Json = False) -> None:
-    """All baselines, ours with and without split backward, and the bounds, in one table."""
+    """Compare all baselines with the fused schedule, with and without split backward, and with the bounds."""
     from rlhf_planner.schedule.instance import InstanceError
     from rlhf_planner.schedule.solve import SearchOptions
     from rlhf_planner.schedule.solve import solve as search
@@ -94,11 +119,11 @@ def compare(instance: InstanceFile, seconds: Seconds = 10.0, seed: Seed = 0, as_
 def check(
     instance: InstanceFile,
     schedule: Annotated[
-        Path, typer.Option("--schedule", metavar="FILE.json", help="Output of solve --json.", show_default=False)
+        Path, typer.Option("--schedule", metavar="FILE.json", help="Output of `solve --json`.", show_default=False)
     ],
     as_json: Json = False,
 ) -> None:
-    """Whether a schedule is valid for an instance, by a checker that shares no code with the search."""
+    """Check a schedule against an instance, by a checker that shares no code with the search."""
     from rlhf_planner.schedule.instance import InstanceError
     from rlhf_planner.schedule.report import devices_from_json
     from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule

@@ -24,7 +24,7 @@ from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, n
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
 from rlhf_cli.cluster.errors import AbsentError, ForbiddenError, RefusedError, UnreachableError
 from rlhf_cli.cluster.job_details import JobDetails, as_metrics, read_details
-from rlhf_cli.view import render
+from rlhf_cli.live_view import render
 
 EVENTS_SHOWN: Final = 4
 """Latest events below the live view."""

@@ -1,8 +1,8 @@
-"""Which CPU cores and CUDA devices each process of a local run gets.
+"""Which CPU cores and CUDA devices each process of a local run gets. Pure, but for `this_machine`.
 
-Rule: pure given the machine. Stages of an iteration mostly alternate, so when a machine has too few devices for all
-groups at once, groups share them, but the members of one group never do. Cores are pinned only when every process can
-have its own: an overlapping pin is worse than the kernel's balancing.
+Rule: the stages of an iteration mostly alternate, so where a machine has too few devices for all groups, groups share
+them; the members of one group never do. Processes are pinned to cores only where each can have its own, because
+overlapping pins are worse than the kernel's own balancing.
 """
 
 import os
@@ -16,17 +16,17 @@ from rlhf_cli.local.errors import RunError
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """What this machine has to give."""
+    """Devices of this machine."""
 
     cores: tuple[int, ...]
-    """Cores this process may run on."""
+    """Cores that this process may run on."""
     gpus: tuple[str, ...] = ()
-    """CUDA devices, as CUDA_VISIBLE_DEVICES names them."""
+    """CUDA devices, named as in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True)
 class DeviceDemand:
-    """What one process needs."""
+    """Devices that one process needs."""
 
     name: str
     group: Group
@@ -36,23 +36,23 @@ class DeviceDemand:
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """What one process got."""
+    """Devices that one process gets."""
 
     cores: frozenset[int] | None = None
-    """None: not pinned."""
+    """Cores that it is pinned to; None for any."""
     gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceAllotment:
-    """Shares by process name, and what a user should know about them."""
+    """Devices of all processes by name, and what the user should know about them."""
 
     shares: Mapping[str, DeviceShare]
     notes: tuple[str, ...] = field(default=())
 
 
 def allot_devices(demands: Sequence[DeviceDemand], machine: LocalMachine) -> DeviceAllotment:
-    """Shares for all processes. Raises RunError when one group alone needs more CUDA devices than there are."""
+    """Return the devices of all processes. Raises RunError when one group needs more CUDA devices than there are."""
     notes: list[str] = []
     cores = _allot_cores(demands, machine, notes)
     gpus = _allot_gpus(demands, machine, notes)
@@ -92,7 +92,7 @@ def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: l
 
 
 def this_machine() -> LocalMachine:
-    """Cores of this process's affinity mask; CUDA devices of CUDA_VISIBLE_DEVICES or else of nvidia-smi."""
+    """Return the cores of this process's affinity mask, and the CUDA devices of CUDA_VISIBLE_DEVICES or nvidia-smi."""
     return LocalMachine(tuple(sorted(os.sched_getaffinity(0))), _cuda_devices())
 
 

@@ -1,4 +1,4 @@
-"""What a local run refuses, in one sentence for the user, with the exit code it ends with."""
+"""The error of a local run: a message for the user, and the exit code of the command."""
 
 from rlhf_api.names import ExitCode
 

@@ -1,8 +1,8 @@
-"""Started between the runner and a process of the job: ties its life to the runner's, pins it, then becomes it.
+"""A script that starts a process of the job: it ties the process to the life of the runner, pins it, and execs it.
 
-Run as a script by `python -I -S`: `launch.py <runner pid> <cores, comma separated, or -> <command> ...`.
-Rule: standard library only, a few milliseconds. It exists because the same work between fork and exec in a runner with
-gRPC threads can deadlock. When the runner dies, the kernel kills the process: a killed `rlhf run` leaves none behind.
+Run by `python -I -S`: `exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`.
+Rule: it uses the standard library only and takes a few milliseconds. The same work between fork and exec could deadlock
+in a runner with gRPC threads. When the runner dies the kernel kills the process, so a killed `rlhf run` leaves none.
 """
 
 import ctypes
@@ -11,17 +11,17 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal this process gets when the thread that made it ends; kept across exec."""
+"""prctl(2): the signal that this process gets when the thread that made it ends; exec keeps it."""
 
 
 def wrapper_command(cores: "frozenset[int] | None") -> tuple[str, ...]:
-    """What to put before a command so that it starts through here, as a child of this process."""
-    wanted = ",".join(map(str, sorted(cores))) if cores else "-"
-    return sys.executable, "-I", "-S", __file__, str(os.getpid()), wanted
+    """Return what to put before a command so that this script starts it as a child of this process."""
+    listed = ",".join(map(str, sorted(cores))) if cores else "-"
+    return sys.executable, "-I", "-S", __file__, str(os.getpid()), listed
 
 
 def main(arguments: list[str]) -> None:
-    """Never returns: becomes the command, or exits."""
+    """Exec the command, or exit with a message; never return."""
     runner, cores, command = int(arguments[0]), arguments[1], arguments[2:]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")

@@ -1,7 +1,7 @@
-"""Worker processes forked from one that has imported torch and transformers already (`rlhf_workers.fork_server`).
+"""Client of the fork server (`rlhf_workers.fork_server`), which forks workers after importing torch and transformers.
 
-Rule: only workers on CPU, with one compute thread, are forked: CUDA and thread pools do not survive it. Whatever goes
-wrong here is a reason to start processes the ordinary way, never a reason to fail a job. When the server dies its
+Rule: only workers on CPU with one compute thread are forked, because CUDA and thread pools do not survive a fork. Any
+failure here is a reason to start processes the ordinary way, never a reason to fail a job. When the server dies its
 workers die with it, their ends are reported as signal 9, and the next start makes another server.
 """
 
@@ -22,37 +22,37 @@ from rlhf_cli.local.pods_to_processes import LocalProcess
 WORKER: Final = ("-m", "rlhf_workers")
 """Arguments after the interpreter of a process that can be forked."""
 READY_SECONDS: Final = 120.0
-"""Importing torch from a cold disk on a busy machine."""
+"""Seconds that the server gets to import torch from a cold disk on a busy machine."""
 LOG: Final = "fork-server.log"
 
 
 class ForkServerError(Exception):
-    """Why nothing could be forked, for people."""
+    """Nothing could be forked; the message says why."""
 
 
 def forkable(process: LocalProcess) -> bool:
-    """A worker without an accelerator, with one thread."""
+    """Return whether a process can be forked: a worker without an accelerator, with one compute thread."""
     env = process.env
     return process.command[1:] == WORKER and not env.get("CUDA_VISIBLE_DEVICES") and env.get(Env.THREADS, "1") == "1"
 
 
 class ForkedProcess:
-    """A forked worker; as much of asyncio's Process as the supervisor uses."""
+    """A forked worker, with as much of asyncio's Process as the supervisor uses."""
 
     def __init__(self, pid: int, code: "asyncio.Future[int]") -> None:
         self.pid = pid
         self._code = code
 
     async def wait(self) -> int:
-        """Its exit code; negative: the signal."""
+        """Wait for its end. Return its exit code; negative: the number of the signal."""
         return await asyncio.shield(self._code)
 
 
 class ForkServerClient:
-    """The server process, started with the first worker."""
+    """The connection to the server process, which is started with the first worker."""
 
     def __init__(self, token: Mapping[str, str]) -> None:
-        """`token`: the variable by which leftovers of the run are found."""
+        """`token`: environment variable by which leftover processes of the run are found."""
         self._token = token
         self._lock = asyncio.Lock()
         self._server: Child | None = None
@@ -60,12 +60,12 @@ class ForkServerClient:
         self._ends: dict[int, asyncio.Future[int]] = {}
         self._forked: asyncio.Queue[int | None] = asyncio.Queue()
         self.broken = ""
-        """Why no server can be had; empty while one can."""
+        """Why no server can be started; empty while one can."""
 
     async def start(self, process: LocalProcess) -> ForkedProcess:
-        """Forks a worker. Raises ForkServerError; then `broken` says whether to ask again."""
+        """Fork a worker and return it. Raises ForkServerError; then `broken` says whether to try again."""
         async with self._lock:
-            if self.broken:  # meanwhile: the others came while the first waited for the server
+            if self.broken:  # set while this call waited for the first one to start the server
                 raise ForkServerError(self.broken)
             if self._reader is None or self._reader.done():  # the first, or its server has died
                 await self._open(process)
@@ -88,13 +88,13 @@ class ForkServerClient:
             return ForkedProcess(pid, self._ends[pid])
 
     def kill(self) -> None:
-        """Ends the server, and with it every worker it forked."""
+        """Kill the server, and with it every worker it forked."""
         if self._server is not None and self._server.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._server.send_signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Ends the server and waits for it."""
+        """Kill the server and wait for its end."""
         self.kill()
         if self._server is not None:
             await self._server.wait()
@@ -129,16 +129,16 @@ class ForkServerClient:
         self._reader = asyncio.create_task(self._read(stdout, self._forked))
 
     async def _read(self, stdout: asyncio.StreamReader, forked: "asyncio.Queue[int | None]") -> None:
-        mine: set[int] = set()
+        own: set[int] = set()
         while line := await stdout.readline():
             reply: dict[str, Any] = json.loads(line)
             if "pid" in reply:
-                mine.add(reply["pid"])
+                own.add(reply["pid"])
                 self._ends[reply["pid"]] = asyncio.get_running_loop().create_future()
                 forked.put_nowait(reply["pid"])
             else:
-                mine.discard(reply["ended"])
+                own.discard(reply["ended"])
                 self._ends.pop(reply["ended"]).set_result(reply["code"])
-        for pid in mine:
+        for pid in own:
             self._ends.pop(pid).set_result(-signal.SIGKILL)
         forked.put_nowait(None)

@@ -1,8 +1,9 @@
-"""Runs the processes of a job on this machine: starts, restarts, stops. The thin runner around `restarts.decide`.
+"""Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
-Rule: no process outlives `run`, however it ends. Every process leads its own process group (so a terminal's Ctrl-C
-reaches only the runner, and its children go with it), dies with the runner (`launch`), and carries the run's token, by
-which what escaped both is found. Only ids of processes started here are signalled.
+Rule: no process outlives `run`, however it ends. Every process leads a process group of its own, so that Ctrl-C in a
+terminal reaches only the runner and a process's children end with it. It dies with the runner (`exec_wrapper`), and it
+carries the token of the run, by which a process that escaped both is found (`leftover_processes`). Only processes
+started here are signalled, by their ids.
 """
 
 import asyncio
@@ -24,31 +25,28 @@ from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServ
 from rlhf_cli.local.liveness_probe import until_hung
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.restart_policy import (
+    CHECKPOINT_SECONDS,
+    LEAVE_SECONDS,
+    TERMINATE_SECONDS,
+    UNTOLD_LEAVE_SECONDS,
     EndJob,
     ProcessDone,
     ProcessEnd,
     RestartProcess,
     decide_after_end,
-    describe_exit,
+    restart_message,
 )
 
-LEAVE_SECONDS: Final = 10.0
-"""Time the other processes get to end by themselves after the coordinator did: it told them to."""
-UNTOLD_LEAVE_SECONDS: Final = 2.0
-"""The same when the coordinator may have ended before anybody could be told anything."""
-TERMINATE_SECONDS: Final = 10.0
-"""Time between SIGTERM and SIGKILL."""
-CHECKPOINT_SECONDS: Final = 60.0
-"""Time the coordinator gets for a last checkpoint when the job ends because a worker failed too often."""
 _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
-"""Time, level and worker of a log line."""
+"""Time, level and worker at the beginning of a log line."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a user may want to know."""
+    """Something that the user may want to know."""
 
     worker: str
+    """Name of the process; empty for the job as a whole."""
     message: str
 
 
@@ -57,13 +55,14 @@ class LocalRunResult:
     """How the job ended."""
 
     code: int
+    """Exit code of the run."""
     reason: str
     restarts: Mapping[str, int]
-    """Times each process was started again."""
+    """Process -> number of its restarts."""
 
 
 class JobSupervisor:
-    """One run. `run` may be called once; `stop` and `kill` while it runs, from the same event loop."""
+    """The processes of one run. `run` may be called once; `stop` and `kill` while it runs, from the same event loop."""
 
     def __init__(
         self,
@@ -74,7 +73,8 @@ class JobSupervisor:
         leave_seconds: float = LEAVE_SECONDS,
         hang_seconds: float = 0,
     ) -> None:
-        """`hang_seconds`: a process that does not answer for so long is killed; 0: nobody asks."""
+        """`leave_seconds`: what told workers get to end; `hang_seconds`: a process silent for so long is killed, 0:
+        never."""
         self._processes = processes
         self._backoff_limit = backoff_limit
         self._token = token
@@ -89,37 +89,37 @@ class JobSupervisor:
 
     @property
     def children(self) -> Mapping[str, int]:
-        """Name -> process id of what runs now."""
+        """Process -> its id, of those that run now."""
         return {name: child.pid for name, child in self._children.items()}
 
     async def run(self) -> LocalRunResult:
-        """Starts everything and waits for the end of the job."""
+        """Start every process, wait for the end of the job, and return how it ended."""
         self._ended = asyncio.get_running_loop().create_future()
-        keepers = [asyncio.create_task(self._keep(process)) for process in self._processes]
-        for keeper in keepers:
-            keeper.add_done_callback(self._keeper_failed)
+        runners = [asyncio.create_task(self._run_process(process)) for process in self._processes]
+        for runner in runners:
+            runner.add_done_callback(self._runner_failed)
         try:
             end = await self._ended
             await self._wind_down(end)
         finally:
-            for keeper in keepers:
-                keeper.cancel()
+            for runner in runners:
+                runner.cancel()
             self.kill()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            await asyncio.gather(*runners, return_exceptions=True)
             await self._forks.close()
             if left := leftover_processes.kill_processes(self._token):
                 self._report(Notice("", f"ended {len(left)} leftover processes"))
         return LocalRunResult(end.code, end.reason, self._restarts)
 
     def stop(self) -> None:
-        """Asks the coordinator to checkpoint and end; the job ends with it."""
+        """Ask the coordinator to save a checkpoint and end; the job ends with it."""
         self._stopping = True
         self._signal(Group.COORDINATOR.value, signal.SIGTERM)
         if Group.COORDINATOR.value not in self._children:
             self._end(EndJob(ExitCode.INTERRUPTED, "stopped while the coordinator was down; --resume goes on"))
 
     def kill(self) -> None:
-        """Ends everything now."""
+        """End every process now."""
         self._end(EndJob(ExitCode.INTERRUPTED, "killed"))
         for name in self._children:
             self._signal(name, signal.SIGKILL)
@@ -128,16 +128,16 @@ class JobSupervisor:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(end)
 
-    def _keeper_failed(self, keeper: asyncio.Task[None]) -> None:
-        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+    def _runner_failed(self, runner: asyncio.Task[None]) -> None:
+        if not runner.cancelled() and (error := runner.exception()) is not None:
             self._end(EndJob(ExitCode.FAILED, f"cannot run a process of the job: {error}"))
 
-    async def _keep(self, process: LocalProcess) -> None:
-        """Life of one process over all its restarts."""
+    async def _run_process(self, process: LocalProcess) -> None:
+        """Run one process over all its restarts."""
         streak = 0
         while True:
             started = time.monotonic()
-            code = await self._once(process)
+            code = await self._run_once(process)
             ended = ProcessEnd(process.group, code, time.monotonic() - started, streak, self._counted)
             decision = decide_after_end(ended, self._backoff_limit, stopping=self._stopping)
             assert self._ended is not None
@@ -147,24 +147,20 @@ class JobSupervisor:
                 why = _last_line(process.log) if code > 0 else ""
                 self._end(replace(decision, reason=decision.reason + why))
                 return
-            await self._announce(process, decision, code)
+            await self._wait_for_restart(process, decision, code)
             streak = decision.streak
 
-    async def _announce(self, process: LocalProcess, decision: RestartProcess, code: int) -> None:
+    async def _wait_for_restart(self, process: LocalProcess, decision: RestartProcess, code: int) -> None:
         self._counted += decision.counted
         self._restarts[process.name] += 1
-        limit = f" (restart {self._counted} of {self._backoff_limit})" if decision.counted else ""
         # What a killed process said last is not why it ended.
         why = _last_line(process.log) if decision.counted and code > 0 else ""
-        self._report(
-            Notice(
-                process.name, f"ended with {describe_exit(code)}, starts again in {decision.delay:.1f} s{limit}{why}"
-            )
-        )
+        message = restart_message(decision, code, self._counted, self._backoff_limit)
+        self._report(Notice(process.name, f"{message}{why}"))
         await asyncio.sleep(decision.delay)
 
-    async def _once(self, process: LocalProcess) -> int:
-        """Starts a process and waits for its end; its process group ends with it."""
+    async def _run_once(self, process: LocalProcess) -> int:
+        """Start a process, wait for its end, and return its exit code; its process group ends with it."""
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -174,15 +170,15 @@ class JobSupervisor:
         self._children[process.name] = child
         if self._stopping and process.group is Group.COORDINATOR:
             self._signal(process.name, signal.SIGTERM)
-        asking = asyncio.create_task(self._end_when_hung(process))
+        watching = asyncio.create_task(self._kill_when_hung(process))
         try:
             return await child.wait()
         finally:
-            asking.cancel()
+            watching.cancel()
             self._signal(process.name, signal.SIGKILL)
             del self._children[process.name]
 
-    async def _end_when_hung(self, process: LocalProcess) -> None:
+    async def _kill_when_hung(self, process: LocalProcess) -> None:
         if process.endpoint and self._hang_seconds:
             await until_hung(process.endpoint, self._hang_seconds)
             text = f"did not answer for {self._hang_seconds:.0f} s (spec.runPolicy.hangTimeoutSeconds): it is killed"
@@ -190,7 +186,7 @@ class JobSupervisor:
             self._signal(process.name, signal.SIGKILL)
 
     async def _fork(self, process: LocalProcess) -> ForkedProcess | None:
-        """None when it has to be started the ordinary way."""
+        """Return a forked process; None when it has to be started the ordinary way."""
         if self._forks.broken or not forkable(process):
             return None
         try:
@@ -212,7 +208,7 @@ class JobSupervisor:
         )
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        """To the whole group of one process: itself and the children it made."""
+        """Signal a process; SIGKILL goes to its whole group, the children it made included."""
         child = self._children.get(name)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -222,19 +218,19 @@ class JobSupervisor:
                     os.kill(child.pid, number)  # send_signal would poll a dead child, and asyncio then says 255
 
     async def _wind_down(self, end: EndJob) -> None:
-        """Lets the others leave, then asks, then the caller kills."""
+        """Give the processes time to leave, then ask them to end. Whoever stays is killed by the caller."""
         if Group.COORDINATOR.value in self._children:
             self._stopping = True
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)
-            await self._all_gone((Group.COORDINATOR.value,), CHECKPOINT_SECONDS)
+            await self._all_ended((Group.COORDINATOR.value,), CHECKPOINT_SECONDS)
         names = tuple(process.name for process in self._processes)
-        if await self._all_gone(names, self._leave_seconds if end.told else UNTOLD_LEAVE_SECONDS):
+        if await self._all_ended(names, self._leave_seconds if end.workers_told else UNTOLD_LEAVE_SECONDS):
             return
         for name in names:
             self._signal(name, signal.SIGTERM)
-        await self._all_gone(names, TERMINATE_SECONDS)
+        await self._all_ended(names, TERMINATE_SECONDS)
 
-    async def _all_gone(self, names: Sequence[str], seconds: float) -> bool:
+    async def _all_ended(self, names: Sequence[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while any(name in self._children for name in names):
             if time.monotonic() > deadline:
@@ -244,7 +240,7 @@ class JobSupervisor:
 
 
 def _last_line(log: Path) -> str:
-    """The last line a process wrote, for the message about its end; empty when it wrote nothing."""
+    """Return the last line of a log, for the message about the process's end; empty when it wrote none."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()

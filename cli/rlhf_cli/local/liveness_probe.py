@@ -1,7 +1,8 @@
-"""Asks a process of a local run whether it lives, as a kubelet would ask it in a pod.
+"""Probe whether a process of a local run lives, as a kubelet would probe it in a pod.
 
-Rule: a process that has never answered is starting, however long that takes; one that answered and then does not for so
-long hangs. What is done about it is the supervisor's. Misses are counted, not time: a machine that slept is no hang.
+Rule: a process that has never answered is starting, however long that takes. One that answered once and then does not
+for some time hangs; the supervisor decides what follows. Misses are counted, not time, so that a suspended machine is
+no hang.
 """
 
 import asyncio
@@ -11,19 +12,19 @@ from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_operator.manifests.pods import PROBE_SECONDS, PROBE_TIMEOUT_SECONDS
 
 STARTING_SECONDS: Final = 0.5
-"""Between two questions to a process that has not answered yet: one that hangs soon after its start has then."""
+"""Seconds between two probes of a process that has not answered yet, so that a hang soon after the start is noticed."""
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Returns when the process at host:port has answered once and then not for so many seconds."""
+    """Return when the process at `address` (host:port) has answered once and then not for `seconds`."""
     period = min(float(PROBE_SECONDS), seconds / 3)
-    lived, misses = False, 0
+    answered, misses = False, 0
     while misses * period < seconds:
-        await asyncio.sleep(period if lived else min(period, STARTING_SECONDS))
+        await asyncio.sleep(period if answered else min(period, STARTING_SECONDS))
         if await _answers(address):
-            lived, misses = True, 0
+            answered, misses = True, 0
         else:
-            misses += lived
+            misses += answered
 
 
 async def _answers(address: str) -> bool:
@@ -33,11 +34,11 @@ async def _answers(address: str) -> bool:
             reader, writer = await asyncio.open_connection(host, int(port))
             try:
                 writer.write(f"GET {LIVENESS_PATH} HTTP/1.0\r\n\r\n".encode())
-                return (await reader.readline()).split(b" ")[1:2] == [_WELL]
+                return (await reader.readline()).split(b" ")[1:2] == [_OK]
             finally:
                 writer.close()
     except (OSError, TimeoutError):
         return False
 
 
-_WELL: Final = b"200"
+_OK: Final = b"200"

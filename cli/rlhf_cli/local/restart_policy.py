@@ -1,8 +1,9 @@
-"""What happens when a process of a local run ends: the decision, as a pure function.
+"""What follows the end of a process of a local run. Pure: owns no process and no clock.
 
-Rule: a process that ends non-zero comes back, as a kubelet would bring it back; how often is limited for the whole job
-by runPolicy.backoffLimit, never reset, as Kubernetes counts. RESTART is a request and is not counted. Some exit codes
-of the coordinator are verdicts about the job: no restart can change them. Owns no process, no clock.
+Rule: a process that ends with an error is restarted, as a kubelet would restart it. runPolicy.backoffLimit limits the
+restarts of the whole job, and the count is never reset, as in Kubernetes. Exit code RESTART is a request and is not
+counted. Some exit codes of the coordinator are verdicts about the job, which no restart can change. `job_supervisor`
+carries the decisions out.
 """
 
 import signal
@@ -14,9 +15,9 @@ from rlhf_api.names import ExitCode, Group
 FIRST_DELAY_SECONDS: Final = 0.2
 """Enough for ports and devices to be released; a lost rank must not hold up its group for longer."""
 LAST_DELAY_SECONDS: Final = 10.0
-"""A process that keeps failing is tried often enough to see the cause go away."""
+"""A process that keeps failing is started often enough to notice that the cause is gone."""
 HEALTHY_SECONDS: Final = 120.0
-"""A process that ran this long was well: its next failure starts again at the first delay."""
+"""A process that ran this long was healthy: its next failure begins with the first delay again."""
 VERDICTS: Final = frozenset(
     {
         ExitCode.USAGE,
@@ -29,6 +30,14 @@ VERDICTS: Final = frozenset(
     }
 )
 """Exit codes with which the coordinator ends the job."""
+LEAVE_SECONDS: Final = 10.0
+"""Seconds that workers get to end by themselves after the coordinator told them to leave."""
+UNTOLD_LEAVE_SECONDS: Final = 2.0
+"""The same where the coordinator may have ended before it could tell anybody."""
+CHECKPOINT_SECONDS: Final = 60.0
+"""Seconds that the coordinator gets for a last checkpoint when the job ends because a worker failed too often."""
+TERMINATE_SECONDS: Final = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +46,25 @@ class ProcessEnd:
 
     group: Group
     code: int
-    """Exit code; negative: the signal that ended it."""
+    """Exit code; negative: the number of the signal that ended it."""
     seconds: float
     """How long it ran."""
     streak: int
-    """Ends in a row before this one without a healthy time between."""
+    """Ends in a row before this one, without a healthy time between them."""
     counted: int
     """Counted restarts of the whole job so far."""
 
 
 @dataclass(frozen=True)
 class RestartProcess:
-    """Start it again."""
+    """The process is restarted."""
 
     delay: float
+    """Seconds until then."""
     streak: int
+    """Ends in a row, this one included."""
     counted: bool
+    """Whether the restart counts towards runPolicy.backoffLimit."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +74,31 @@ class ProcessDone:
 
 @dataclass(frozen=True)
 class EndJob:
-    """The job is over."""
+    """The job ends."""
 
     code: int
+    """Exit code of the run."""
     reason: str
-    told: bool = False
-    """The coordinator told the workers to leave."""
+    workers_told: bool = False
+    """Whether the coordinator told the workers to leave."""
 
 
 def decide_after_end(
     ended: ProcessEnd, backoff_limit: int, *, stopping: bool = False
 ) -> RestartProcess | ProcessDone | EndJob:
-    """`stopping`: the user asked the job to stop, so the coordinator's end is the job's, whatever its code."""
+    """Return what follows the end of a process.
+
+    `stopping`: the user asked the job to stop, so the end of the coordinator ends the job, whatever its exit code.
+    """
     coordinator = ended.group is Group.COORDINATOR
     if ended.code == ExitCode.OK:
-        return EndJob(ExitCode.OK, "the coordinator finished", told=True) if coordinator else ProcessDone()
+        return EndJob(ExitCode.OK, "the coordinator finished", workers_told=True) if coordinator else ProcessDone()
     if coordinator and (stopping or ended.code in VERDICTS):
-        # SIGTERM, by which it is asked to stop, ends it at once while it is still starting.
+        # SIGTERM, which asks it to stop, ends a coordinator that is still starting at once.
         stopped = ended.code in (ExitCode.INTERRUPTED, -signal.SIGTERM)
         code = ExitCode.INTERRUPTED if stopped else max(ended.code, ExitCode.FAILED)
         reason = f"the coordinator ended with {describe_exit(ended.code)}"
-        return EndJob(int(code), reason, told=ended.code == ExitCode.INTERRUPTED)
+        return EndJob(int(code), reason, workers_told=ended.code == ExitCode.INTERRUPTED)
     streak = 0 if ended.seconds >= HEALTHY_SECONDS else ended.streak
     delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(streak, 30), LAST_DELAY_SECONDS)
     if ended.code == ExitCode.RESTART:
@@ -96,8 +112,14 @@ def decide_after_end(
     return RestartProcess(delay, streak + 1, counted=True)
 
 
+def restart_message(restart: RestartProcess, code: int, counted: int, backoff_limit: int) -> str:
+    """Return what the user is told about a restart; `counted` includes this one."""
+    limit = f" (restart {counted} of {backoff_limit})" if restart.counted else ""
+    return f"ended with {describe_exit(code)}, starts again in {restart.delay:.1f} s{limit}"
+
+
 def describe_exit(code: int) -> str:
-    """`exit code 1`, `signal 9 (out of memory, or killed)`: how a process ended, in words."""
+    """Return how a process ended, such as `exit code 1` or `signal 9 (killed, or out of memory)`."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {-code}" + (" (killed, or out of memory)" if code == -9 else "")

@@ -1,7 +1,7 @@
-"""The run folder: who may use it, and where everything in it is.
+"""The run folder: who may use it, and where the files of a run are.
 
-Rule: one run at a time uses a folder (a lock that the kernel releases when the process dies), and a folder that holds a
-run is gone on with only when asked. Nothing of a former run is deleted here.
+Rule: one run at a time uses a folder, by a lock that the kernel releases when the process dies. A folder that holds a
+run is continued only on request. Nothing of a former run is deleted here.
 """
 
 import fcntl
@@ -49,28 +49,28 @@ class RunPaths:
 
 
 def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume: bool) -> Path:
-    """The run folder: the given one, a new one named after job and time, or the job's latest one to resume."""
+    """Return the run folder: the given one, a new one named after job and time, or the latest one to resume."""
     if run_dir is not None:
         return run_dir.absolute()
     if not resume:
         return (RUNS / f"{job.name}-{now:%Y%m%d-%H%M%S}").absolute()
     pattern = re.compile(re.escape(job.name) + r"-\d{8}-\d{6}")
-    found = sorted(path for path in RUNS.glob(f"{job.name}-*") if pattern.fullmatch(path.name) and holds_run(path))
-    if not found:
+    runs = sorted(path for path in RUNS.glob(f"{job.name}-*") if pattern.fullmatch(path.name) and holds_run(path))
+    if not runs:
         raise RunError(f"--resume: no run of job {job.name!r} in {RUNS.absolute()}; give --run-dir")
-    return found[-1].absolute()
+    return runs[-1].absolute()
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a job has been started in this folder."""
+    """Return whether a job has been started in this folder."""
     return (folder / "journal").is_dir() or (folder / "metrics.jsonl").exists()
 
 
 class RunFolder:
-    """A folder that is ours until this process ends."""
+    """A run folder that belongs to this process until it ends."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
-        """Creates and locks it. Raises RunError when it is in use, or holds (or lacks) a run."""
+        """Create and lock the folder. Raises RunError when it is in use, or holds (or, to resume, lacks) a run."""
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
             raise RunError(f"--resume: there is no run in {folder}")
@@ -90,18 +90,18 @@ class RunFolder:
         leftover_processes.kill_processes(self.token)
 
     def release(self) -> None:
-        """Lets another run use the folder; the end of the process does the same."""
+        """Unlock the folder for another run; the end of the process does the same."""
         os.close(self._lock)
 
     def _token(self) -> str:
-        """Marks the processes of all runs of this folder, so that a killed run's leftovers are found by the next."""
+        """Return the token that all runs of this folder give their processes, by which the next run finds leftovers."""
         path = self.paths.run_dir / _TOKEN
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
         return path.read_text().strip()
 
     def write(self, name: str, content: bytes) -> None:
-        """A file of the run folder, atomically."""
+        """Write a file of the run folder, atomically."""
         partial = self.paths.run_dir / f".{name}.tmp"
         partial.write_bytes(content)
         partial.replace(self.paths.run_dir / name)

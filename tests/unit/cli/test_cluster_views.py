@@ -20,7 +20,7 @@ from rlhf_cli.cluster.job_summary import summarize
 from rlhf_cli.cluster.log_lines import in_order, line_text, parse_line
 from rlhf_cli.cluster.top import status_from_job, status_from_metrics
 from rlhf_cli.console import columns
-from rlhf_cli.view import render
+from rlhf_cli.live_view import render
 
 
 def text_of(seen: dict[str, Any], width: int | None = None) -> str:

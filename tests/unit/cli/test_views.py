@@ -9,9 +9,8 @@ from rich.console import Console
 
 from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration, size
-from rlhf_cli.plain import iteration_line, summary_line
-from rlhf_cli.progress import MetricsTail
-from rlhf_cli.view import BLOCKS, render, sparkline
+from rlhf_cli.live_view import BLOCKS, render, sparkline
+from rlhf_cli.run_progress import MetricsTail, iteration_line, summary_line
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
 
 STATUS = pb.JobStatus(
@@ -52,7 +51,7 @@ def test_the_live_view_says_where_the_tail_is() -> None:
     status.CopyFrom(STATUS)
     status.replicas["generation"] = 4
     status.fusion.CopyFrom(pb.FusionStatus(threshold=12, pool=1, predicted_seconds=2.0, predicted_off_seconds=2.6))
-    assert "tail gathers at 12 left on 1/4 workers, predicted 1.30x" in shown(status, [])
+    assert "tail consolidates at 12 left on 1/4 workers, predicted 1.30x" in shown(status, [])
     status.pool.append("generation-0")
     status.fusion.released.extend(f"generation-{index}" for index in (1, 2, 3))
     status.fusion.migrated = 9

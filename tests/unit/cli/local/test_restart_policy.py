@@ -15,6 +15,7 @@ from rlhf_cli.local.restart_policy import (
     ProcessEnd,
     RestartProcess,
     decide_after_end,
+    restart_message,
 )
 
 W, C = Group.GENERATION, Group.COORDINATOR
@@ -33,7 +34,7 @@ W, C = Group.GENERATION, Group.COORDINATOR
         (ProcessEnd(W, 20, 5, 0, 0), RestartProcess(0.2, 1, counted=True)),
         (ProcessEnd(C, 1, 5, 0, 0), RestartProcess(0.2, 1, counted=True)),
         (ProcessEnd(C, -9, 5, 0, 0), RestartProcess(0.2, 1, counted=True)),
-        (ProcessEnd(C, 0, 5, 0, 3), EndJob(0, "the coordinator finished", told=True)),
+        (ProcessEnd(C, 0, 5, 0, 3), EndJob(0, "the coordinator finished", workers_told=True)),
         (ProcessEnd(C, 21, 5, 0, 0), EndJob(21, "the coordinator ended with exit code 21")),
         (
             ProcessEnd(W, -9, 5, 0, 3),
@@ -51,10 +52,10 @@ def test_table(ended: ProcessEnd, decision: object) -> None:
 
 def test_while_stopping_the_coordinators_end_is_the_jobs() -> None:
     assert decide_after_end(ProcessEnd(C, 0, 1, 0, 0), 3, stopping=True) == EndJob(
-        0, "the coordinator finished", told=True
+        0, "the coordinator finished", workers_told=True
     )
     assert isinstance(decide_after_end(ProcessEnd(C, -9, 1, 0, 0), 3, stopping=True), EndJob)
-    stopped = EndJob(130, "the coordinator ended with exit code 130", told=True)
+    stopped = EndJob(130, "the coordinator ended with exit code 130", workers_told=True)
     assert decide_after_end(ProcessEnd(C, 130, 1, 0, 0), 3, stopping=True) == stopped
     while_starting = EndJob(130, "the coordinator ended with signal 15")
     assert decide_after_end(ProcessEnd(C, -15, 1, 0, 0), 3, stopping=True) == while_starting
@@ -102,3 +103,10 @@ def test_a_crash_loop_of_a_worker_always_ends_the_job_unless_it_asked_to_be_rest
         streak = decision.streak
     assert counted <= limit
     assert counted == sum(code != ExitCode.RESTART for code in exits)
+
+
+def test_a_restart_is_announced_with_its_count_where_it_counts() -> None:
+    counted = RestartProcess(0.4, 2, counted=True)
+    assert restart_message(counted, 1, 2, 3) == "ended with exit code 1, starts again in 0.4 s (restart 2 of 3)"
+    requested = RestartProcess(0.2, 1, counted=False)
+    assert restart_message(requested, 75, 2, 3) == "ended with exit code 75, starts again in 0.2 s"

@@ -1,6 +1,6 @@
-"""The live view of a job: a status and the metrics so far in, a rich renderable out. Pure.
+"""The live view of a job: a status and the metrics so far become a rich renderable. Pure.
 
-Rule: shows only what the job says of itself. The same view serves a run on this machine and a job in a cluster.
+Rule: it shows only what the job reports. The same view serves a run on this machine and a job in a cluster.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ _CURVES: Final = (
     ("kl_per_token", "kl/token", 4),
     ("samples_per_second", "samples/s", 1),
 )
-"""(metric, how it is called, digits); KL in nats a response and a token."""
+"""(metric, label, digits). KL is in nats per response, and per token."""
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
-    """`lines`: metrics of finished iterations, in order; `notices`: the latest events, newest last."""
+    """Return the view. `lines` are the metrics of finished iterations, in order; `notices` the latest, newest last."""
     # Without a ledger nothing is known of samples, which is not the same as none.
     samples: list[RenderableType] = [_stages(status), _ledger(status)] if status.ledger else []
     parts: list[RenderableType] = [
@@ -58,7 +58,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """The values as a row of blocks, lowest to highest; averaged down to `width` when there are more."""
+    """Return the values as a row of blocks, lowest to highest, averaged down to `width` when there are more."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -104,7 +104,7 @@ def _ledger(status: pb.JobStatus) -> Text:
 
 
 def _tail(status: pb.JobStatus) -> list[Text]:
-    """Where the long tail is: once it gathers, who keeps it; before, when it will; nothing where it does not."""
+    """Return who keeps the long tail once it is consolidated, or else when it will be; nothing without fusion."""
     if not status.fusion.threshold:
         return []
     workers = status.replicas.get("generation", 0)
@@ -114,7 +114,7 @@ def _tail(status: pb.JobStatus) -> list[Text]:
         words = f"{left} left, pool {len(status.pool)}/{workers}, {scoring} workers score"
         words += f", {status.fusion.migrated} samples moved" if status.fusion.migrated else ""
         return [Text(f"{'tail':>8} {words}", style="magenta")]
-    words = f"gathers at {status.fusion.threshold} left on {status.fusion.pool}/{workers} workers"
+    words = f"consolidates at {status.fusion.threshold} left on {status.fusion.pool}/{workers} workers"
     if status.fusion.predicted_seconds:
         words += f", predicted {status.fusion.predicted_off_seconds / status.fusion.predicted_seconds:.2f}x"
     return [Text(f"{'tail':>8} {words}", style="dim")]
@@ -135,7 +135,7 @@ def _workers(status: pb.JobStatus) -> Table:
     busy = any(worker.busy_share for worker in status.workers)
     held = any(worker.versions for worker in status.workers)
     hidden = {"busy": not busy, "weights": not held}
-    headings = [each for each in _WORKER_COLUMNS if not hidden.get(each)]
+    headings = [column for column in _WORKER_COLUMNS if not hidden.get(column)]
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("busy", "tokens/s", "restarts") else "left")
     for worker in status.workers:

@@ -1,0 +1,97 @@
+"""The progress of a run: metrics as they are written, the coordinator's status, and both as plain lines of text.
+
+Rule: nothing is written here. The metrics file may be replaced while it is read, because a restarted coordinator
+rewrites it, and may end in half a line; every iteration is returned once.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from rlhf_api import channels, control_pb2_grpc
+from rlhf_api import control_pb2 as pb
+from rlhf_cli.console import duration
+
+MetricsLine = dict[str, Any]
+"""Metrics of one iteration, as a line of metrics.jsonl has them."""
+REDIAL_SECONDS: Final = 0.5
+"""Seconds between attempts to reach a coordinator that starts or restarts."""
+
+
+class MetricsTail:
+    """Reads metrics.jsonl as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+        self.lines: list[MetricsLine] = []
+        """Everything read so far, one line per iteration, in order."""
+
+    def read(self) -> list[MetricsLine]:
+        """Return the lines of iterations that were not returned before."""
+        try:
+            with self._path.open("rb") as file:
+                if (inode := self._path.stat().st_ino) != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        fresh = []
+        for text in whole.splitlines():
+            line = json.loads(text)
+            if not self.lines or line["iteration"] > self.lines[-1]["iteration"]:
+                self.lines.append(line)
+                fresh.append(line)
+        return fresh
+
+
+async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> AsyncIterator[pb.JobStatus]:
+    """Yield the coordinator's statuses, at most `max_rate_hz` per second; dial again whenever the stream breaks."""
+    while True:
+        async with channels.aio_channel(address, certificates) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            try:
+                async for status in stub.WatchStatus(pb.WatchStatusRequest(max_rate_hz=max_rate_hz)):
+                    yield status
+            except grpc.aio.AioRpcError:
+                pass
+        await asyncio.sleep(REDIAL_SECONDS)
+
+
+def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
+    """Return one line per iteration, such as `iteration 3/100 reward 0.412 kl 3.013 kl/token 0.2511 24.1 samples/s 410
+    tokens/s 2m 10s left`."""
+    parts = [f"iteration {line['iteration'] + 1}/{iterations}"]
+    for name, label, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl_per_token", "kl/token", 4)):
+        if (value := line.get(name)) is not None:
+            parts.append(f"{label} {value:.{digits}f}")
+    for name, label in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
+        if (value := line.get(name)) is not None:
+            parts.append(f"{value:.1f} {label}" if value < 100 else f"{value:,.0f} {label}")
+    if seconds_left > 0:
+        parts.append(f"{duration(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def summary_line(summary: Mapping[str, Any]) -> str:
+    """Return the last line of a run, such as `Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last
+    tenth), 42.0 samples/s`."""
+    parts = [f"{summary.get('iterations', 0)} iterations"]
+    if (seconds := summary.get("seconds")) is not None:
+        parts[0] += f" in {duration(seconds)}"
+    first, last = summary.get("reward_first"), summary.get("reward_last")
+    if first is not None and last is not None:
+        parts.append(f"reward {first:.3f} -> {last:.3f} (first, last tenth)")
+    if (speed := summary.get("samples_per_second")) is not None:
+        parts.append(f"{speed:.1f} samples/s")
+    if skipped := summary.get("nonfinite_steps"):
+        parts.append(f"{skipped} optimizer step{'s' * (skipped > 1)} skipped (not finite)")
+    return f"{summary.get('phase', 'Ended')}: {', '.join(parts)}"
