@@ -7,6 +7,7 @@ import numpy as np
 from tests.support.models import SPECIAL, VOCABULARY
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 MakeEngine = Callable[..., TorchEngine]
@@ -27,7 +28,7 @@ def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40
     ]
 
 
-def finish(engine: TorchEngine, samples: Sequence[SampleRequest] = ()) -> dict[int, ResponsePart]:
+def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, ResponsePart]:
     """Submits `samples` and steps until the engine holds nothing; responses by sample number, each exactly once."""
     engine.submit(samples)
     done: dict[int, ResponsePart] = {}

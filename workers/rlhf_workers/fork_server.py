@@ -29,6 +29,7 @@ PRELOADED: Final = (
     "torch",
     "rlhf_workers.agent",
     "rlhf_workers.generation.generation_role",
+    "rlhf_workers.generation.torch_engine.build",
     "rlhf_workers.inference.inference_role",
     "rlhf_workers.training.training_role",
 )
@@ -37,7 +38,7 @@ LINES_AT_ONCE: Final = 1 << 16
 """Bytes read at a time."""
 
 
-class Server:
+class ForkServer:
     """Forks workers and waits for their ends, on one thread."""
 
     def __init__(self, requests: int, replies: int) -> None:
@@ -156,7 +157,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ.get(Env.THREADS, "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     preload()
-    Server(requests, replies).serve()
+    ForkServer(requests, replies).serve()
 
 
 if __name__ == "__main__":

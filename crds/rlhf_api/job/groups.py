@@ -51,8 +51,15 @@ class Generation(GroupFields):
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     """Number of workers; the scale subresource writes this field."""
-    engine: Literal["torch", "vllm"] = "torch"
-    """Engine that decodes."""
+    engine: Annotated[
+        str,
+        Field(
+            max_length=253,
+            pattern=r"^(torch|vllm|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+)$",
+            examples=["torch", "my_package.my_engine"],
+        ),
+    ] = "torch"
+    """Engine that decodes: torch, vllm, or the path of a module of your own in the worker image, with a dot in it."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine under its own names, passed on unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64

@@ -166,11 +166,11 @@ _STATEMENTS: Final = (
         field="spec.generation.gpusPerReplica",
         node="spec",
         cel=(
-            "self.generation.engine == 'torch' || (self.generation.gpusPerReplica > 0"
+            "self.generation.engine != 'vllm' || (self.generation.gpusPerReplica > 0"
             " && self.generation.gpusPerReplica % self.generation.parallelism.tensor == 0)"
         ),
         holds=lambda values: (
-            values["spec.generation.engine"] == "torch"
+            values["spec.generation.engine"] != "vllm"
             or (
                 values["spec.generation.gpusPerReplica"] > 0
                 and values["spec.generation.gpusPerReplica"] % values["spec.generation.parallelism.tensor"] == 0

@@ -41,7 +41,7 @@ CHANGES: dict[str, list[Any]] = {
     "spec.training.gpusPerReplica": [0, 1, 2],
     "spec.training.optimizer.maxGradientNorm": [0, None, 0.5, -1],
     "spec.fusion.intraStage.mode": ["Disabled", "Auto", "Fused", False],
-    "spec.generation.engine": ["torch", "vllm"],
+    "spec.generation.engine": ["torch", "vllm", "my_package.my_engine", "trch"],
     "spec.generation.replicas": [0, 1, 4096, 4097],
     "spec.generation.gpusPerReplica": [0, 1, 2, 3, 4],
     "spec.generation.parallelism.tensor": [1, 2, 3],

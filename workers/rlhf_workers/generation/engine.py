@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.kv_slices import KvShape, KvSlice
 
@@ -25,6 +26,12 @@ class EngineLimits:
     """Samples decoded at once; more wait."""
     max_prompt_tokens: int
     max_response_tokens: int
+
+    @classmethod
+    def of(cls, spec: RLHFJobSpec) -> "EngineLimits":
+        """Return the sizes that a job asks for."""
+        rollout = spec.rollout
+        return cls(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,14 @@ class SamplingParameters:
     """Strings that end a response; kept in it."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, beside the tokenizer's end-of-sequence token; kept in it."""
+
+    @classmethod
+    def of(cls, spec: RLHFJobSpec) -> "SamplingParameters":
+        """Return how a job draws tokens."""
+        rollout = spec.rollout
+        return cls(
+            rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop), tuple(rollout.stop_token_ids)
+        )
 
 
 class Prefill(NamedTuple):
@@ -108,6 +123,7 @@ class EngineError(Exception):
         self.field = field
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Continuous batching over one model. Not thread-safe."""
 

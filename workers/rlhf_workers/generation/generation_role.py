@@ -1,6 +1,6 @@
 """The generation role of a worker: commands in, progress and finished samples out, an engine in between.
 
-Rule: speaks the wire on one side and `protocol.Engine` on the other, and decides nothing about decoding. Every token
+Rule: speaks the wire on one side and `engine.Engine` on the other, and decides nothing about decoding. Every token
 goes out within a quarter of a second of its step, so a lost worker costs that much work; a finished sample goes out at
 once. Must never answer a command twice, and never report a sample that was withdrawn or given back. When the process
 dies here, the coordinator goes on from the tokens it was told.
@@ -15,18 +15,17 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.graph import GENERATE
-from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart
 from rlhf_workers import weights
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.activity import Activity
-from rlhf_workers.generation.engine import Engine, EngineError, EngineLimits, MeasuresCosts, SamplingParameters, Sleeps
+from rlhf_workers.generation.engine import Engine, EngineError, MeasuresCosts, Sleeps
+from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
-from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models import load_tokenizer
 from rlhf_workers.sample_codec import finished_message, key_of, progress_message, request_of
 from rlhf_workers.worker_role import Outbox
 
@@ -34,7 +33,6 @@ PROGRESS_NS: Final = 250_000_000
 """Between progress messages: what a lost worker costs, at four small messages a second a sample."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
-ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
 
 
@@ -224,52 +222,13 @@ class GenerationRole:
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
     """Loads the policy and its engine; WorkError when the folder, the engine's arguments or the sizes do not fit."""
-    spec = job.spec
-    if spec.generation.engine != "torch":
-        message = f"spec.generation.engine: {spec.generation.engine} is not available in this worker; use torch"
-        raise WorkError("EngineUnavailable", message, field="spec.generation.engine", exit_code=ExitCode.USAGE)
-    attention = _attention(spec)
-    path = spec.models.actor.path
-    model = load_causal_lm(path, field=ACTOR_FIELD, dtype=compute_dtype(spec), device=device, attention=attention)
+    path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
-    rollout = spec.rollout
-    engine = TorchEngine(
-        model,
-        tokenizer,
-        SamplingParameters(
-            rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop), tuple(rollout.stop_token_ids)
-        ),
-        EngineLimits(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens),
-        deterministic=spec.deterministic,
-        field=ACTOR_FIELD,
-    )
-    role = GenerationRole(engine, tokenizer, certificates)
+    role = GenerationRole(build_engine(job.spec, tokenizer, device), tokenizer, certificates)
     wanted = command.become_generation.weights
     if wanted.version or any(location.folder != path for location in wanted.sources):
         role.load(wanted, None)
     return role
-
-
-def _attention(spec: RLHFJobSpec) -> Attention:
-    """The attention that `engineArgs` ask for: by default the fused kernel, unless results must be reproducible.
-
-    WorkError for arguments this engine does not have, and for a dtype that is not that of the whole job.
-    """
-    dtype = str(compute_dtype(spec)).removeprefix("torch.")
-    allowed: dict[str, Sequence[str]] = {"dtype": (dtype,), "attention": ATTENTIONS}
-    whys = {"dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too"}
-    if spec.deterministic:
-        allowed["attention"], whys["attention"] = ("eager",), " in a deterministic job"
-    for name, value in spec.generation.engine_args.items():
-        field = f"spec.generation.engineArgs.{name}"
-        if name not in allowed:
-            message = f"{field}: the torch engine has no such argument; it takes {', '.join(allowed)}"
-            raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
-        if value not in allowed[name]:
-            message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{whys.get(name, '')}"
-            raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
-    chosen: Attention = spec.generation.engine_args.get("attention", "eager" if spec.deterministic else "sdpa")
-    return chosen
 
 
 def _work_error(error: EngineError) -> WorkError:

@@ -1,4 +1,7 @@
-"""What the engine promises its role: no sample lost, none taken half, progress once, weights whole or not at all."""
+"""What every registered engine promises its role, and one from outside the project too: docs/tutorials/your-engine.md.
+
+No sample lost, none taken half, progress once, tokens that depend on the sample alone, weights whole or not at all.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +11,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine, finish, requests
+from safetensors.torch import load_file
+from tests.support.engine_driving import finish, requests, resumed
+from tests.support.generation_roles import generate, generation_job, run
+from tests.support.outbox import RecordedOutbox
 
-from rlhf_api.samples import SampleKey
+from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import unpack
+from rlhf_api.samples import ResponsePart, SampleKey, VersionSpan
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import EngineError
-from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.generation.engine import Engine, EngineError, MovesKvCaches, Sleeps
+from rlhf_workers.generation.engine_registry import ENGINES, build_engine
+from rlhf_workers.generation.generation_role import build
+from rlhf_workers.models import load_tokenizer
+
+OUTSIDE = "your_engine.plain_engine"
+NAMES = (*ENGINES, OUTSIDE)
+CPU = torch.device("cpu")
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def make(name: str, policy: Callable[[str], Path]) -> Make:
+    """Builds an engine as a worker does: make(slots=2)."""
+
+    def make_engine(slots: int = 8) -> Engine:
+        job = generation_job(policy("llama"), engine=name, maxBatchSize=slots)
+        return build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU)
+
+    return make_engine
 
 
 @pytest.mark.parametrize(
@@ -22,16 +55,16 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
         ({"prompt": np.zeros(0, np.int32)}, "the prompt has 0 tokens, must have 1 to 48"),
         ({"prompt": np.full(49, 5, np.int32)}, "the prompt has 49 tokens"),
         ({"prompt": np.array([5, 999], np.int32)}, "prompt token 999 is outside the vocabulary"),
-        ({"max_response_tokens": 97}, "asked for 97 response tokens in total with 0 known, must be 1 to 96"),
+        ({"max_response_tokens": 41}, "asked for 41 response tokens in total with 0 known, must be 1 to 40"),
         ({"max_response_tokens": 0}, "asked for 0 response tokens"),
         ({"tokens": np.array([5], np.int32)}, "do not match its 1 known tokens"),
         ({"key": SampleKey(0, 0, 0)}, "sample 0 of iteration 0 is here already"),
     ],
 )
 def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
-    change: dict[str, Any], words: str, make_engine: MakeEngine
+    change: dict[str, Any], words: str, make: Make
 ) -> None:
-    engine = make_engine()
+    engine = make()
     good, bad = requests(2, response=10)
     with pytest.raises(EngineError, match=words):
         engine.submit([good, replace(bad, **change)])
@@ -39,103 +72,132 @@ def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
     assert not engine.step().finished
 
 
-def test_progress_reports_every_token_exactly_once(make_engine: MakeEngine) -> None:
-    engine = make_engine(slots=3)
+def test_progress_reports_every_token_exactly_once(make: Make) -> None:
+    engine = make(slots=3)
     engine.submit(requests(7, response=25))
-    told: dict[int, list[int]] = {}
+    reported: dict[int, list[int]] = {}
     for step in range(200):
         for response in engine.step().finished:
-            known = told.pop(response.key.sample, [])
+            known = reported.pop(response.key.sample, [])
             assert response.tokens.tolist()[: len(known)] == known
         if step % 3 == 0:
             for part in engine.progress():
-                assert part.offset == len(told.setdefault(part.key.sample, []))
-                told[part.key.sample] += part.tokens.tolist()
+                assert part.offset == len(reported.setdefault(part.key.sample, []))
+                assert sum(span.tokens for span in part.versions) == len(part.log_probabilities) == len(part.tokens)
+                reported[part.key.sample] += part.tokens.tolist()
         if not engine.held:
             break
     assert not engine.held
     assert not engine.progress()
 
 
-def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(make_engine: MakeEngine) -> None:
-    engine = make_engine(slots=2)
+def test_a_step_reports_what_it_decoded(make: Make) -> None:
+    engine = make()
+    engine.submit(requests(3, response=10))
+    decoded, tokens = 0, 0
+    while engine.held:
+        report = engine.step()
+        decoded += report.decoded
+        tokens += sum(len(response.tokens) for response in report.finished)
+    assert decoded == tokens > 0
+
+
+def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(make: Make) -> None:
+    engine = make(slots=2)
     samples = requests(4, response=30)
     engine.submit(samples)
     for _ in range(5):
         engine.step()
-    unknown = SampleKey(9, 9, 9)
-    given = engine.withdraw([samples[0].key, samples[3].key, unknown])
-    assert {response.key.sample: len(response.tokens) for response in given} == {0: 5, 3: 0}
-    assert len(engine.withdraw()) == engine.held + 2
-    assert engine.kv_bytes() == 0
+    withdrawn = engine.withdraw([samples[0].key, samples[3].key, SampleKey(9, 9, 9)])
+    assert {response.key.sample: len(response.tokens) for response in withdrawn} == {0: 5, 3: 0}
+    assert engine.held == 2
+    assert len(engine.withdraw()) == 2
+    assert engine.held == 0
 
 
-def test_an_unknown_stale_attempt_is_not_withdrawn(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
+    engine = make()
     sample = requests(1)[0]
     engine.submit([sample])
     assert engine.withdraw([sample.key._replace(attempt=1)]) == []
     assert engine.held == 1
 
 
-def test_weights_are_replaced_whole_and_tokens_bear_their_version(
-    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
-) -> None:
-    before = {name: tensor.clone() for name, tensor in load("llama")[0].state_dict().items()}
-    engine = make_engine(slots=2)
+def test_tokens_depend_on_the_sample_alone(make: Make) -> None:
+    """Alone, among others, and interrupted and resumed on another engine."""
+    samples = requests(5, seed=4, response=20)
+    undisturbed = finish(make(), samples)
+    assert tokens_of(finish(make(slots=1), samples)) == tokens_of(undisturbed)
+    first, second = make(), make()
+    first.submit(samples)
+    finished: dict[int, ResponsePart] = {}
+    for _ in range(6):
+        finished |= {response.key.sample: response for response in first.step().finished}
+    by_key = {sample.key: sample for sample in samples}
+    second.submit([resumed(by_key[response.key], response) for response in first.withdraw()])
+    assert tokens_of(finished | finish(second)) == tokens_of(undisturbed)
+
+
+def test_engines_draw_the_same_tokens(policy: Callable[[str], Path]) -> None:
+    tokenizer = load_tokenizer(str(policy("llama")), "model")
+    samples = requests(3, seed=5, response=20)
+    responses = []
+    for name in NAMES:
+        engine = build_engine(generation_job(policy("llama"), engine=name).spec, tokenizer, CPU)
+        responses.append(finish(engine, samples))
+    first = responses[0]
+    for other in responses[1:]:
+        assert tokens_of(other) == tokens_of(first)
+        for number, response in other.items():
+            np.testing.assert_allclose(response.log_probabilities, first[number].log_probabilities, atol=1e-4)
+
+
+def test_a_response_that_was_complete_before_is_finished_without_another_token(make: Make) -> None:
+    sample = requests(1, response=10)[0]
+    whole = finish(make(), [sample])[0]
+    engine = make()
+    engine.submit([resumed(sample, whole)])
+    report = engine.step()
+    assert [response.tokens.tolist() for response in report.finished] == [whole.tokens.tolist()]
+    assert report.decoded == 0
+
+
+def test_weights_are_replaced_whole_and_tokens_bear_their_version(make: Make, policy: Callable[[str], Path]) -> None:
+    weights = load_file(policy("llama") / "model.safetensors")
+    engine = make(slots=2)
     sample = requests(1, response=12)[0]
-    try:
-        engine.submit([sample])
-        for _ in range(4):
-            engine.step()
-        half = dict(list(before.items())[:5])
-        with pytest.raises(WorkError, match=r"actor version 1: .* is missing"):
-            engine.load_weights({name: tensor + 1 for name, tensor in half.items()}, 1)
-        misshapen = {**before, "model.norm.weight": torch.zeros(3)}
-        with pytest.raises(WorkError, match=r"model.norm.weight has shape \[3\], the model needs \[32\]"):
-            engine.load_weights(misshapen, 1)
-        assert engine.version == 0
-        assert all(torch.equal(tensor, before[name]) for name, tensor in load("llama")[0].state_dict().items())
-        engine.load_weights({name: tensor * 1.01 for name, tensor in before.items()}, 3)
-        assert finish(engine)[0].versions == ((0, 4), (3, 8))
-    finally:
-        engine.load_weights(before, 0)
-
-
-def test_a_policy_without_probabilities_is_an_error_not_a_token(
-    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
-) -> None:
-    before = {name: tensor.clone() for name, tensor in load("llama")[0].state_dict().items()}
-    engine = make_engine()
-    engine.submit(requests(1))
-    try:
-        engine.load_weights({name: tensor * float("nan") for name, tensor in before.items()}, 8)
-        with pytest.raises(EngineError, match="weight version 8 of the actor gives logits that are not finite"):
-            engine.step()
-        assert len(engine.withdraw()) == 1
-    finally:
-        engine.load_weights(before, 0)
-
-
-def test_memory_follows_the_samples_and_never_passes_slots_times_length(make_engine: MakeEngine) -> None:
-    for deterministic, factor in ((False, 1), (True, 2)):
-        engine = make_engine(deterministic=deterministic, slots=32, prompt_tokens=48, response_tokens=96)
-        engine.submit(requests(2, longest=4, response=8))
+    undisturbed = finish(make(), [sample])[0]
+    engine.submit([sample])
+    for _ in range(4):
         engine.step()
-        small = engine.kv_bytes()
-        engine.withdraw()
-        engine.submit(requests(40, response=60))
-        most = 0
-        while engine.held:
-            engine.step()
-            most = max(most, engine.kv_bytes())
-        per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, key-value heads, head size, float32
-        assert small < most <= factor * 32 * (48 + 96) * per_token
-        assert engine.kv_bytes() == 0
+    half = dict(list(weights.items())[:5])
+    with pytest.raises(WorkError, match=r"actor version 1: .* is missing"):
+        engine.load_weights({name: tensor + 1 for name, tensor in half.items()}, 1)
+    misshapen = {**weights, "model.norm.weight": torch.zeros(3)}
+    with pytest.raises(WorkError, match=r"model.norm.weight has shape \[3\], the model needs \[32\]"):
+        engine.load_weights(misshapen, 1)
+    assert engine.version == 0
+    assert engine.load_weights(weights, 3) == sum(tensor.nbytes for tensor in weights.values())
+    assert engine.version == 3
+    response = finish(engine)[0]
+    assert response.tokens.tolist() == undisturbed.tokens.tolist()
+    assert response.versions == (VersionSpan(0, 4), VersionSpan(3, len(response.tokens) - 4))
 
 
-def test_sleep_frees_memory_and_wake_goes_on(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_policy_without_probabilities_is_an_error_not_a_token(make: Make, policy: Callable[[str], Path]) -> None:
+    weights = load_file(policy("llama") / "model.safetensors")
+    engine = make()
+    engine.submit(requests(1))
+    engine.load_weights({name: tensor * float("nan") for name, tensor in weights.items()}, 8)
+    with pytest.raises(EngineError, match="weight version 8 of the actor"):
+        engine.step()
+    assert len(engine.withdraw()) == 1
+
+
+def test_an_engine_that_sleeps_gives_its_samples_up_first_and_goes_on_after(make: Make) -> None:
+    engine = make()
+    if not isinstance(engine, Sleeps):
+        return
     samples = requests(3, response=10)
     first = finish(engine, samples)
     engine.submit(samples)
@@ -144,15 +206,66 @@ def test_sleep_frees_memory_and_wake_goes_on(make_engine: MakeEngine) -> None:
     engine.withdraw()
     engine.sleep()
     engine.wake()
-    again = finish(engine, samples)
-    assert [again[n].tokens.tolist() for n in first] == [first[n].tokens.tolist() for n in first]
+    assert tokens_of(finish(engine, samples)) == tokens_of(first)
 
 
-def test_a_sequence_longer_than_the_model_is_refused_when_built(make_engine: MakeEngine) -> None:
-    with pytest.raises(WorkError, match=r"maxPromptTokens 48 \+ maxResponseTokens 500 = 548 is more than the 512"):
-        make_engine(response_tokens=500)
+def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
+    home, away = make(), make()
+    if not isinstance(home, MovesKvCaches) or not isinstance(away, MovesKvCaches):
+        return
+    sample = requests(1, seed=8, response=20)[0]
+    undisturbed = finish(make(), [sample])
+    home.submit([sample])
+    for _ in range(5):
+        home.step()
+    assert home.moves.layout == away.moves.layout
+    cached = home.moves.cached(sample.key)
+    assert cached
+    assert away.moves.reserve()
+    away.moves.admit(home.moves.carried(sample.key), home.moves.export(sample.key, 0, cached))
+    home.withdraw([sample.key])
+    assert tokens_of(finish(away)) == tokens_of(undisturbed)
 
 
-def test_an_engine_is_built_from_a_folder_only(policy: Callable[[str], Path], make_engine: MakeEngine) -> None:
-    assert isinstance(make_engine("qwen3"), TorchEngine)
-    assert not list(policy("qwen3").glob("*.bin"))
+def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
+    """Whatever the engine can do besides, every command of the coordinator is answered."""
+    command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
+    role = build(generation_job(policy("llama"), engine=name), command, CPU, None)
+    outbox = RecordedOutbox()
+    role.handle(generate(2), outbox)
+    moved = pb.MigrateSample(key=pb.SampleKey(sample=1, attempt=2), new_attempt=3)
+    role.handle(pb.Command(id=2, migrate=pb.Migrate(destination="127.0.0.1:1", samples=[moved])), outbox)
+    run(role, outbox)
+    while len(outbox.of("done")) < 2:
+        role.step(outbox)
+    role.handle(pb.Command(id=3, offload=pb.Offload(role="generation")), outbox)
+    assert sorted(done.command_id for done in outbox.of("done")) == [1, 2, 3]
+    assert [len(unpack(message.tokens)) > 0 for message in outbox.of("finished")] == [True, True]
+    role.offload()
+    role.close()
+
+
+def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Path]) -> None:
+    """The coordinator then runs the job without inter-stage fusion."""
+    role = build(generation_job(policy("llama"), engine=OUTSIDE), pb.Command(), CPU, None)
+    with pytest.raises(WorkError, match="this worker's engine does not say what its work costs"):
+        role.handle(pb.Command(id=4, measure=pb.Measure(role="generation")), RecordedOutbox())
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("my_package.absent", "module my_package.absent cannot be loaded: .*No module named 'my_package'"),
+        ("json.decoder", r"module json.decoder has no build_engine\(spec, tokenizer, device\)"),
+        ("tests.support.no_engine", "a dict, is no Engine: it lacks version, submit, step"),
+    ],
+)
+def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Callable[[str], Path]) -> None:
+    job = generation_job(policy("llama"), engine=engine)
+    with pytest.raises(WorkError, match=words) as raised:
+        build_engine(job.spec, None, CPU)
+    assert raised.value.failure.field == "spec.generation.engine"
+
+
+def tokens_of(responses: dict[int, ResponsePart]) -> dict[int, list[int]]:
+    return {number: response.tokens.tolist() for number, response in responses.items()}

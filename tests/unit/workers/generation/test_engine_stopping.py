@@ -9,7 +9,7 @@ from tests.support.engine_driving import MakeEngine, finish, requests, resumed
 from tests.support.models import VOCABULARY
 
 from rlhf_api.samples import ResponsePart, VersionSpan
-from rlhf_workers.generation.torch_engine.stopping import StopRule
+from rlhf_workers.generation.stopping import StopRule
 
 
 def cut(

@@ -7,50 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine, requests
+from tests.support.engine_driving import MakeEngine
+from tests.support.generation_roles import STEP_NS, SteppingClock, generate, generation_job, run
 from tests.support.outbox import RecordedOutbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
-from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.generation_role import GenerationRole, build
-
-STEP_NS = 30_000_000
-
-
-class Clock:
-    """Every look at it takes 30 ms."""
-
-    def __init__(self) -> None:
-        self.now = 10**18
-
-    def __call__(self) -> int:
-        self.now += STEP_NS
-        return self.now
 
 
 @pytest.fixture
 def role(make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]) -> GenerationRole:
-    return GenerationRole(make_engine(slots=4), load("llama")[1], clock_ns=Clock())
-
-
-def generate(count: int, *, identifier: int = 1, iteration: int = 0, response: int = 40) -> pb.Command:
-    samples = [
-        pb.GenerateSample(
-            key=pb.SampleKey(iteration=iteration, sample=request.key.sample, attempt=2),
-            prompt=pack(request.prompt),
-            random_key=request.random_key,
-            max_response_tokens=response,
-        )
-        for request in requests(count)
-    ]
-    return pb.Command(id=identifier, generate=pb.Generate(samples=samples))
-
-
-def run(role: GenerationRole, outbox: RecordedOutbox) -> None:
-    while role.step(outbox):
-        pass
+    return GenerationRole(make_engine(slots=4), load("llama")[1], clock_ns=SteppingClock())
 
 
 def test_samples_come_back_whole_with_text_and_progress_adds_up(
@@ -98,7 +67,7 @@ def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
 def test_observations_say_what_building_caches_from_tokens_took(
     deterministic: bool, make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
 ) -> None:
-    role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=Clock())
+    role = GenerationRole(make_engine(slots=4, deterministic=deterministic), load("llama")[1], clock_ns=SteppingClock())
     outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     for _ in range(7):
@@ -192,27 +161,9 @@ def test_weights_are_fetched_and_loaded_whole(
         role.handle(pb.Command(id=10, load_weights=pb.LoadWeights(model="critic", version=4)), outbox)
 
 
-def job(folder: Path, **generation: Any) -> RLHFJob:
-    return RLHFJob.model_validate(
-        {
-            "apiVersion": "rlhf.dev/v1alpha1",
-            "kind": "RLHFJob",
-            "metadata": {"name": "test"},
-            "spec": {
-                "algorithm": {"grpo": {}},
-                "deterministic": True,
-                "models": {"actor": {"path": str(folder)}, "reward": {"function": {"file": "reward.py"}}},
-                "prompts": {"path": "prompts.jsonl"},
-                "rollout": {"maxPromptTokens": 48, "maxResponseTokens": 40},
-                "generation": generation,
-            },
-        }
-    )
-
-
 def test_build_makes_a_role_that_decodes(policy: Callable[[str], Path]) -> None:
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
-    role = build(job(policy("llama")), command, torch.device("cpu"), None)
+    role = build(generation_job(policy("llama")), command, torch.device("cpu"), None)
     outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     run(role, outbox)
@@ -233,7 +184,7 @@ def test_build_refuses_what_the_engine_does_not_have(
     generation: dict[str, Any], words: str, field: str, policy: Callable[[str], Path]
 ) -> None:
     with pytest.raises(WorkError, match=words) as raised:
-        build(job(policy("llama"), **generation), pb.Command(), torch.device("cpu"), None)
+        build(generation_job(policy("llama"), **generation), pb.Command(), torch.device("cpu"), None)
     assert raised.value.failure.field == field
 
 

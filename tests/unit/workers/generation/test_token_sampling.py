@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlhf_workers.generation.engine import SamplingParameters
-from rlhf_workers.generation.torch_engine.sampling import sample, uniforms
+from rlhf_workers.generation.sampling import sample, uniforms
 
 
 def test_uniforms_are_the_words_of_one_philox_stream_wherever_a_block_starts() -> None:

@@ -29,14 +29,15 @@ from rlhf_workers.generation.engine import (
     SamplingParameters,
     StepReport,
 )
+from rlhf_workers.generation.requests import check_request, known_response, sample_name
+from rlhf_workers.generation.sampling import sample
+from rlhf_workers.generation.stopping import StopRule, stop_ids
 from rlhf_workers.generation.torch_engine.decode_costs import measure
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.kv_moves import TorchKvMoves
 from rlhf_workers.generation.torch_engine.kv_pools import BucketedPools, DecodePass, KvPools, SinglePool, padded
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable, Slots
-from rlhf_workers.generation.torch_engine.sampling import sample
-from rlhf_workers.generation.torch_engine.stopping import StopRule
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.models import replace_weights
 from rlhf_workers.offloadable_weights import OffloadableWeights
@@ -78,7 +79,7 @@ class TorchEngine:
             self._tiles.require()
         _require_context(self._forward, limits)
         self._stop = StopRule(
-            tokenizer, self._forward.vocabulary, _stop_ids(model, tokenizer, parameters), parameters.stop
+            tokenizer, self._forward.vocabulary, stop_ids(model, tokenizer, parameters), parameters.stop
         )
         self._state = self._empty_state()
         rules = (self._check, self._complete_reason)
@@ -102,13 +103,13 @@ class TorchEngine:
         for request in requests:
             self._check(request)
             if request.key in self._state.held or request.key in new:
-                raise EngineError("DuplicateSample", f"{_name(request.key)} is here already")
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
             new.add(request.key)
         self._state.held |= new
         for request in requests:
             reason = self._complete_reason(request)
             if reason:
-                self._state.complete.append(_whole(request, reason))
+                self._state.complete.append(known_response(request, reason))
             else:
                 self._state.queue.append(request)
 
@@ -137,7 +138,7 @@ class TorchEngine:
         given = [response for response in self._state.complete if response.key in wanted]
         self._state.complete = [response for response in self._state.complete if response.key not in wanted]
         queued = (*self._state.queue, *self._state.waiting.values())
-        given += [_whole(request, "") for request in queued if request.key in wanted]
+        given += [known_response(request, "") for request in queued if request.key in wanted]
         self._state.queue = deque(request for request in self._state.queue if request.key not in wanted)
         for key in wanted:
             self._state.waiting.pop(key, None)
@@ -191,39 +192,10 @@ class TorchEngine:
     # ------------------------------------------------------------ admission
 
     def _check(self, request: SampleRequest) -> None:
-        """EngineError when the request is one this engine cannot serve."""
-        name, prompt, known = _name(request.key), len(request.prompt), len(request.tokens)
-        if not 1 <= prompt <= self.limits.max_prompt_tokens:
-            raise EngineError(
-                "PromptLength",
-                f"{name}: the prompt has {prompt} tokens, must have 1 to {self.limits.max_prompt_tokens}",
-                "spec.rollout.maxPromptTokens",
-            )
-        if not max(known, 1) <= request.max_response_tokens <= self.limits.max_response_tokens:
-            raise EngineError(
-                "ResponseLength",
-                f"{name}: asked for {request.max_response_tokens} response tokens in total with {known} known, "
-                f"must be {max(known, 1)} to {self.limits.max_response_tokens}",
-                "spec.rollout.maxResponseTokens",
-            )
-        for what, ids in (("prompt", request.prompt), ("response", request.tokens)):
-            wrong = ids[(ids < 0) | (ids >= self._forward.vocabulary)]
-            if wrong.size:
-                message = f"{name}: {what} token {wrong[0]} is outside the vocabulary of {self._forward.vocabulary}"
-                raise EngineError("TokenOutsideVocabulary", message)
-        if len(request.log_probabilities) != known or sum(run.tokens for run in request.versions) != known:
-            message = f"{name}: log-probabilities and weight versions do not match its {known} known tokens"
-            raise EngineError("TokensInconsistent", message)
+        check_request(request, self.limits, self._forward.vocabulary)
 
     def _complete_reason(self, request: SampleRequest) -> FinishReason:
-        """Why a resumed sample needs no further token, or empty."""
-        if not len(request.tokens):
-            return ""
-        if self._stop.is_stop[request.tokens[-1]]:
-            return "stop"
-        if self._stop.has_strings and self._stop.ends_with_string(request.tokens):
-            return "stop"
-        return "length" if len(request.tokens) >= request.max_response_tokens else ""
+        return self._stop.complete_reason(request)
 
     def _admit(self, report: StepReport) -> None:
         """Prefills queued samples while slots and this step's share of prefill tokens last.
@@ -342,7 +314,7 @@ class TorchEngine:
         request = self._state.table.requests[int(slots[0])]
         assert request is not None
         message = (
-            f"{_name(request.key)}: weight version {self.version} of the actor gives logits that are not finite; "
+            f"{sample_name(request.key)}: weight version {self.version} of the actor gives logits that are not finite; "
             "lower spec.training.optimizer.learningRate or go back to an earlier checkpoint"
         )
         raise EngineError("NotFinite", message, "spec.training.optimizer.learningRate")
@@ -367,21 +339,3 @@ def _require_context(forward: CausalForward, limits: EngineLimits) -> None:
             f"= {longest} is more than the {forward.max_positions} positions of the model"
         )
         raise WorkError("ContextTooShort", message, field=field, exit_code=ExitCode.USAGE)
-
-
-def _stop_ids(model: Any, tokenizer: Any, parameters: SamplingParameters) -> list[int]:
-    """Stop tokens of the job, the tokenizer and the model's generation defaults."""
-    ids = list(parameters.stop_token_ids)
-    for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
-        if source is not None:
-            ids += source if isinstance(source, list) else [source]
-    return ids
-
-
-def _whole(request: SampleRequest, reason: FinishReason) -> ResponsePart:
-    """The response a request came with."""
-    return ResponsePart(request.key, 0, request.tokens, request.log_probabilities, request.versions, reason)
-
-
-def _name(key: SampleKey) -> str:
-    return f"sample {key.sample} of iteration {key.iteration}"

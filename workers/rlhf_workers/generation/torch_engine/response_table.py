@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_api.samples import FinishReason, ResponsePart, SampleRequest, VersionSpan
-from rlhf_workers.generation.torch_engine.sampling import uniforms
+from rlhf_workers.generation.sampling import uniforms
 
 FIRST_COLUMNS: Final = 64
 """Response tokens a slot can hold at first."""

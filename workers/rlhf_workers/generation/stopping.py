@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.samples import TokenArray
+from rlhf_api.samples import FinishReason, SampleRequest, TokenArray
+from rlhf_workers.generation.engine import SamplingParameters
 
 WINDOW_MARGIN: Final = 16
 """Tokens looked at beyond one a character of the longest stop string: some tokens decode to nothing."""
@@ -43,6 +44,16 @@ class StopRule:
         text = self._tokenizer.decode(tokens[-self._window :].tolist(), skip_special_tokens=False)
         return any(string in text for string in self._strings)
 
+    def complete_reason(self, request: SampleRequest) -> FinishReason:
+        """Return why a resumed sample needs no further token; empty when it needs one."""
+        if not len(request.tokens):
+            return ""
+        if self.is_stop[request.tokens[-1]]:
+            return "stop"
+        if self.has_strings and self.ends_with_string(request.tokens):
+            return "stop"
+        return "length" if len(request.tokens) >= request.max_response_tokens else ""
+
     def _completing(self, vocabulary: int) -> npt.NDArray[np.bool_]:
         table = np.zeros(vocabulary, bool)
         if not self._strings:
@@ -53,3 +64,12 @@ class StopRule:
         # SentencePiece drops a leading space when a token is decoded alone.
         table[:known] = [not last.isdisjoint(text) or (" " in last and text[:1] != " ") for text in texts]
         return table
+
+
+def stop_ids(model: Any, tokenizer: Any, parameters: SamplingParameters) -> list[int]:
+    """Return the stop tokens of the job, the tokenizer and the model's generation defaults."""
+    ids = list(parameters.stop_token_ids)
+    for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
+        if source is not None:
+            ids += source if isinstance(source, list) else [source]
+    return ids

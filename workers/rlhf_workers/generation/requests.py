@@ -1,0 +1,43 @@
+"""What every engine asks of a request, and says of one that is wrong.
+
+Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
+"""
+
+from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.generation.engine import EngineError, EngineLimits
+
+
+def sample_name(key: SampleKey) -> str:
+    """Return how messages call a sample."""
+    return f"sample {key.sample} of iteration {key.iteration}"
+
+
+def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int) -> None:
+    """Raise EngineError when an engine of these limits cannot serve the request; `vocabulary` is the logits' width."""
+    name, prompt, known = sample_name(request.key), len(request.prompt), len(request.tokens)
+    if not 1 <= prompt <= limits.max_prompt_tokens:
+        raise EngineError(
+            "PromptLength",
+            f"{name}: the prompt has {prompt} tokens, must have 1 to {limits.max_prompt_tokens}",
+            "spec.rollout.maxPromptTokens",
+        )
+    if not max(known, 1) <= request.max_response_tokens <= limits.max_response_tokens:
+        raise EngineError(
+            "ResponseLength",
+            f"{name}: asked for {request.max_response_tokens} response tokens in total with {known} known, "
+            f"must be {max(known, 1)} to {limits.max_response_tokens}",
+            "spec.rollout.maxResponseTokens",
+        )
+    for what, ids in (("prompt", request.prompt), ("response", request.tokens)):
+        wrong = ids[(ids < 0) | (ids >= vocabulary)]
+        if wrong.size:
+            message = f"{name}: {what} token {wrong[0]} is outside the vocabulary of {vocabulary}"
+            raise EngineError("TokenOutsideVocabulary", message)
+    if len(request.log_probabilities) != known or sum(span.tokens for span in request.versions) != known:
+        message = f"{name}: log-probabilities and weight versions do not match its {known} known tokens"
+        raise EngineError("TokensInconsistent", message)
+
+
+def known_response(request: SampleRequest, reason: FinishReason) -> ResponsePart:
+    """Return the response that a request came with; `reason` is empty while it is unfinished."""
+    return ResponsePart(request.key, 0, request.tokens, request.log_probabilities, request.versions, reason)
