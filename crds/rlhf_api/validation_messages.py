@@ -84,6 +84,8 @@ def _hint(value: Any, node: Schema) -> str:
     kind = node.get("type")
     if "enum" in node:
         return _enum_hint(value, [str(each) for each in node["enum"]])
+    if kind == "string" and isinstance(value, str) and "example" in node and _nearest(value, [node["example"]]):
+        return f": did you mean {node['example']}?"
     if kind == "string" and isinstance(value, bool | int | float):
         return f': write it in quotes, "{str(value).lower() if isinstance(value, bool) else value}"'
     if kind in ("integer", "number") and isinstance(value, str):
