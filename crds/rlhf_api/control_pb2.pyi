@@ -2771,7 +2771,7 @@ class FusionStatus(_message.Message):
     choice: _builtins.str
     """Disabled | the threshold, pool and transfer in words, and why"""
     threshold: _builtins.int
-    """unfinished samples at which the tail gathers; 0: never"""
+    """unfinished samples at which the tail consolidates; 0: never"""
     pool: _builtins.int
     """workers that are to keep it"""
     migrated: _builtins.int

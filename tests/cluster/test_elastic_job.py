@@ -183,7 +183,7 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
 
 
 def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
-    """The second iteration: two pods join it, then its tail gathers, and pods get the label and lose it."""
+    """The second iteration: two pods join it, then its tail consolidates, and pods get the label and lose it."""
     job = elastic.job
     old = ("generation-0", "generation-1")
     elastic.until("the label of the first iteration's pool to go", lambda: elastic.labelled() == [])

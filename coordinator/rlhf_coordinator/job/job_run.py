@@ -58,6 +58,7 @@ class JobRun:
     sessions: Sessions
     times: IterationTimes
     coordinator_epoch: int
+    """Counts the processes of the job's coordinator, this one included: fences what an earlier one asked for."""
     started_ns: int
     rewards: list[float]
     training_metrics: dict[str, float]

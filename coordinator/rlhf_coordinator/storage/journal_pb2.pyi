@@ -78,6 +78,7 @@ class Begun(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
+    """counts the processes of the job's coordinator: which of them began it"""
     time_ns: _builtins.int
     def __init__(
         self,

@@ -32,6 +32,7 @@ class Restored:
     """Everything a new coordinator process knows."""
 
     coordinator_epoch: int
+    """Counts the processes of the job's coordinator, this one included: fences what an earlier one asked for."""
     started_ns: int
     ledger: Ledger
     trained: bool

@@ -79,7 +79,7 @@ def threshold_state(
 def consolidate(
     generation: SimulatedGeneration, left: ThresholdState, pool: int, transfer: Transfer, costs: StageCosts
 ) -> ConsolidatedTail:
-    """The tail gathers on `pool` workers, or more where they cannot hold it."""
+    """The tail consolidates on `pool` workers, or more where they cannot hold it."""
     workers = len(generation.timelines)
     held, start = left.held, left.start
     stays, moving, destination, kv = assign(held, workers, pool, costs, left.limit, transfer)

@@ -146,8 +146,8 @@ def test_what_takes_longest_to_score_is_leased_first(tmp_path: Path) -> None:
     for index, tokens in enumerate((3, 5, 2, 9, 4)):
         attempt = state.ledger.assign(index, "generation-0")
         state.ledger.finish(index, attempt, "generation-0", part(tokens), "stop", "")
-    given = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
-    assert [index for item in given for index, tasks in item.samples if "values" in tasks] == [3, 1, 4, 0]
+    scores = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
+    assert [index for item in scores for index, tasks in item.samples if "values" in tasks] == [3, 1, 4, 0]
 
 
 def test_rewards_by_calls_fly_together_and_models_leave_work_for_those_who_come_late(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_rewards_by_calls_fly_together_and_models_leave_work_for_those_who_come_
     state = scoring_fleet(context, threshold=0)
     for index in range(7):
         finish(state, index, "generation-0")
-    given = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
-    assert {item.worker for item in given} == {"inference-0"}
-    tasks = [task for item in given for _, names in item.samples for task in names]
+    scores = [item for item in decided(context, state, NOW) if isinstance(item, d.Score)]
+    assert {item.worker for item in scores} == {"inference-0"}
+    tasks = [task for item in scores for _, names in item.samples for task in names]
     assert (tasks.count("reward"), tasks.count("values"), tasks.count("reference")) == (7, 4, 4)
 
 

@@ -36,7 +36,9 @@ def ask(state: JobState, *names: str) -> None:
 
 
 def about_ranks(decisions: list[d.Decision]) -> list[d.Decision]:
-    return [each for each in decisions if isinstance(each, d.ExitWorker | d.SaveCheckpoint | d.Train | d.Finish)]
+    return [
+        decision for decision in decisions if isinstance(decision, d.ExitWorker | d.SaveCheckpoint | d.Train | d.Finish)
+    ]
 
 
 def test_a_rank_that_is_asked_alone_goes_after_a_checkpoint_of_what_its_group_holds(saving: JobContext) -> None:
@@ -57,7 +59,7 @@ def test_without_checkpoints_it_goes_when_it_is_idle(bare: JobContext) -> None:
     pend(state, "training-0", CommandKind.TRAIN)
     assert about_ranks(decided(bare, state, LATER)) == []
     state.fleet.workers["training-0"].pending.clear()
-    assert [each.worker for each in decided(bare, state, LATER) if isinstance(each, d.ExitWorker)] == ["training-0"]
+    assert [item.worker for item in decided(bare, state, LATER) if isinstance(item, d.ExitWorker)] == ["training-0"]
 
 
 def test_a_training_that_is_under_way_ends_first_and_a_new_one_is_not_begun(saving: JobContext) -> None:

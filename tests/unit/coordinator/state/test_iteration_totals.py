@@ -4,9 +4,9 @@ from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iterat
 
 
 def test_a_change_holds_from_the_next_iteration_on_and_the_past_stays_as_it_was() -> None:
-    lengths = IterationTotals().now(100, 0)
-    assert lengths.now(100, 40) is lengths
-    changed = read_iteration_totals([list(each) for each in lengths.now(200, 40).now(150, 60).since])
+    totals = IterationTotals().now(100, 0)
+    assert totals.now(100, 40) is totals
+    changed = read_iteration_totals([list(since) for since in totals.now(200, 40).now(150, 60).since])
     assert [changed.iterations_at(iteration) for iteration in (0, 40, 41, 60, 61, 149)] == [
         100,
         100,
