@@ -23,8 +23,8 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import COORDINATOR_PORT, PHASES, Group
 from rlhf_operator.certificates import Certificates
 from rlhf_operator.reconcile.job_status import TEXT_MAX
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.termination_log import ITERATION_MAX, PATH_MAX, metrics
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.termination_log import ITERATION_MAX, PATH_MAX, metrics
 from rlhf_operator.untrusted import clean
 
 log = logging.getLogger(__name__)

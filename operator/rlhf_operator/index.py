@@ -17,7 +17,8 @@ from rlhf_api import names
 from rlhf_operator.gang.backend import QueueApi, QueueObject
 from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
-from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 from rlhf_operator.stored_job import stored_of
 from rlhf_operator.untrusted import NAME_MAX, ObjectIdentity, UnreadableError, UnreadableObject, identity_of, text
 

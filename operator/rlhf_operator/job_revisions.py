@@ -13,8 +13,9 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_operator.cluster import Cluster
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.observed_pod import ObservedPod
-from rlhf_operator.reconcile.revisions.revision import RunningContainer, StoredRevision, digest, digests, running
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.stored_revision import RunningContainer, StoredRevision, running_container
+from rlhf_operator.reconcile.revisions.revision import digest, digests
 
 NOTHING: Final = StoredRevision()
 
@@ -71,7 +72,7 @@ class JobRevisions:
         for pod in pods.values():
             if pod.group not in containers and pod.active:
                 body = await self._cluster.get("Pod", namespace, pod.name)
-                container = running(body) if body is not None else None
+                container = running_container(body) if body is not None else None
                 if container is not None:
                     containers[pod.group] = container
         return containers

@@ -22,7 +22,7 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
-from rlhf_operator.reconcile.termination_log import last_report
+from rlhf_operator.reconcile.observed.termination_log import last_report
 
 pytestmark = pytest.mark.slow
 

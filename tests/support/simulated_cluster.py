@@ -20,8 +20,8 @@ from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement
 from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import CoordinatorReading, ObservedJob, ObservedPod, ReconcilePlan, pod_of, reconcile
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision, running_container
 from rlhf_operator.reconcile.parsed_job import parse_job
-from rlhf_operator.reconcile.revisions.revision import StoredRevision, running
 from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import UnreadableObject
 
@@ -128,7 +128,9 @@ class SimulatedCluster:
         """What the ConfigMap and the pods say of what the job runs by."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
         pods = (pod for each in self.pods.values() if isinstance(pod := pod_of(each), ObservedPod))
-        found = {pod.group: container for pod in pods if (container := running(self.pods[pod.name])) is not None}
+        found = {
+            pod.group: container for pod in pods if (container := running_container(self.pods[pod.name])) is not None
+        }
         return StoredRevision.of(body.get("data", {}), found)
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:

@@ -16,7 +16,7 @@ from rlhf_api import names
 from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
 from rlhf_api.names import ExitCode
 from rlhf_cli.console import duration
-from rlhf_operator.reconcile.termination_log import ITERATION_MAX
+from rlhf_operator.reconcile.observed.termination_log import ITERATION_MAX
 from rlhf_operator.stored_job import status_of
 
 Json = Mapping[str, Any]

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_cli.cluster.cluster_job import moment
-from rlhf_operator.reconcile.diagnostics import CONFIG_REASONS, IMAGE_REASONS
-from rlhf_operator.reconcile.exit_messages import how_it_ended
-from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
+from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
+from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, ObservedPod
+from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 
 Json = Mapping[str, Any]
 

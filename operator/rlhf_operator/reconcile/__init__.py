@@ -1,7 +1,8 @@
 """Reconcile: what is to be done for one job, given what was observed of it. Pure, level-triggered, idempotent."""
 
-from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
-from rlhf_operator.reconcile.observed_pod import ObservedPod, pod_of
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 from rlhf_operator.reconcile.reconcile import reconcile
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion, PoolLabel, ReconcilePlan
 

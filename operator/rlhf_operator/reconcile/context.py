@@ -15,14 +15,15 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import group_sizes
-from rlhf_operator.reconcile import forced_deletion, lost_workers, pod_replacement, start_back_off
+from rlhf_operator.reconcile import forced_deletion, pod_replacement
 from rlhf_operator.reconcile.conditions import StoredConditions
+from rlhf_operator.reconcile.failures import lost_workers, start_back_off
+from rlhf_operator.reconcile.failures.start_back_off import StartBackOff
 from rlhf_operator.reconcile.gang_admission import GangAdmission
-from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
-from rlhf_operator.reconcile.start_back_off import StartBackOff
 from rlhf_operator.reconcile.timestamps import time_of
 
 

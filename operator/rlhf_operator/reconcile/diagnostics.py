@@ -13,20 +13,19 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile import lost_workers
-from rlhf_operator.reconcile.exit_messages import how_it_ended
-from rlhf_operator.reconcile.observed_job import CoordinatorReading, ObservedJob
-from rlhf_operator.reconcile.observed_pod import INIT_FAILED, ObservedPod
+from rlhf_operator.reconcile.failures import lost_workers
+from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
+from rlhf_operator.reconcile.observed.observed_pod import (
+    CONFIG_REASONS,
+    CREATING,
+    IMAGE_REASONS,
+    INIT_FAILED,
+    ObservedPod,
+)
 from rlhf_operator.reconcile.scaling import pod_places
 from rlhf_operator.reconcile.timestamps import rfc3339
 
-IMAGE_REASONS: Final = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
-)
-CONFIG_REASONS: Final = frozenset(
-    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", INIT_FAILED}
-)
-CREATING: Final = "ContainerCreating"
 SLOW: Final = timedelta(seconds=60)
 """Until a pod that has its node and does not start is worth a word; volumes are mounted within seconds."""
 UNHEARD: Final = timedelta(seconds=120)

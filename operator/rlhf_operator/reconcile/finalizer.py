@@ -16,7 +16,7 @@ from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions, merged, transition_events, written
-from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, ReconcilePlan, deletions
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 

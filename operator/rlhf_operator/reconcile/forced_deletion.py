@@ -14,8 +14,8 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion
 from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import UnreadableObject

@@ -19,7 +19,7 @@ from rlhf_operator.gang.none import NoGangBackend
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.diagnostics import occupied_names, unreadable_objects
 from rlhf_operator.reconcile.last_applied import fingerprint
-from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
 
 Json = dict[str, Any]

@@ -15,8 +15,8 @@ from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 from rlhf_operator.reconcile.timestamps import rfc3339

@@ -22,7 +22,7 @@ from rlhf_operator.gang.backend import QueueGate
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.diagnostics import diagnose, names_taken, occupied_names, unreadable_objects
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.timestamps import time_of
 
 Updates = tuple[ConditionUpdate, ...]

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PoolLabel
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 

@@ -14,24 +14,15 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import plain
-from rlhf_operator.reconcile import (
-    diagnostics,
-    forced_deletion,
-    job_status,
-    lifecycle,
-    lost_workers,
-    pod_back_off,
-    pod_replacement,
-    scaling,
-    start_back_off,
-)
+from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, pod_replacement, scaling
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.failure_counter import FailureCounts
+from rlhf_operator.reconcile.failures import lost_workers, pod_back_off, start_back_off
+from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
+from rlhf_operator.reconcile.failures.pod_back_off import PodBackOff
 from rlhf_operator.reconcile.gang_admission import gang_objects
 from rlhf_operator.reconcile.last_applied import with_fingerprint
-from rlhf_operator.reconcile.observed_pod import PATIENCE, ObservedPod
-from rlhf_operator.reconcile.pod_back_off import PodBackOff
+from rlhf_operator.reconcile.observed.observed_pod import PATIENCE, ObservedPod
 from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.reconcile_plan import PodDeletion, ReconcilePlan, deletions
 from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest

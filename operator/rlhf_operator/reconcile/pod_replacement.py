@@ -19,9 +19,9 @@ from rlhf_api.conditions import ConditionType, RestartingReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
-from rlhf_operator.reconcile.failure_counter import GroupRestart
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.failures.failure_counter import GroupRestart
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 SETTLED_AFTER: Final = timedelta(seconds=5)
 """A reading taken this long after a pod was made no longer counts the one before it."""

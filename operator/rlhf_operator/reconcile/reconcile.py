@@ -16,21 +16,20 @@ from rlhf_api.conditions import ConditionType, PlannedReason, RunningReason
 from rlhf_api.names import Group
 from rlhf_operator.reconcile import (
     conditions,
-    failure_counter,
     finalizer,
     forced_deletion,
     job_status,
     lifecycle,
     migration_pool,
     phases,
-    pod_back_off,
 )
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.diagnostics import unreadable_objects
-from rlhf_operator.reconcile.failure_counter import FailureCounts
+from rlhf_operator.reconcile.failures import failure_counter, pod_back_off
+from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
 from rlhf_operator.reconcile.gang_admission import admit_gang, admitted_condition, queue_report, withdrawn_objects
-from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.phases import PhaseActions
 from rlhf_operator.reconcile.pod_replacement import restarting_condition

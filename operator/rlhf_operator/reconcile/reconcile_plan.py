@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_operator.gang.backend import WorkloadReport
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 Json = dict[str, Any]
 

@@ -15,8 +15,8 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.render import group_sizes
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 FAREWELL: Final = timedelta(seconds=15)
 """A coordinator waits 5 s for its workers to go, and a kubelet may be slow to tell of its end."""

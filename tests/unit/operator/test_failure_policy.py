@@ -9,8 +9,8 @@ from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import Group
-from rlhf_operator.reconcile.failure_policy import of_disruption, of_end
-from rlhf_operator.reconcile.observed_pod import ObservedPod, PodEnd
+from rlhf_operator.reconcile.failures.failure_policy import of_disruption, of_end
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 

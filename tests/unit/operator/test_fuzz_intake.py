@@ -26,7 +26,7 @@ from rlhf_operator.gang.backend import WorkloadReport
 from rlhf_operator.gang.kueue_queue import KueueApi
 from rlhf_operator.gang.kueue_workload import flavor_of, priority_value
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of, reconcile
-from rlhf_operator.reconcile.termination_log import last_report, readable
+from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.untrusted import UnreadableError, UnreadableObject
 
 Json = dict[str, Any]

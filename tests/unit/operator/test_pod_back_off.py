@@ -10,7 +10,7 @@ from tests.support.simulated_cluster import START, SimulatedCluster
 
 from rlhf_api.user_patterns import pattern_found
 from rlhf_operator.reconcile import pod_of
-from rlhf_operator.reconcile.pod_back_off import LONGEST, RAN_WELL, delay
+from rlhf_operator.reconcile.failures.pod_back_off import LONGEST, RAN_WELL, delay
 
 LIMIT = 1000
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". '

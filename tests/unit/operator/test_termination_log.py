@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.simulated_cluster import SimulatedCluster
 
-from rlhf_operator.reconcile.termination_log import KEPT, last_report, readable
+from rlhf_operator.reconcile.observed.termination_log import KEPT, last_report, readable
 
 CHECKPOINT = "/checkpoints/iteration-000100"
 REPORT = {"iteration": 100, "checkpoint": CHECKPOINT, "metrics": {"reward": 0.75}}

@@ -10,9 +10,9 @@ from tests.support.simulated_operator import KEY, SimulatedOperator
 
 from rlhf_api import names
 from rlhf_operator.reconcile import ObservedPod, pod_of
-from rlhf_operator.reconcile.observed_pod import PodEnd
+from rlhf_operator.reconcile.observed.observed_pod import PodEnd
+from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.reconcile.parsed_job import parse_job
-from rlhf_operator.reconcile.termination_log import last_report, readable
 from rlhf_operator.untrusted import UnreadableObject
 
 Json = dict[str, Any]

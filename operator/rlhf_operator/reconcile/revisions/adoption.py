@@ -23,11 +23,11 @@ from rlhf_operator.manifests.configuration import document, text_of
 from rlhf_operator.manifests.identity import INDEX
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.manifests.render import group_sizes, template_hash
-from rlhf_operator.reconcile.observed_job import ObservedJob
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.stored_revision import RunningContainer
 from rlhf_operator.reconcile.revisions.revision import (
     Revision,
-    RunningContainer,
     document_of,
     shapes,
     spares,
@@ -105,7 +105,7 @@ def _as_running(made: Json, running: RunningContainer | None) -> Json:
     """A pod with what belongs to the image of one that runs, and of the same template with what that one asks for."""
     if running is None or running.image != _image(made):
         return made
-    rolled = running.template != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]
+    rolled = running.template_hash != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]
     containers = [
         _merged(container, running.container, rolled=rolled) if container["name"] == CONTAINER else container
         for container in _containers(made)

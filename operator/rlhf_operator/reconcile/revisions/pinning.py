@@ -34,12 +34,12 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
 from rlhf_operator.manifests.render import group_sizes, plain, template_hash
 from rlhf_operator.reconcile.last_applied import fingerprint
-from rlhf_operator.reconcile.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.observed_job import ObservedJob
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.reconcile.parsed_job import REMEMBERED, ParsedJob, parse_job
 from rlhf_operator.reconcile.revisions.adoption import adopt
 from rlhf_operator.reconcile.revisions.revision import (
     Revision,
-    StoredRevision,
     digest,
     digests,
     document_of,

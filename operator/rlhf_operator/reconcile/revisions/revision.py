@@ -15,19 +15,20 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ANNOTATION_TEMPLATE, Group
+from rlhf_api.names import Group
 from rlhf_api.structural_schema import job_schema
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
 from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY
-from rlhf_operator.manifests.pods import CONTAINER, USER_ID
+from rlhf_operator.manifests.pods import USER_ID
 from rlhf_operator.manifests.render import group_sizes, pod
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 
 Json = dict[str, Any]
 
@@ -54,50 +55,6 @@ class RevisionFile(BaseModel):
     ranks: int
     template_hashes: dict[str, str]
     claims: str
-
-
-@dataclass(frozen=True)
-class RunningContainer:
-    """Of a pod that runs: what our container was made with."""
-
-    container: Json
-    template: str
-    """Fingerprint of the template that it was made from."""
-
-    @property
-    def image(self) -> str:
-        """The image that it was made with."""
-        return str(self.container["image"])
-
-
-def running(body: Mapping[str, Any]) -> RunningContainer | None:
-    """From a pod's body as the API server has it; None when it has not our container."""
-    annotations = body["metadata"].get("annotations") or {}
-    for container in body["spec"]["containers"]:
-        if container["name"] == CONTAINER:
-            return RunningContainer(container, str(annotations.get(ANNOTATION_TEMPLATE) or ""))
-    return None
-
-
-@dataclass(frozen=True)
-class StoredRevision:
-    """What is found of the revision of a job, compressed: there is one for every job, and most look never again."""
-
-    packed: bytes = b""
-    running: Mapping[Group, RunningContainer] = field(default_factory=dict, hash=False)
-    """A pod of each group, where there is a job with pods and no revision."""
-
-    @classmethod
-    def of(cls, data: Mapping[str, str], running: Mapping[Group, RunningContainer] | None = None) -> Self:
-        """From the data of the job's ConfigMap."""
-        ours = {key: data[key] for key in (JOB_KEY, REVISION_KEY) if key in data}
-        return cls(zlib.compress(json.dumps(ours).encode()), running or {})
-
-    @property
-    def data(self) -> dict[str, str]:
-        """What the ConfigMap holds."""
-        data: dict[str, str] = json.loads(zlib.decompress(self.packed)) if self.packed else {}
-        return data
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.job.policy import RunPolicy
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile import failure_policy
-from rlhf_operator.reconcile.exit_messages import how_it_ended, log_lines
-from rlhf_operator.reconcile.failure_policy import PolicyMatch
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.failures import failure_policy
+from rlhf_operator.reconcile.failures.exit_messages import how_it_ended, log_lines
+from rlhf_operator.reconcile.failures.failure_policy import PolicyMatch
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 from rlhf_operator.reconcile.timestamps import rfc3339
 

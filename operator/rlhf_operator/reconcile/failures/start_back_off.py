@@ -18,9 +18,8 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import members
-from rlhf_operator.reconcile.diagnostics import CONFIG_REASONS, CREATING, IMAGE_REASONS
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, CREATING, IMAGE_REASONS, ObservedPod
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
 Json = dict[str, Any]

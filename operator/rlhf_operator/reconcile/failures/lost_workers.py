@@ -14,8 +14,8 @@ from typing import Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group, worker_name
-from rlhf_operator.reconcile.observed_job import CoordinatorReading
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 NODE_NOTICED: Final = timedelta(seconds=60)
 """A node that does not answer is noticed after 40 to 50 s; its pods are not ready then, and not ours to end."""

@@ -1,23 +1,28 @@
-"""A pod as reconcile sees it: a small record of what decisions read, not the body.
+"""From a pod's body to its record, or to why there is none; and whose fault it is when a pod failed as a whole.
 
-Rule: pure and total. Labels, annotations and last words are written by anybody who may make a pod: a body becomes a
-record whose fields have their types and bounds, fields that are absent included, or an `Unreadable` that says what is
-wrong with it. A thousand pods a job are kept in memory as these, and hundreds a second are read, so a body is read as
-if it were well formed; one that is not raises somewhere, and only then `malformed_pod` looks where.
+Labels, annotations and termination logs are written by anybody who may make a pod: a body becomes a record whose fields
+have their types and bounds, fields that are absent included, or an `UnreadableObject` that says what is wrong with it.
+Hundreds are read a second, so a body is read as if it were well formed; one that is not raises somewhere, and only then
+`malformed_pod` looks where.
+
+What somebody else did to a pod that ran (preemption, drain, pressure on the node, a lost node) has the condition
+DisruptionTarget since Kubernetes 1.26. Without it are: a pod that its node refused before anything of it ran, which is
+the node's matter as long as the reason is the node's state and not what the pod asks for; and a pod that was evicted or
+ended for what it did itself (an emptyDir's sizeLimit, limits of ephemeral storage, its own deadline).
+Rule: pure and total. A reason that nobody knows is the pod's own, so that it counts and cannot go on for ever.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
-from rlhf_operator.reconcile import pod_disruption
-from rlhf_operator.reconcile.malformed_pod import misshapen
-from rlhf_operator.reconcile.termination_log import FinalReport, last_report, readable
+from rlhf_operator.reconcile.observed.malformed_pod import misshapen
+from rlhf_operator.reconcile.observed.observed_pod import INIT_FAILED, ObservedPod, PodEnd
+from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.untrusted import (
     LISTED_MAX,
     NAME_MAX,
@@ -37,10 +42,6 @@ Json = Mapping[str, Any]
 
 CONTAINER_ID_SHOWN: Final = 16
 """Characters of a container's id that are kept; enough to tell the containers of one pod apart."""
-PATIENCE: Final = timedelta(seconds=10)
-"""Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
-INIT_FAILED: Final = "Init:Error"
-"""Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
 MESSAGE_KEPT: Final = 600
 """Characters of a message that are kept, such as the words of a scheduler."""
 WORD_KEPT: Final = 128
@@ -53,94 +54,29 @@ UID_MAX: Final = 40
 """Characters of a uid; the API server's have 36."""
 CODE_MAX: Final = 2**32
 """Exit codes are 32 bits wide, with or without a sign."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodEnd:
-    """Our container ended, or the pod failed as a whole (then `code` is None)."""
-
-    id: str
-    """Tells this end from every other."""
-    code: int | None
-    reason: str
-    """OOMKilled, Error, Completed; of a pod Evicted, UnexpectedAdmissionError, ..."""
-    message: str
-    """The last lines of the log, or why the kubelet ended it."""
-    at: datetime | None
-    report: FinalReport | None = None
-    """Of a coordinator: its last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedPod:
-    """What is observed of one pod."""
-
-    name: str
-    uid: str
-    group: names.Group
-    index: int
-    phase: str
-    """Pending, Running, Succeeded, Failed, Unknown."""
-    owner: str = ""
-    """uid of the object that controls it; empty: none does."""
-    version: int = field(default=0, compare=False)
-    """resourceVersion; a later one is newer. Two that differ in nothing else are the same to every decision."""
-    epoch: int = 0
-    ready: bool = False
-    address: str = ""
-    created: datetime | None = None
-    deletion: datetime | None = None
-    """When its grace ends, once its deletion is asked for."""
-    grace: int = 0
-    """Seconds of that grace."""
-    unschedulable: str = ""
-    """The scheduler's words when no node can take it."""
-    unscheduled: datetime | None = None
-    """Since when."""
-    scheduled: datetime | None = None
-    """When it got its node."""
-    waiting: str = ""
-    """Reason our container waits: ImagePullBackOff, CrashLoopBackOff, ContainerCreating, ..."""
-    waiting_message: str = ""
-    running: datetime | None = None
-    """Since when our container runs."""
-    end: PodEnd | None = None
-    """The newest end of our container, or of the pod."""
-    template_hash: str = ""
-    """Of the user's template that it was made from; empty: made before there were any."""
-    pooled: bool = False
-    """It carries the label of the migration pool."""
-    conditions: frozenset[tuple[str, str]] = frozenset()
-    """(type, status) of its conditions, but for those that every pod goes through when it starts."""
-    done: bool = False
-    """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
-    disruption: str = ""
-    """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
-    disruption_message: str = ""
-    """What is said of that disruption."""
-    began: datetime | None = None
-    """When our container's present run began, or its last one."""
-
-    @property
-    def over(self) -> bool:
-        """The pod has ended and never runs again."""
-        return self.done or self.phase in ("Succeeded", "Failed")
-
-    @property
-    def active(self) -> bool:
-        """It runs or may run, and nobody asked for its deletion."""
-        return not self.over and self.deletion is None
-
-    def stuck(self, now: datetime) -> bool:
-        """No node can take it, and not only because volumes are still being bound."""
-        return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
-
-    @property
-    def deletion_asked(self) -> datetime | None:
-        """When its deletion was asked for."""
-        return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)
-
-
+GONE: Final = frozenset({"NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
+"""Reasons of pods that ran; the condition goes with most of them."""
+REFUSED: Final = frozenset(
+    {
+        "InvalidNodeInfo",
+        "NodeAffinity",
+        "NodeName",
+        "NodePorts",
+        "TaintToleration",
+        "TopologyAffinityError",
+        "UnexpectedAdmissionError",
+        "UnexpectedPredicateFailureType",
+        "UnknownReason",
+        "VolumeAttachmentLimitExceeded",
+    }
+)
+"""Reasons of the kubelet's admission that are the node's state: taken meanwhile, labelled anew, a sick device plugin.
+SysctlForbidden, AppArmor, PodOSNotSupported and their like are no node's fault, and no other node of its kind helps."""
+LACKING: Final = "OutOf"
+"""Beginning of such a reason: OutOfcpu, OutOfnvidia.com/gpu."""
+EVICTED: Final = "Evicted"
+PRESSURE: Final = "The node had condition: ["
+"""In the words by which a node under pressure refuses a pod, with the reason of an eviction."""
 _GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in names.Group}
 _START_UP: Final = frozenset(START_UP)
 _NONE: Final[frozenset[tuple[str, str]]] = frozenset()
@@ -300,7 +236,7 @@ def _disruption(status: Json, conditions: Mapping[str, Json]) -> tuple[str, str]
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
         return _word(target.get("reason")) or "DisruptionTarget", message or _words(target.get("message"))
-    failed = status.get("phase") == "Failed" and pod_disruption.disrupted(reason, message)
+    failed = status.get("phase") == "Failed" and disrupted(reason, message)
     return (reason, message) if failed else ("", "")
 
 
@@ -332,3 +268,10 @@ def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
 
 def _ended(container: Json, state: str) -> Json:
     return (container.get(state) or {}).get("terminated") or {}
+
+
+def disrupted(reason: str, message: str) -> bool:
+    """A failed pod without the condition DisruptionTarget was not the fault of what ran in it."""
+    if reason == EVICTED:
+        return PRESSURE in message
+    return reason in GONE or reason in REFUSED or reason.startswith(LACKING)

@@ -10,8 +10,8 @@ from datetime import datetime
 from rlhf_operator.gang.apis import Served
 from rlhf_operator.gang.backend import QueueState
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile.observed_pod import ObservedPod
-from rlhf_operator.reconcile.revisions.revision import StoredRevision
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.untrusted import UnreadableObject
 
 

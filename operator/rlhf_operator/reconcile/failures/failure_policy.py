@@ -13,7 +13,7 @@ from rlhf_api import user_patterns
 from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import ExitCode, Group
-from rlhf_operator.reconcile.observed_pod import ObservedPod
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 POLICY: Final = "spec.runPolicy.failurePolicy"
 VERDICTS: Final[Mapping[int, FinishedReason]] = {

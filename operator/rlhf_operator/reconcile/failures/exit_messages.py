@@ -6,7 +6,7 @@ Rule: pure. What a code means is said beside it, and the log has the last word.
 from typing import Final
 
 from rlhf_api.names import ExitCode
-from rlhf_operator.reconcile.observed_pod import ObservedPod, PodEnd
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 LINES_SHOWN: Final = 8
 """Lines of a log that are told."""

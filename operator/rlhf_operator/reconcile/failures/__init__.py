@@ -1,0 +1,1 @@
+"""What follows from pods that end: counts, the failure policy, back-offs, and workers that are silent."""
