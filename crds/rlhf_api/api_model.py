@@ -27,7 +27,7 @@ LARGEST: Final = 1_000_000
 
 
 class _ZeroIsOff:
-    """Marks a field that is None when off, and 0 in a manifest."""
+    """Marks a field that is None in Python when it is off, and 0 in a manifest."""
 
 
 class ApiModel(BaseModel):

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from rlhf_api import control_pb2 as pb
 
 DTYPES: Final = frozenset({"int32", "int64", "float32", "float64", "uint8", "bool"})
+"""Number types of arrays on the wire."""
 
 
 def pack(array: npt.NDArray[Any]) -> pb.Array:
-    """`pb.Array` of a numpy array; raises ValueError for a dtype that does not travel."""
+    """Return a numpy array as `pb.Array`, shape and values unchanged. Raises ValueError for a dtype not in DTYPES."""
     name = array.dtype.name
     if name not in DTYPES:
         raise ValueError(f"array dtype {name} does not travel; use one of {', '.join(sorted(DTYPES))}")
@@ -23,7 +24,7 @@ def pack(array: npt.NDArray[Any]) -> pb.Array:
 
 
 def unpack(array: pb.Array) -> npt.NDArray[Any]:
-    """A fresh writable numpy array; raises ValueError when dtype, shape and byte count disagree."""
+    """Return a new writable numpy array. Raises ValueError when dtype, shape and byte count disagree."""
     if array.dtype not in DTYPES:
         raise ValueError(f"array dtype {array.dtype!r} does not travel; use one of {', '.join(sorted(DTYPES))}")
     dtype = np.dtype(array.dtype).newbyteorder("<")

@@ -1,7 +1,7 @@
 """gRPC channels and server credentials that both sides agree on: limits, keep-alive, mutual TLS from a folder.
 
-Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other;
-without one (embedded tests) the channel is plain text. Must never fall back from TLS to plain text.
+Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other.
+Without one (embedded tests) the channel is plain text. TLS never falls back to plain text.
 """
 
 import time
@@ -11,10 +11,10 @@ from typing import Final
 import grpc
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""One message; batches and weights are streamed in parts well under this."""
+"""Bytes of one message; batches and weights are streamed in parts well below this."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Part size of streams: large enough to fill a 25 Gb/s link, small enough to cancel quickly."""
+"""Bytes per part of a stream: large enough to fill a 25 Gb/s link, small enough to cancel quickly."""
 
 OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -24,7 +24,7 @@ OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # A restarted peer must be met again within a second, not after the default back-off of two minutes.
+    # A restarted peer must be reached again within a second, not after the default back-off of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
@@ -34,23 +34,24 @@ SERVER_NAME: Final = "rlhf-job"
 
 
 SETTLE_SECONDS: Final = 0.1
-"""Before a server's credentials are replaced: a thousand times what a handshake takes to get hold of the old ones."""
+"""Seconds before a server's credentials are replaced: a thousand times what a handshake takes to hold the old ones."""
 _TRIES: Final = 100
-"""Readings of the files in a row that may differ; they are renewed once in months."""
+"""Reads of the files in a row that may differ; certificates are renewed once in months."""
 
 Files = tuple[bytes, bytes, bytes]
 
 
 def _read(folder: Path) -> Files:
-    """The three files as they are at one moment: a key beside the certificate of another stops all connections.
+    """Return authority, certificate and key of one moment: a key with another's certificate stops all connections.
 
-    The kubelet exchanges them all at once, but not while we read: what is read twice alike was not exchanged meanwhile.
+    The kubelet replaces all three at once, but maybe between two reads. Files that are read twice with the same content
+    were not replaced meanwhile.
     """
-    found = _files(folder)
+    files = _files(folder)
     for _ in range(_TRIES):
-        before, found = found, _files(folder)
-        if found == before:
-            return found
+        before, files = files, _files(folder)
+        if files == before:
+            return files
     raise ValueError(f"certificate folder {folder}: its files change all the time")
 
 
@@ -62,23 +63,25 @@ def _files(folder: Path) -> Files:
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Server side of mutual TLS; every new connection sees the files as they are then, as certificates are renewed."""
+    """Return the server's side of mutual TLS. Every new connection uses the files as they are then."""
     served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """None keeps what is served. When it is replaced, gRPC tears the old one down under handshakes that are about
-        to use it, and the process dies of it. Those that come later wait for this call, so a pause here lets the
-        others get hold of it."""
+        """Return the configuration to serve from now on; None keeps the present one.
+
+        When gRPC replaces a configuration, it frees the old one under handshakes that are about to use it, and the
+        process crashes. Later handshakes wait for this call, so a pause here lets the earlier ones take hold of it.
+        """
         nonlocal served
         try:
-            found = _read(folder)
+            files = _read(folder)
         except ValueError:
             return None
-        if found == served:
+        if files == served:
             return None
-        served = found
+        served = files
         time.sleep(SETTLE_SECONDS)
-        return _configuration(found)
+        return _configuration(files)
 
     # None is documented to mean that nothing changed; the stubs do not know it.
     return grpc.dynamic_ssl_server_credentials(_configuration(served), renewed, require_client_authentication=True)  # type: ignore[arg-type]
@@ -96,7 +99,7 @@ def _client(folder: Path) -> tuple[grpc.ChannelCredentials, list[tuple[str, int 
 
 
 def channel(address: str, certificates: Path | None) -> grpc.Channel:
-    """Blocking channel to a process of the same job."""
+    """Return a blocking channel to a process of the same job; plain text without certificates."""
     if certificates is None:
         return grpc.insecure_channel(address, options=OPTIONS)
     credentials, options = _client(certificates)
@@ -104,7 +107,7 @@ def channel(address: str, certificates: Path | None) -> grpc.Channel:
 
 
 def aio_channel(address: str, certificates: Path | None) -> grpc.aio.Channel:
-    """asyncio channel to a process of the same job."""
+    """Return an asyncio channel to a process of the same job; plain text without certificates."""
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=OPTIONS)
     credentials, options = _client(certificates)

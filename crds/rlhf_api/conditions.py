@@ -1,9 +1,8 @@
-"""Condition types and reasons of an RLHFJob, in one place: the words users script against.
+"""Condition types and reasons of an RLHFJob: the words that users script against.
 
-Rule: a type is a state, never a verb; every type is set on the first visit, as Unknown when nothing is known yet.
-A condition that is False with a wait behind it names the wait in its reason. Must never hold logic.
-The `Running` condition's reason doubles as the PHASE column of `kubectl get`, so it is always set to the most telling
-word of the job's life, whatever its status.
+Rule: a type is a state, never a verb. The first reconcile sets every type, as Unknown when nothing is known yet. A
+condition that is False because of a wait names the wait in its reason. The reason of `Running` is also the PHASE column
+of `kubectl get`, so it always is the most informative word about the job, whatever the status. There is no logic here.
 """
 
 from enum import StrEnum

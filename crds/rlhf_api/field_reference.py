@@ -26,7 +26,7 @@ _HEAD: Final = f"""# Fields of an {KIND} manifest
 
 
 def text() -> str:
-    """The reference as Markdown."""
+    """Return the reference as Markdown."""
     spec = job_schema()["properties"]["spec"]
     status = job_schema()["properties"]["status"]
     return "\n".join(
@@ -47,7 +47,7 @@ def text() -> str:
 
 
 def _sections(path: str, node: Schema) -> list[str]:
-    """One section for the spec's own members, then one for each of its parts."""
+    """Return one section for the members of the spec itself, then one per part."""
     members = [(f"{path}.{name}", child) for name, child in node["properties"].items()]
     lines = [f"## {path}\n", *_table(path, node, members)]
     for below, child in members:

@@ -1,6 +1,6 @@
-"""Names, label keys and label values as the API server takes them; each function says what is wrong, or nothing.
+"""Names, label keys and label values as the API server takes them. Each function returns what is wrong, or nothing.
 
-Rule: the one place that knows these forms; what the definition can say of a name as a pattern is made from here too.
+Rule: no other module knows these forms; the patterns of names in the definition are made from here too.
 """
 
 import re
@@ -19,7 +19,7 @@ _SUBDOMAIN: Final = re.compile(SUBDOMAIN_FORM)
 
 
 def name_problem(name: str, *, label: bool = False) -> str:
-    """Of an object's name, or of one that must be a single DNS label; empty when it is right."""
+    """Return what is wrong with an object's name, or one that must be a single DNS label; empty when it is right."""
     longest = LABEL_MAX if label else SUBDOMAIN_MAX
     form = _DNS_LABEL if label else _SUBDOMAIN
     if name and len(name) <= longest and form.fullmatch(name):
@@ -29,7 +29,7 @@ def name_problem(name: str, *, label: bool = False) -> str:
 
 
 def qualified_problem(key: str) -> str:
-    """Of the key of a label or annotation, `name` or `prefix/name`; empty when it is right."""
+    """Return what is wrong with the key of a label or annotation, `name` or `prefix/name`; empty when it is right."""
     prefix, slash, name = key.rpartition("/")
     wrong = f"must be [prefix/]name, the name at most {LABEL_MAX} letters, digits, '-', '_' and '.'"
     if not name or len(name) > LABEL_MAX or not _NAMED.fullmatch(name):
@@ -38,7 +38,7 @@ def qualified_problem(key: str) -> str:
 
 
 def label_problem(value: str) -> str:
-    """Of a label's value; empty when it is right."""
+    """Return what is wrong with a label's value; empty when it is right."""
     if not value or (len(value) <= LABEL_MAX and _NAMED.fullmatch(value)):
         return ""
     return f"must be at most {LABEL_MAX} letters, digits, '-', '_' and '.', with a letter or digit first and last"

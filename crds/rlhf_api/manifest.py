@@ -1,8 +1,9 @@
-"""Reading an RLHFJob manifest: YAML in, a checked job out, or everything that is wrong with it at once.
+"""Reads an RLHFJob manifest: YAML in, a checked job out, or everything that is wrong with it at once.
 
-Owns the order of checks: YAML, shape (models), rules that cross fields, what this version lacks. A manifest with a
-wrong field is still checked against every rule that does not read that field. `resolve` makes all defaults that depend
-on other fields or on the manifest's folder explicit. Only `load` and `resolve` look at files, and only at names.
+The checks have an order: YAML, single fields (the models), rules that cross fields, values this version lacks. A
+manifest with a wrong field is still checked against every rule that does not read that field. `resolve` makes the
+defaults explicit that depend on other fields or on the manifest's folder. Only `read_text` opens a file, and only
+`resolve` asks whether a folder exists.
 """
 
 import os
@@ -34,12 +35,12 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def load(path: Path) -> RLHFJob:
-    """The checked job of a manifest file. Raises ManifestError; its `source` is the path."""
+    """Return the checked job of a manifest file. Raises ManifestError, whose `source` is the path."""
     return parse(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a manifest file. Raises ManifestError."""
+    """Return the text of a manifest file. Raises ManifestError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -49,8 +50,9 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, source: str = "manifest") -> RLHFJob:
-    """The checked job of a manifest's text, which may hold other objects beside the one RLHFJob. Raises ManifestError
-    with every problem, in the order of the file.
+    """Return the checked job of a manifest's text, which may hold objects of other kinds too.
+
+    Raises ManifestError with every problem, in the order of the file.
     """
     try:
         return checked_job(job_document(text), source)
@@ -59,7 +61,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 
 
 def job_document(text: str) -> Document:
-    """The one RLHFJob among the documents of a text, not checked. Raises ManifestError."""
+    """Return the document of the one RLHFJob in a text, not checked. Raises ManifestError."""
     documents = read_documents(text)
     jobs = documents if len(documents) == 1 else [each for each in documents if not is_foreign(each)]
     if len(jobs) != 1:
@@ -90,8 +92,9 @@ def is_foreign(document: Document) -> bool:
 
 
 def parse_stored(data: dict[str, Any]) -> RLHFJob:
-    """The checked job of an object as the API server stores it: `parse` of what is read already, at a tenth of its
-    cost. The API server kept the words for modes of an earlier version (`mode_words`). Raises ManifestError.
+    """Return the checked job of an object that the API server stores, at a tenth of the cost of `parse`.
+
+    It may have the words for modes of an earlier version (`mode_words`). Raises ManifestError.
     """
     if isinstance(spec := data.get("spec"), dict):
         data = {**data, "spec": mode_words.present(spec)}
@@ -99,29 +102,29 @@ def parse_stored(data: dict[str, Any]) -> RLHFJob:
 
 
 def checked_job(document: Document, source: str) -> RLHFJob:
-    """The job of a document that was read. Raises ManifestError."""
+    """Return the checked job of a document. Raises ManifestError with every problem."""
     if document.problems:
         raise ManifestError(document.problems, source)
     document.data = without_nulls(document.data)
-    problems = _strangers(document)
+    problems = _not_a_job(document)
     if problems:
         raise ManifestError(problems, source)
-    object_meta.name_generated(document)
+    object_meta.fill_in_generated_name(document)
     document.data.pop("status", None)  # written by the operator; the API server ignores it here too
-    job, problems = _shape(document)
-    problems += _crossing(document, problems)
+    job, problems = _check_fields(document)
+    problems += _check_rules(document, problems)
     if problems or job is None:
         raise ManifestError(sorted(problems, key=lambda each: each.line or 0), source)
     return job
 
 
 def broken_rules(job: RLHFJob) -> list[Problem]:
-    """What the rules say about a job that was not read from a manifest, or not by this version."""
-    return _crossing(Document(_plain(job)), [])
+    """Return the rules that a job breaks which was not read from a manifest, or not by this version."""
+    return _check_rules(Document(_plain(job)), [])
 
 
 def forbidden_changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
-    """Fields of a live job that may not change and did; what the API server's transition rules say, for `--resume`."""
+    """Return the changed fields that may not change in a live job, as the API server's transition rules would."""
     before, after = Values(_plain(old)), Values(_plain(new))
     found = []
     for path in IMMUTABLE:
@@ -134,10 +137,11 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """The job with everything explicit: relative paths made absolute against `base`, the manifest's folder; the
-    reference and the critic start from the actor where the graph needs them and none is given, and are left out
-    where it does not; the upper clip range written out; no status. Resolving twice changes nothing.
-    Folders are not opened.
+    """Return the job with everything explicit; resolving it again changes nothing.
+
+    Relative paths become absolute against `base`, the folder of the manifest. A model role that the graph needs and
+    that is not given starts from the actor; one that the graph does not need is left out. Defaults of the algorithm
+    that depend on other fields are written out. There is no status. Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))
@@ -152,7 +156,7 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
 
 
 def dump(job: RLHFJob) -> dict[str, Any]:
-    """A job as plain JSON-able data in the manifest's names; `RLHFJob.model_validate` takes it back unchanged."""
+    """Return a job as plain JSON data under the names of the manifest, which `RLHFJob.model_validate` takes back."""
     return _plain(job)
 
 
@@ -185,8 +189,8 @@ def _file(path: str, base: Path) -> str:
     return os.path.normpath(base.absolute() / path)
 
 
-def _strangers(document: Document) -> list[Problem]:
-    """A file that is something else altogether gets one plain answer rather than fifty unknown fields."""
+def _not_a_job(document: Document) -> list[Problem]:
+    """Return that a document is no RLHFJob at all, in place of fifty unknown fields; nothing when it is one."""
     if not isinstance(document.data, dict):
         message = f"must be a mapping with {', '.join(job_schema()['properties'])}"
         return [Problem("", document.data, message, 1)]
@@ -199,25 +203,25 @@ def _strangers(document: Document) -> list[Problem]:
     return found
 
 
-def _shape(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
-    """Every field by itself; the job when nothing is wrong."""
-    problems = object_meta.problems_of(document)
+def _check_fields(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
+    """Return (the job, or None when a field is wrong; the problems of single fields)."""
+    problems = object_meta.metadata_problems(document)
     try:
         return RLHFJob.model_validate(document.data, by_alias=True, by_name=False), problems
     except ValidationError as error:
-        # Unions are rules too, checked with the others so that they are reported even beside another problem.
+        # Unions are rules too, checked with the others so that they are reported together with other problems.
         details = [each for each in error.errors(include_url=False) if each["type"] != "exactly_one"]
         return None, problems + [validation_messages.problem_of_error(each, document) for each in details]
 
 
-def _crossing(document: Document, problems: list[Problem]) -> list[Problem]:
-    """What crosses fields, judged on the manifest with its defaults; rules over a field with a problem are void."""
+def _check_rules(document: Document, problems: list[Problem]) -> list[Problem]:
+    """Return the broken rules, judged on the manifest with its defaults; a rule over a wrong field does not count."""
     values = Values(with_defaults(document.data, job_schema()), {each.field for each in problems})
-    said = [(rule.field, rule.broken(values)) for rule in RULES]
-    said += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]
+    messages = [(rule.field, rule.broken(values)) for rule in RULES]
+    messages += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]
     return [
         Problem(field, _value(values, field), message, document.line_of(field))
-        for field, message in said
+        for field, message in messages
         if message is not None
     ]
 

@@ -1,7 +1,7 @@
 """The words of modes before they were `Disabled` and `Enabled`: `Off` and `On`, of which YAML 1.1 makes booleans.
 
-Rule: pure. What an earlier version wrote is read with the words of now, and a process of an earlier version is told its
-own. A user who writes an old word is told the new one (`remedies`). The module goes with protocol 0.
+Pure. What an earlier version wrote is read with the present words, and a process of an earlier version is sent its own.
+A user who writes an old word is told the new one (`validation_messages`). The module is deleted with protocol 0.
 """
 
 import copy

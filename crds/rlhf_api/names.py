@@ -1,6 +1,7 @@
 """Names that more than one process must agree on: API group, labels, ports, environment, exit codes, metrics prefix.
 
-Rule: a name used on both sides of a process boundary is written once, here. Never put behaviour in this module.
+Rule: a name used on both sides of a process boundary is written once, here. There is no behaviour in this module, but
+for the forms of composed names.
 """
 
 from enum import IntEnum, StrEnum
@@ -23,9 +24,9 @@ LABEL_INDEX: Final = "rlhf.dev/index"
 LABEL_EPOCH: Final = "rlhf.dev/epoch"
 LABEL_POOL: Final = "rlhf.dev/migration-pool"
 ANNOTATION_TEMPLATE: Final = "rlhf.dev/template"
-"""Of a pod: fingerprint of the user's template that it was made from."""
+"""Annotation of a pod: hash of the user's template from which it was created."""
 FINALIZER: Final = "rlhf.dev/checkpoint"
-"""Of a job whose spec.checkpoints.onDeletion is Save: held until its last checkpoint is made."""
+"""Finalizer of a job whose spec.checkpoints.onDeletion is Save: it stays until the last checkpoint is made."""
 
 COORDINATOR_PORT: Final = 7700
 """gRPC port of a job's coordinator inside its pod."""
@@ -40,7 +41,7 @@ DEVICE_TURN_SPANS: Final = ("offload/", "onload/", "park/", "wake/")
 
 
 class Group(StrEnum):
-    """The three groups of worker processes of a job, and the coordinator beside them."""
+    """The three groups of worker processes of a job, and the coordinator."""
 
     COORDINATOR = "coordinator"
     GENERATION = "generation"
@@ -60,11 +61,12 @@ PHASES: Final = (
     "Failed",
     "Stopped",
 )
-"""Of a coordinator, as `JobStatus.phase` has them."""
+"""Phases of a coordinator, as in `JobStatus.phase`."""
 
 
 class Env(StrEnum):
-    """Environment variables a process of a job is started with; workers know nothing else of where they run."""
+    """Environment variables with which a process of a job is started; workers know nothing else about where they
+    run."""
 
     JOB_FILE = "RLHF_JOB_FILE"
     """Coordinator only: path of the resolved RLHFJob (YAML or JSON)."""
@@ -98,10 +100,10 @@ class Env(StrEnum):
     GRACE = "RLHF_GRACE"
     """Workers: seconds between SIGTERM and SIGKILL, for which a rank may stay; unset means that it ends at once."""
     AWAIT_WORKERS = "RLHF_AWAIT_WORKERS"
-    """Coordinator: 1 waits for absent workers without end, as whoever makes their pods sees why they are absent; unset
-    means that the job fails after spec.runPolicy.startTimeoutSeconds without one that it needs."""
+    """Coordinator: 1 waits for absent workers for ever, because the operator sees why their pods do not start. Unset:
+    the job fails when a worker that it needs is absent for spec.runPolicy.startTimeoutSeconds."""
     LOG_FORMAT = "RLHF_LOG_FORMAT"
-    """json for one JSON object a line; else plain lines."""
+    """json for one JSON object per line; otherwise plain lines."""
     TERMINATION_MESSAGE = "RLHF_TERMINATION_MESSAGE"
     """Coordinator: file that takes its last report when the job is complete; unset means none."""
 
@@ -130,10 +132,10 @@ class ExitCode(IntEnum):
 
 
 def lease_name(operator_class: str) -> str:
-    """The Lease of the operators of a class; "" is that of jobs which name none."""
+    """Return the name of the Lease of a class of operators; "" is the class of jobs that name none."""
     return f"{FIELD_MANAGER}-{operator_class}" if operator_class else FIELD_MANAGER
 
 
 def worker_name(group: str, index: int | str) -> str:
-    """`generation-0`: the name of a worker in logs, metrics, pictures and messages; equals its pod's suffix."""
+    """Return the name of a worker in logs, metrics, pictures and messages, such as `generation-0`: its pod's suffix."""
     return f"{group}-{index}"

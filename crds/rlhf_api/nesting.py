@@ -1,6 +1,6 @@
-"""How deep and how large a value from outside may be, before anything that recurses over it or copies it sees it.
+"""How deeply a value from outside may be nested, checked before anything recurses over it or copies it.
 
-Rule: never recurses and never copies, so it takes whatever a JSON reader can make.
+Rule: the check neither recurses nor copies, so it takes whatever a JSON reader can produce.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ MAX_DEPTH: Final = 64
 
 
 def too_deep(value: object, limit: int = MAX_DEPTH) -> str | None:
-    """Path of the first field that is nested more than `limit` levels deep; None when there is none."""
+    """Return the path of the first field that is nested more than `limit` levels deep; None when there is none."""
     waiting: list[tuple[str, object, int]] = [("", value, 0)]
     while waiting:
         path, node, depth = waiting.pop()

@@ -1,7 +1,7 @@
-"""Metadata of a manifest: what the API server takes as names, labels and annotations of any object.
+"""The metadata of a manifest: what the API server takes as names, labels and annotations of any object.
 
-Rule: says what the API server would say, in words; what only this kind of object asks of its name is a rule of the
-definition (`rlhf_api.rules`). A generated name is judged as one that the API server could generate.
+Rule: it reports what the API server would refuse. What only an RLHFJob asks of its name is a rule (`rlhf_api.rules`). A
+generateName is checked with a name that the API server could generate from it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,15 +16,15 @@ _FIELDS: Final = frozenset(
     | {"generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"}
     | {"resourceVersion", "selfLink", "uid"}
 )
-"""Of every object's metadata; these have been the same since Kubernetes 1.0 but for managedFields."""
+"""Fields of every object's metadata, the same since Kubernetes 1.0 but for managedFields."""
 _GENERATED: Final = "x" * 5
-"""In the place of the five characters by which the API server ends a generated name."""
+"""Stands for the five characters that the API server adds to a generateName."""
 _PREFIX_MAX: Final = 58
 """Characters of a generateName that the API server takes; the rest is cut off."""
 
 
-def name_generated(document: Document) -> None:
-    """Gives a document with generateName and no name one such as the API server would."""
+def fill_in_generated_name(document: Document) -> None:
+    """Give a document with generateName and no name a name as the API server would."""
     metadata = document.data.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("name"):
         return
@@ -33,8 +33,8 @@ def name_generated(document: Document) -> None:
         metadata["name"] = prefix[:_PREFIX_MAX] + _GENERATED
 
 
-def problems_of(document: Document) -> list[Problem]:
-    """What is wrong with the metadata of a document, whose generated name is there by now."""
+def metadata_problems(document: Document) -> list[Problem]:
+    """Return what is wrong with the metadata of a document; a generated name is filled in already."""
     metadata = document.data.get("metadata")
     if not isinstance(metadata, Mapping):
         return []

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, in a form that people and programs can read. Data only; nothing here decides."""
+"""What is wrong with a manifest, in a form that people and programs can read. Data only: nothing is decided here."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SHOWN_VALUE: Final = 80
 
 
 class Severity(StrEnum):
-    """What follows from a problem."""
+    """How serious a problem is."""
 
     ERROR = "error"
     """Nothing is started."""
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to put right."""
+    """One thing that is wrong with a manifest."""
 
     field: str
     """Path in the manifest, such as `spec.rollout.batchSize`; empty for the file as a whole."""
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def shown_value(self) -> str:
-        """The value as it may stand in a message; empty when nothing was given."""
+        """Return the value as it is shown in a message, shortened; empty when nothing was given."""
         if self.value is None:
             return ""
         if too_deep(self.value):
@@ -53,12 +53,12 @@ class Problem:
         return f"{self.field or 'manifest'}{value}: {self.message}{place}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the problem as JSON data."""
         return asdict(self)
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be accepted, with everything that is wrong with it."""
+    """A manifest cannot be accepted; `problems` is everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
         self.problems: list[Problem] = list(problems)

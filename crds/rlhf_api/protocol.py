@@ -18,16 +18,16 @@ PROTOCOL: Final = 1
 """What this version speaks. 0 is what the versions before the number say: nothing."""
 
 
-def compatible(one: int, other: int) -> bool:
-    """Whether two versions are the same or neighbours."""
-    return abs(one - other) <= 1
+def compatible(first: int, second: int) -> bool:
+    """Return whether two versions are the same or neighbours."""
+    return abs(first - second) <= 1
 
 
 def mismatch(worker: str, its: int, coordinator: int) -> str:
     """Return why a worker and a coordinator of these versions cannot work together; empty when they can."""
     if compatible(its, coordinator):
         return ""
-    told = f"{worker} speaks version {its} of the protocol and the coordinator version {coordinator}"
+    versions = f"{worker} speaks version {its} of the protocol and the coordinator version {coordinator}"
     if its < coordinator:
         remedy = (
             "the worker image is too old: name one of the coordinator's release in the pod template of its group, or "
@@ -38,11 +38,11 @@ def mismatch(worker: str, its: int, coordinator: int) -> str:
             "the coordinator image is too old: suspend and resume the job, which then runs by the operator's present "
             "images, or name a worker image of the coordinator's release in the pod template of its group"
         )
-    return f"{told}, and only neighbouring versions work together; {remedy}"
+    return f"{versions}, and only neighbouring versions work together; {remedy}"
 
 
 def written_job(job: RLHFJob, reader: int) -> str:
-    """The resolved job for a process of that version, as JSON: one that refuses unknown fields is told none."""
+    """Return the resolved job as JSON for a process of version `reader`, without fields that version 0 would refuse."""
     document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     if reader == 0:
         document["spec"] = mode_words.before(protocol_zero.readable(document["spec"]))

@@ -1,8 +1,8 @@
-"""The fields of a resolved job that processes know which are older than the protocol's number.
+"""The fields of a resolved job that processes of protocol 0 know, which are older than the protocol's number.
 
-They refuse a job with any other field, so a coordinator leaves those out of what it tells such a worker. What they know
-never changes, and later versions ignore what they do not know: nothing is ever added here, and the module goes with the
-release that drops protocol 0.
+Such a process refuses a job with any other field, so a coordinator leaves those out of what it sends it. Later versions
+ignore fields they do not know, so nothing is ever added here. The module is deleted with the release that drops
+protocol 0.
 """
 
 from functools import cache
@@ -56,7 +56,7 @@ spec.scheduling.gang: mode queue timeoutSeconds
 
 
 def readable(spec: dict[str, Any]) -> dict[str, Any]:
-    """A job's spec as protocol 0 knows it."""
+    """Return a job's spec with the fields that protocol 0 knows."""
     known: dict[str, Any] = pruned(spec, _schema())
     return known
 

@@ -26,7 +26,7 @@ class _Table(BaseModel):
 
 
 class Action(_Table):
-    """One step of one rank."""
+    """One step of one rank: a computation or a transfer."""
 
     kind: Kind
     pipeline: int

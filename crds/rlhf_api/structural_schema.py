@@ -2,7 +2,7 @@
 
 Owns the translation models -> OpenAPI v3 as a CRD wants it (no $ref, no anyOf, no null, defaults and descriptions
 inline), field paths in it, and defaulting and null pruning exactly as the API server does them. Everything that speaks
-of fields by path (`spec.rollout.batchSize`) reads this one tree. Must never hold a rule that crosses fields.
+of fields by path (`spec.rollout.batchSize`) reads this one tree. It holds no rule that crosses fields.
 """
 
 import copy
@@ -32,7 +32,7 @@ INT32_MAX: Final = 2**31 - 1
 
 @cache
 def job_schema() -> Schema:
-    """Structural schema of the whole RLHFJob object. Callers must not change it."""
+    """Return the structural schema of the whole RLHFJob object. Callers must not change it."""
     schema = _schema_of(RLHFJob)
     properties = schema["properties"]
     name = {"type": "string", "description": "Name of the job; every host name is derived from it.", "maxLength": 253}
@@ -46,7 +46,7 @@ def job_schema() -> Schema:
 
 
 def schema_at(path: str) -> Schema | None:
-    """The node of a field path such as `spec.rollout.stop[0]`; None when the manifest has no such field."""
+    """Return the node of a field path such as `spec.rollout.stop[0]`; None when the manifest has no such field."""
     node: Schema | None = job_schema()
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         if node is not None:
@@ -55,7 +55,7 @@ def schema_at(path: str) -> Schema | None:
 
 
 def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
-    """Every field below a node as (path, schema), parents first, in the order of the models."""
+    """Yield every field below a node as (path, schema), parents first, in the order of the models."""
     for name, child in node.get("properties", {}).items():
         below = f"{path}.{name}" if path else name
         yield below, child
@@ -63,7 +63,7 @@ def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A copy without null members: the API server prunes them where a field is not nullable, and none of ours is."""
+    """Return a copy without null members: the API server prunes them where a field is not nullable, as all of ours."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A copy without fields that the schema does not have: what an API server with this definition would store."""
+    """Return a copy without fields that the schema lacks: what an API server with this definition would store."""
     if isinstance(value, list) and "items" in schema:
         return [pruned(item, schema["items"]) for item in value]
     if not isinstance(value, dict) or "properties" not in schema:
@@ -83,7 +83,7 @@ def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:
-    """A copy with absent fields filled in from the schema, as the API server does before it checks rules."""
+    """Return a copy with the defaults of absent fields, which the API server also fills in before it checks rules."""
     if isinstance(value, list) and "items" in schema:
         return [with_defaults(item, schema["items"]) for item in value]
     if not isinstance(value, dict):
@@ -105,7 +105,7 @@ def _schema_of(model: type[BaseModel]) -> Schema:
 
 
 def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """One node in structural form; a field's own description and default win over those of its type."""
+    """Return one node in structural form; a field's own description and default win over those of its type."""
     node = dict(node)
     while True:
         if "$ref" in node:
@@ -135,7 +135,7 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _rewrite_bounds(node: Schema) -> None:
-    """OpenAPI v3 says exclusive bounds with a flag; whole numbers need none."""
+    """Rewrite exclusive bounds as OpenAPI v3 has them, by a flag; whole numbers need none."""
     whole = node.get("type") == "integer"
     for bound, step in (("Minimum", 1), ("Maximum", -1)):
         exclusive = node.pop(f"exclusive{bound}", None)
@@ -149,7 +149,7 @@ def _rewrite_bounds(node: Schema) -> None:
 
 
 def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
-    """Defaults made by a factory are not in pydantic's schema: an empty object, as its fields have their own."""
+    """Add defaults made by a factory, which pydantic's schema lacks: an empty object, whose fields have their own."""
     for field in model.model_fields.values():
         assert field.alias is not None
         child = schema["properties"][field.alias]
@@ -163,6 +163,6 @@ def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field's type `Model` or `Model | None`; lists of models have no factory defaults of ours."""
+    """Return the model of a field of type `Model` or `Model | None`; None for other types."""
     options = getattr(annotation, "__args__", (annotation,))
     return next((each for each in options if isinstance(each, type) and issubclass(each, BaseModel)), None)

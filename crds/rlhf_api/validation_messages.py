@@ -1,7 +1,7 @@
-"""Pydantic's findings in words a user can act on: field path, value given, what would be right.
+"""Errors of pydantic as messages that a user can act on: field path, value given, what would be right.
 
-Rule: the expectation is read from the structural schema, so that it names every bound and every allowed value at once.
-Must never decide whether something is wrong; it only says how to put it right.
+Rule: what would be right is read from the structural schema, so that a message names every bound and every allowed
+value. Whether something is wrong is not decided here.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from rlhf_api.structural_schema import Schema, fields, job_schema, schema_at
 from rlhf_api.yaml_document import Document
 
 _NO_LIMIT: Final = 2**31 - 1
-"""An upper bound from here on is technical and not worth a word."""
+"""An upper bound from here on is technical and is not mentioned."""
 
 
 def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
-    """One of pydantic's findings as a problem."""
+    """Return one of pydantic's errors as a problem."""
     path = _path(error["loc"])
     line = document.line_of(path)
     if error["type"] == "extra_forbidden":
@@ -40,7 +40,7 @@ def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
 
 
 def expected_value(node: Schema) -> str:
-    """What a field takes, such as `a whole number from 1 to 64`."""
+    """Return what a field takes, such as `a whole number from 1 to 64`."""
     if "enum" in node:
         allowed = [str(value) for value in node["enum"]]
         return allowed[0] if len(allowed) == 1 else f"one of {', '.join(allowed)}"
@@ -80,7 +80,7 @@ def _range(node: Schema) -> str:
 
 
 def _hint(value: Any, node: Schema) -> str:
-    """The nearest right value, or the likely slip of the pen."""
+    """Return the nearest right value, or the likely typing error; empty when there is none."""
     kind = node.get("type")
     if "enum" in node:
         return _enum_hint(value, [str(each) for each in node["enum"]])
@@ -121,7 +121,7 @@ def _enum_hint(value: Any, allowed: list[str]) -> str:
 
 
 def _unknown(path: str) -> str:
-    """What to say of a field that does not exist."""
+    """Return the message about a field that does not exist."""
     parent, _, name = path.rpartition(".")
     known = list((schema_at(parent) or {}).get("properties", {})) if parent else list(job_schema()["properties"])
     near = _nearest(name, known)
@@ -135,16 +135,16 @@ def _unknown(path: str) -> str:
 
 @cache
 def _elsewhere() -> dict[str, tuple[str, ...]]:
-    """Plain name -> the paths below spec where a field of that name is."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return plain name -> the paths below spec of the fields with that name."""
+    paths: dict[str, tuple[str, ...]] = {}
     for path, _ in fields(job_schema()["properties"]["spec"], "spec"):
         name = _plain(path.rpartition(".")[2])
-        found[name] = (*found.get(name, ()), path)
-    return found
+        paths[name] = (*paths.get(name, ()), path)
+    return paths
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known word most like `name`; batch_size, BatchSize and batchsize are all batchSize."""
+    """Return the known word most like `name`, None for none; batch_size, BatchSize and batchsize are all batchSize."""
     by_plain = {_plain(each): each for each in known}
     near = get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
     return by_plain[near[0]] if near else None

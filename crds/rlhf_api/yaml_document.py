@@ -1,8 +1,8 @@
-"""YAML text -> plain data with the line of every field, read as `kubectl` reads it.
+"""YAML documents as plain data with the line of every field, read as `kubectl` reads them.
 
 Rule: a text means here what it means to `kubectl apply`, so that a manifest that runs on one machine applies to a
 cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text, a key given twice is an error.
-Must never know what a field is for.
+Nothing here knows what a field is for.
 """
 
 import re
@@ -15,16 +15,16 @@ from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_api.problems import ManifestError, Problem
 
 MAX_BYTES: Final = 1_048_576
-"""Largest manifest read; the API server's store takes 1.5 MB an object."""
+"""Bytes of the largest manifest that is read; the API server stores 1.5 MB per object."""
 MAX_FIELDS: Final = 100_000
-"""Most fields and items of a manifest with its anchors written out; a few lines of anchors can mean billions."""
+"""Fields and items of a manifest with its anchors written out; a few lines of anchors can mean billions."""
 WHOLE_UP_TO: Final = 1e21
 """From here on Go writes a float in JSON with an exponent, so it is no whole number any more."""
 
 
 @dataclass
 class Document:
-    """One manifest as written."""
+    """One document of a manifest, as written."""
 
     data: Any
     lines: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Document:
     first_line: int = 1
 
     def line_of(self, path: str) -> int | None:
-        """Line of a field, or of the nearest thing around it."""
+        """Return the line of a field, or of the nearest thing around it; None when neither is in the text."""
         while path:
             if path in self.lines:
                 return self.lines[path]
@@ -43,7 +43,7 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Parse one YAML document. Raises ManifestError for what is no YAML, no single document, or has a key twice."""
+    """Return the single YAML document of a text. Raises ManifestError for several, a key given twice, and no YAML."""
     documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
@@ -55,7 +55,7 @@ def read_document(text: str) -> Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """The YAML documents of a file, but for empty ones; at least one. Raises ManifestError for what is no YAML."""
+    """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for no YAML."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
     found = []
@@ -116,7 +116,7 @@ _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    """1e3 and 512.0 are whole numbers, as kubectl sends them as JSON."""
+    """Return a number; 1e3 and 512.0 are whole numbers, as kubectl sends them in JSON."""
     value = float(loader.construct_yaml_float(node))
     return int(value) if value.is_integer() and abs(value) < WHOLE_UP_TO else value
 

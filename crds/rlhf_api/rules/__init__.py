@@ -1,8 +1,11 @@
 """Rules that cross fields, once, as data: the CEL text for the API server and the check for `rlhf validate`.
 
-Owns every statement about more than one field of an RLHFJob and about what may change in a live one. The rule it
-follows: a rule is one value with its field, CEL, Python check and words; the CRD and the command line both read it from
-here, and a test runs both over the same manifests. What one field alone may hold is in the models instead.
-What can be started but does not do what it says (`advice`) is a warning, which CEL has not.
-Must never touch files or know which modes this version lacks (`rlhf_api.rules.unavailable`).
+Here is every statement about more than one field of an RLHFJob, and about what may change in a live one. What a single
+field may hold is in the models instead.
+
+A rule is one value (`rule.Rule`): the field to blame, CEL, the same check in Python, and the message. The definition
+and the command line both read it, and a test runs both over the same manifests. To add a rule, add a `Rule` to the
+module of its subject (`placement`, `paths`, `reward`, `failure`; else `table`), and its rows to
+tests/support/manifest_tables/. `kinds` has the kinds of rules that occur often, `advice` the warnings, which CEL does
+not have, and `unavailable` the values that this version cannot do yet. No rule touches files.
 """

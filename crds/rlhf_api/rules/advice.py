@@ -1,6 +1,6 @@
-"""What is allowed and yet does nothing, or not what it seems to do: warnings, each with its field and a remedy.
+"""Warnings: what is allowed and yet does nothing, or not what it seems to do, each with its field and a remedy.
 
-Rule: a job with warnings is started like one without. CEL cannot warn, so the API server says none of these: `rlhf
+Rule: a job with warnings is started like one without. CEL cannot warn, so the API server does not give these: `rlhf
 validate` does, and the operator in the message of the condition Planned.
 """
 
@@ -21,7 +21,7 @@ Match = tuple[str, object]
 
 
 def advice(job: RLHFJob) -> list[Problem]:
-    """The warnings of a valid job."""
+    """Return the warnings about a valid job."""
     return [
         Problem(field, value, message, severity=Severity.WARNING)
         for field, value, message in (*_warm_up(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
@@ -29,7 +29,7 @@ def advice(job: RLHFJob) -> list[Problem]:
 
 
 def optimizer_steps(job: RLHFJob) -> int:
-    """Of the whole job, for each model."""
+    """Return the number of optimizer steps of the whole job, per model."""
     spec = job.spec
     fields = spec.algorithm.fields
     return spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
@@ -57,9 +57,9 @@ def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, st
 
 
 def _matches(rule: FailureRule) -> Iterator[Match]:
-    found: set[object] = {(each.type, each.status) for each in rule.on_pod_conditions or ()}
+    ends: set[object] = {(condition.type, condition.status) for condition in rule.on_pod_conditions or ()}
     if rule.on_exit_codes is not None:
         named = set(rule.on_exit_codes.values)
-        found |= _CODES & named if rule.on_exit_codes.operator == "In" else _CODES - named
+        ends |= _CODES & named if rule.on_exit_codes.operator == "In" else _CODES - named
     for group in rule.groups or list(Group):
-        yield from ((str(group), each) for each in found)
+        yield from ((str(group), end) for end in ends)

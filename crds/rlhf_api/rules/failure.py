@@ -1,4 +1,4 @@
-"""Rules of `spec.runPolicy.failurePolicy`: statements about the members of a list, told with the member's name."""
+"""Rules of `spec.runPolicy.failurePolicy`: statements about every member of its list, reported by the member's name."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -11,16 +11,16 @@ _NODE: Final = "spec.runPolicy.failurePolicy"
 _FIELD: Final = f"{_NODE}.rules"
 
 _MATCHES: Final = ("onExitCodes", "onPodConditions", "onPodFailure")
-"""Fields by which a rule says what it is about."""
+"""Fields by which a failure rule says which ends it matches."""
 
 Member = Mapping[str, Any]
 
 
-def _each(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
-    """A statement that must hold for every rule; `cel` is over `rule`."""
+def _of_every_rule(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
+    """Return a statement that must hold for every failure rule; `cel` is written over `rule`."""
 
     def wrong(values: Values) -> list[Member]:
-        return [each for each in values[_FIELD] if not holds(each)]
+        return [member for member in values[_FIELD] if not holds(member)]
 
     return Rule(
         field=_FIELD,
@@ -34,7 +34,7 @@ def _each(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
 
 
 def _distinct(values: Values) -> bool:
-    names = [each["name"] for each in values[_FIELD]]
+    names = [member["name"] for member in values[_FIELD]]
     return len(set(names)) == len(names)
 
 
@@ -44,33 +44,33 @@ def _asks_for_restart(rule: Member) -> bool:
 
 
 def _names_start_up(rule: Member) -> bool:
-    return any(each["type"] in START_UP for each in rule.get("onPodConditions") or [])
+    return any(condition["type"] in START_UP for condition in rule.get("onPodConditions") or [])
 
 
 def _says_nothing(rule: Member) -> bool:
-    told = rule.get("onPodFailure")
-    return told is not None and told.get("reasons") is None and told.get("message") is None
+    pattern = rule.get("onPodFailure")
+    return pattern is not None and pattern.get("reasons") is None and pattern.get("message") is None
 
 
 def of_failure_policy() -> Iterator[Rule]:
-    """Every rule about failure rules."""
+    """Yield every rule about failure rules."""
     given = ", ".join(f"has(rule.{name})" for name in _MATCHES)
-    yield _each(
+    yield _of_every_rule(
         f"[{given}].exists_one(given, given)",
         lambda rule: sum(rule.get(name) is not None for name in _MATCHES) == 1,
         f"needs exactly one of {', '.join(_MATCHES)}",
     )
-    yield _each(
+    yield _of_every_rule(
         "!has(rule.onPodFailure) || has(rule.onPodFailure.reasons) || has(rule.onPodFailure.message)",
         lambda rule: not _says_nothing(rule),
         "needs reasons, message or both in onPodFailure: such as reasons: [Evicted]",
     )
-    yield _each(
+    yield _of_every_rule(
         'rule.action != "FailJob" || rule.scope == "Pod"',
         lambda rule: rule["action"] != "FailJob" or rule["scope"] == "Pod",
         "has action FailJob, which restarts nothing: remove scope",
     )
-    yield _each(
+    yield _of_every_rule(
         f'!has(rule.onExitCodes) || rule.onExitCodes.operator != "In" || '
         f"!({int(ExitCode.RESTART)} in rule.onExitCodes.values)",
         lambda rule: not _asks_for_restart(rule),
@@ -78,7 +78,7 @@ def of_failure_policy() -> Iterator[Rule]:
         "remove it",
     )
     start_up = ", ".join(f'"{each}"' for each in START_UP)
-    yield _each(
+    yield _of_every_rule(
         f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
         lambda rule: not _names_start_up(rule),
         f"names a condition that every pod goes through ({', '.join(START_UP)}): use DisruptionTarget, or one that is "

@@ -8,16 +8,16 @@ def _cel(path: str) -> str:
 
 
 def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
-    """`field` must be a multiple of the product of `factors`; `of` is an optional parent without which it is void."""
-    product_cel = " * ".join(_cel(each) for each in factors)
+    """Return the rule that `field` is a multiple of the product of `factors`, where the parent `of` is set."""
+    product_cel = " * ".join(_cel(factor) for factor in factors)
     names = " x ".join(factors)
     value_cel = _cel(field)
     guard = f"!has({_cel(of)}) || " if of else ""
 
     def product(values: Values) -> int:
         result = 1
-        for each in factors:
-            result *= values[each]
+        for factor in factors:
+            result *= values[factor]
         return result
 
     def says(values: Values) -> str:
@@ -44,6 +44,7 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
 
 
 def nothing_to_fuse(algorithm: str) -> Rule:
+    """Return the rule that an algorithm which trains a single model has no intra-stage fusion."""
     return Rule(
         field="spec.fusion.intraStage.mode",
         node="spec",
@@ -57,6 +58,7 @@ def nothing_to_fuse(algorithm: str) -> Rule:
 
 
 def replicas(group: str) -> Rule:
+    """Return the rule that a group has a worker unless the job is suspended."""
     field = f"spec.{group}.replicas"
     return Rule(
         field=field,

@@ -1,4 +1,4 @@
-"""Rules of paths: what a job reads and writes is a file or folder of a file system, never an address."""
+"""Rules of paths: a job reads and writes files and folders of a file system, never addresses."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +19,7 @@ _MARK: Final = "://"
 
 
 def of_paths() -> Iterator[Rule]:
-    """A rule for each path."""
+    """Yield one rule per path."""
     for field in _PATHS:
         node, _, name = field.rpartition(".")
         yield Rule(

@@ -1,4 +1,4 @@
-"""Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training then say nothing."""
+"""Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training it leaves unused."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,19 +18,19 @@ def _ranks(values: Values) -> int:
 
 
 def of_placement() -> Iterator[Rule]:
-    """Every rule of placement."""
+    """Yield every rule of placement."""
     ranks_cel = "self.training.parallelism.pipeline * self.training.parallelism.data"
     field = "spec.generation.replicas"
-    told = "must be at least pipeline x data of spec.training.parallelism with spec.placement Colocated, as rank r runs"
+    need = "must be at least pipeline x data of spec.training.parallelism with spec.placement Colocated, as rank r runs"
     remedy = "in generation worker r"
     yield Rule(
         field=field,
         node="spec",
         cel=f"{_DEDICATED} || self.suspend || {ranks_cel} <= self.generation.replicas",
         holds=lambda values: _dedicated(values) or values["spec.suspend"] or _ranks(values) <= values[field],
-        message=f"{told} {remedy}",
-        message_cel=f"'{told} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
-        says=lambda values: f"{told} {remedy}: use {_ranks(values)} or more, or fewer ranks",
+        message=f"{need} {remedy}",
+        message_cel=f"'{need} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
+        says=lambda values: f"{need} {remedy}: use {_ranks(values)} or more, or fewer ranks",
     )
     yield _as_generation("gpusPerReplica")
     yield _as_generation("cpuThreads")
@@ -38,7 +38,7 @@ def of_placement() -> Iterator[Rule]:
 
 
 def _no_group() -> Rule:
-    """A failure rule of a group that has no pods would never match."""
+    """Return the rule against failure rules of a group without pods, which would never match."""
     field = "spec.runPolicy.failurePolicy.rules"
     return Rule(
         field=field,
@@ -55,7 +55,7 @@ def _no_group() -> Rule:
 
 
 def _as_generation(name: str) -> Rule:
-    """A field of the process, which is the generation worker's: left out of training, or the same there."""
+    """Return the rule of a field of the process that is the generation worker's: left out of training, or the same."""
     field, theirs = f"spec.training.{name}", f"spec.generation.{name}"
     default: Any = next(each.default for each in GroupFields.model_fields.values() if each.alias == name)
     return Rule(

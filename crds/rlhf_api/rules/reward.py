@@ -1,4 +1,4 @@
-"""Rules of what a reward is given: every variable and every header has one value, and a name of its own."""
+"""Rules of a reward's variables and headers: each has exactly one value, and a name of its own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -9,11 +9,11 @@ _LISTS: Final = (
     ("spec.models.reward.function", "env", "each.name", lambda name: name),
     ("spec.models.reward.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
 )
-"""Node, its list, and by what its members are told apart: headers have no case."""
+"""(node, its list, CEL and Python of what tells its members apart): headers ignore case."""
 
 
 def of_reward() -> Iterator[Rule]:
-    """Every rule about them."""
+    """Yield every rule about variables and headers."""
     for node, name, key, known_by in _LISTS:
         yield _one_value(node, name)
         yield _different(node, name, key, known_by)

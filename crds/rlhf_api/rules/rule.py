@@ -1,4 +1,4 @@
-"""One rule that crosses fields, and how it reads a manifest. A rule is data: field, CEL, Python check, words."""
+"""One rule that crosses fields, and how it reads a manifest. A rule is data: field, CEL, Python check, message."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class UnknownValueError(LookupError):
-    """A field a rule reads is absent or itself wrong, so the rule says nothing."""
+    """A field that a rule reads is absent, or wrong by itself, so the rule cannot be judged."""
 
 
 class Values:
-    """A manifest with its defaults filled in, read by path; fields with problems of their own cannot be read."""
+    """A manifest with its defaults, read by path. Reading a wrong field raises UnknownValueError."""
 
     def __init__(self, data: Mapping[str, Any], broken: Iterable[str] = ()) -> None:
         self._data = data
@@ -18,12 +18,12 @@ class Values:
 
     def __getitem__(self, path: str) -> Any:
         value = self._find(path)
-        if value is None or any(each.startswith((f"{path}.", f"{path}[")) for each in self._broken):
+        if value is None or any(field.startswith((f"{path}.", f"{path}[")) for field in self._broken):
             raise UnknownValueError(path)
         return value
 
     def has(self, path: str) -> bool:
-        """Whether the field is set; UnknownValueError when something around it is wrong."""
+        """Return whether a field is set. Raises UnknownValueError when something around it is wrong."""
         return self._find(path) is not None
 
     def _find(self, path: str) -> Any:
@@ -39,25 +39,28 @@ class Values:
 
 @dataclass(frozen=True)
 class Rule:
-    """One statement. `cel` is written over `self`, the object at `node`; `field` is the field to blame.
+    """One statement about a job.
 
-    One that speaks of `oldSelf` as an optional is of new jobs alone, and holds of a manifest with a uid.
+    A rule that uses `oldSelf` as an optional is about new jobs alone, so it holds for a manifest with a uid.
     """
 
     field: str
+    """Path of the field to blame, such as `spec.rollout.batchSize`."""
     node: str
+    """Path of the object that the CEL is written over, as `self`; empty for the whole job."""
     cel: str
+    """The statement in CEL, for the API server."""
     holds: Callable[[Values], bool]
     """The same statement in Python. May raise UnknownValueError."""
     message: str
-    """What would be right, without the values."""
+    """What would be right; it follows the name of the field and does not name values."""
     message_cel: str | None = None
-    """CEL that makes the message with the values in it."""
+    """CEL expression of a message with the values in it; `message` when unset."""
     says: Callable[[Values], str] | None = None
-    """The same message in Python; `message` when unset."""
+    """The message with the values in Python; `message` when unset."""
 
     def broken(self, values: Values) -> str | None:
-        """What to say when the rule does not hold; None when it does, or cannot be judged."""
+        """Return the message when the rule does not hold; None when it holds, or cannot be judged."""
         try:
             if self.holds(values):
                 return None

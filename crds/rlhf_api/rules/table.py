@@ -15,15 +15,15 @@ from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.unions import unions
 
 MAX_WORKERS: Final = 4096
-"""Workers of one group; four digits in host names."""
+"""Workers of one group: four digits in host names."""
 HOST_NAME: Final = 63
-"""Longest DNS label."""
+"""Characters of the longest DNS label."""
 MAX_NAME: Final = HOST_NAME - len(f"-{worker_name(Group.GENERATION, MAX_WORKERS - 1)}")
-"""Longest job name; `<job>-generation-4095` is the longest host name made from it."""
+"""Characters of the longest job name: `<job>-generation-4095` is the longest host name made from it."""
 
 
 COORDINATOR_ENDING: Final = f"-{Group.COORDINATOR.value}"
-"""What the name of a coordinator's Service ends in, and hence the name of no other job."""
+"""Ending of the name of a coordinator's Service, and hence of no job."""
 
 
 def _of_algorithms() -> Iterator[Rule]:
@@ -39,7 +39,7 @@ def _of_algorithms() -> Iterator[Rule]:
 
 
 def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
-    """A field of inter-stage fusion that is set with mode Fixed, and only with it."""
+    """Yield the rules of a field of inter-stage fusion that is set with mode Fixed, and only with it."""
     field, mode = f"spec.fusion.interStage.{name}", "spec.fusion.interStage.mode"
 
     def needed(values: Values) -> bool:
@@ -65,7 +65,7 @@ def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
 
 
 def _only_with(name: str, mode: str) -> Rule:
-    """A field of the gang that one scheduler alone reads."""
+    """Return the rule of a field of the gang that only one scheduler reads."""
     field, chosen = f"spec.scheduling.gang.{name}", "spec.scheduling.gang.mode"
     return Rule(
         field=field,

@@ -1,4 +1,4 @@
-"""What the manifest can say and this version cannot do yet, in one table. Whoever lands a mode deletes its line."""
+"""Values that the manifest has and that this version cannot do yet. Whoever implements one deletes its line."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ class Unavailable:
     """What to use instead."""
 
     def broken(self, values: Values) -> str | None:
-        """What to say when a manifest asks for it; None when it does not."""
+        """Return the message when a manifest asks for the value; None when it does not."""
         try:
             if values[self.field] != self.value:
                 return None

@@ -13,7 +13,7 @@ from rlhf_api.structural_schema import model_in
 
 
 def _union(node: str, members: tuple[str, ...]) -> Rule:
-    """Exactly one of `members` is set at `node`."""
+    """Return the rule that exactly one of `members` is set at `node`."""
     names = ", ".join(members)
 
     def given(values: Values) -> list[str]:
@@ -21,9 +21,11 @@ def _union(node: str, members: tuple[str, ...]) -> Rule:
         return [member for member in members if values.has(f"{node}.{member}")]
 
     def says(values: Values) -> str:
-        found = given(values)
+        members_given = given(values)
         remedy = (
-            f"got {' and '.join(found)}: remove all but one" if found else f"got none: add one, such as {members[0]}"
+            f"got {' and '.join(members_given)}: remove all but one"
+            if members_given
+            else f"got none: add one, such as {members[0]}"
         )
         return f"exactly one of {names} must be set, {remedy}"
 
@@ -38,7 +40,7 @@ def _union(node: str, members: tuple[str, ...]) -> Rule:
 
 
 def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
-    """A rule for each union among the models, as they declare them."""
+    """Yield a rule for each union among the models, as they declare them."""
     if issubclass(model, ApiModel) and model.exactly_one:
         yield _union(path, tuple(model.model_fields[name].alias or name for name in model.exactly_one))
     for field in model.model_fields.values():
