@@ -25,7 +25,7 @@ from benchmarks.pinned_job import run_job, write_job
 
 from rlhf_coordinator.loop import actions
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.storage import prompts
 
@@ -45,17 +45,17 @@ def setting(iteration: int) -> tuple[int, str]:
 @contextmanager
 def in_turns() -> Iterator[None]:
     """Every iteration of the coordinator in this process goes by the setting whose turn it is."""
-    on, random_key = incremental.on, prompts.random_key
+    on, random_key = incremental_dispatch.is_enabled, prompts.random_key
 
     def forced(context: JobContext, state: JobState) -> bool:
         return setting(state.iteration)[1] == "Enabled"
 
-    incremental.on = forced
+    incremental_dispatch.is_enabled = forced
     actions.random_key = lambda seed, iteration, sample: random_key(seed, setting(iteration)[0], sample)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        incremental.on, actions.random_key = on, random_key  # type: ignore[attr-defined]
+        incremental_dispatch.is_enabled, actions.random_key = on, random_key  # type: ignore[attr-defined]
 
 
 def run(folder: Path, iterations: int, *, deterministic: bool) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from rlhf_api.names import Group
 from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
 from rlhf_planner.inter_stage.fitted_costs import PassCost
 from rlhf_planner.inter_stage.incremental_gain import IncrementalGain, TokenCosts, Trace, incremental_gain
@@ -26,7 +26,7 @@ MODE: Final = "Auto"
 
 def estimate_gain(run: JobRun) -> None:
     """All of an iteration is scored: what does scoring early gain in it?"""
-    if run.context.spec.inference.incremental != MODE or not incremental.possible(run.context):
+    if run.context.spec.inference.incremental != MODE or not incremental_dispatch.is_possible(run.context):
         return
     trace = trace_of(run)
     if trace is not None:

@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import ScorePrefix
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -27,7 +27,9 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
     samples = []
     for index in decision.samples:
         sample = ledger.samples[index]
-        run.state.incremental.asked[index] = HeldPrefix(decision.worker, incremental.goal(run.state, index))
+        run.state.incremental.asked[index] = HeldPrefix(
+            decision.worker, incremental_dispatch.scorable_tokens(run.state, index)
+        )
         samples.append(
             pb.PrefixSample(
                 key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=sample.attempt),

@@ -15,7 +15,7 @@ import numpy as np
 from rlhf_api.algorithms import Graph
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
 from rlhf_planner.schedule.methods import METHODS
@@ -195,12 +195,12 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
 def incremental_metrics(run: JobRun) -> dict[str, float]:
     """Return what incremental scoring did; empty where the job cannot score incrementally."""
     counts = run.state.incremental
-    if not incremental.possible(run.context):
+    if not incremental_dispatch.is_possible(run.context):
         return {}
     gain = counts.predicted
     predicted = {} if gain is None else {"incremental/predicted_gain_seconds": gain}
     return predicted | {
-        "incremental/on": float(incremental.on(run.context, run.state)),
+        "incremental/on": float(incremental_dispatch.is_enabled(run.context, run.state)),
         "incremental/early_share": counts.early_tokens / max(1, counts.tokens),
         "incremental/dropped": float(counts.dropped),
         "incremental/cache_bytes": float(counts.max_bytes),

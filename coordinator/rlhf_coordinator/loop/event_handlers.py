@@ -21,7 +21,7 @@ from rlhf_coordinator.job.timeline_spans import record_worker_span
 from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import PackedResponse, Sample
 from rlhf_coordinator.storage.batch import response_of, unpacked
@@ -221,7 +221,9 @@ class EventHandlers:
         """New tokens make a block that can be scored early."""
         state = self._run.state
         known = len(state.ledger.samples[index].response)
-        return incremental.on(self._run.context, state) and incremental.gained(state, index, known - new)
+        return incremental_dispatch.is_enabled(self._run.context, state) and incremental_dispatch.gained_block(
+            state, index, known - new
+        )
 
     def _current(self, response: PackedResponse) -> bool:
         """Sampled by the iteration's weights alone."""

@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 TICK_SECONDS: Final = 0.25
 """Resolution of everything that only time changes."""
 
-GATHER_SECONDS: Final = 0.002
+DEBOUNCE_SECONDS: Final = 0.002
 """Messages that arrive together are decided on together; far below the time of a decode step. Longer when deciding
-takes long (hundreds of workers), see REST."""
+takes long (hundreds of workers), see DEBOUNCE_FACTOR."""
 
-REST: Final = 4.0
+DEBOUNCE_FACTOR: Final = 4.0
 """Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
 
-LONGEST_REST_SECONDS: Final = 0.02
-"""A turn that took long did something rare (began an iteration); what follows it must not wait for that."""
+MAX_DEBOUNCE_SECONDS: Final = 0.02
+"""A tick that took long did something rare (began an iteration); what follows it must not wait for that."""
 
 MAX_ROUNDS: Final = 64
 """Decisions that follow from decisions; more means that a decision does not change what it was made from."""
@@ -51,7 +51,7 @@ class Loop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await run.changed.wait()
-                await asyncio.sleep(max(GATHER_SECONDS, min(LONGEST_REST_SECONDS, REST * spent)))
+                await asyncio.sleep(max(DEBOUNCE_SECONDS, min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * spent)))
             run.changed.clear()
             begun = time.monotonic()
             self.tick()

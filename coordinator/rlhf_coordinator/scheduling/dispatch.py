@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_coordinator.scheduling import incremental
+from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score
 from rlhf_coordinator.scheduling.facts import Facts
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -77,7 +77,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> li
             sample = ledger.samples[index]
             if now < sample.not_before:
                 continue
-            for worker, chosen in _places(sample, tasks, load, incremental.holder(state, index)).items():
+            for worker, chosen in _places(sample, tasks, load, incremental_dispatch.holder(state, index)).items():
                 given.setdefault(worker, {}).setdefault(index, []).extend(chosen)
                 load[worker] += len(chosen)
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
@@ -127,7 +127,7 @@ def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: 
     for task in (task for task in tasks if task in sample.open_tasks):
         others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)
         idlest = min(others, key=lambda worker: (load[worker], worker))
-        near = holder in others and load[holder] <= load[idlest] + incremental.LEAD * len(tasks)
+        near = holder in others and load[holder] <= load[idlest] + incremental_dispatch.LEAD * len(tasks)
         places.setdefault(holder if holder is not None and near else idlest, []).append(task)
     return places
 

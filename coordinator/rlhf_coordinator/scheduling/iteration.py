@@ -20,7 +20,14 @@ starts only when every sample is scored.
 
 from dataclasses import dataclass
 
-from rlhf_coordinator.scheduling import closing, consolidation, dispatch, incremental, roles_and_weights, training_group
+from rlhf_coordinator.scheduling import (
+    closing,
+    consolidation,
+    dispatch,
+    incremental_dispatch,
+    roles_and_weights,
+    training_group,
+)
 from rlhf_coordinator.scheduling.consolidation import NO_CONSOLIDATION, Consolidation
 from rlhf_coordinator.scheduling.decisions import Decision, Finish
 from rlhf_coordinator.scheduling.facts import Facts, derive
@@ -63,7 +70,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
         # Queued samples are leased to who decodes, finished ones to who scores.
         *dispatch.decide(context, state, now, facts),
         # Who scores and has nothing to score begins with unfinished samples.
-        *incremental.decide(context, state, now, facts.scorers),
+        *incremental_dispatch.decide(context, state, now, facts.scorers),
         # Trained, published, checkpointed: the iteration is closed; or the job stops, or ranks leave.
         *closing.decide(context, state, now, facts),
     )

@@ -1,8 +1,8 @@
 """What is scored of unfinished samples, and where: what incremental scoring goes by in an iteration, and its counts.
 
 Rule: plain data, outside the ledger: it is made of what workers said last and may be wrong, which costs time and
-changes nothing else. The scheduler reads it (`incremental`); `fusion.incremental_scoring` and `fusion.counterfactual`
-change it. Gone with the process.
+changes nothing else. The scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring` and
+`fusion.counterfactual` change it. Gone with the process.
 """
 
 from collections import Counter

@@ -26,7 +26,7 @@ from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.loop import Loop
-from rlhf_coordinator.scheduling.incremental import IN_FLIGHT, UNFINISHED
+from rlhf_coordinator.scheduling.incremental_dispatch import IN_FLIGHT, UNFINISHED
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.fleet import GRACE_SECONDS, Joined
 from rlhf_coordinator.state.job_state import job_context

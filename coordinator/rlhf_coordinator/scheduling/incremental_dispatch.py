@@ -21,7 +21,7 @@ LEAD: Final = 2
 UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 
-def possible(context: JobContext) -> bool:
+def is_possible(context: JobContext) -> bool:
     """Return whether there is something to score before a sample ends, and the job allows it."""
     settings = context.spec.inference
     return (
@@ -29,15 +29,15 @@ def possible(context: JobContext) -> bool:
     )
 
 
-def on(context: JobContext, state: JobState) -> bool:
+def is_enabled(context: JobContext, state: JobState) -> bool:
     """Return whether prefixes are scored in this iteration."""
-    return possible(context) and (context.spec.inference.incremental == "Enabled" or state.incremental.chosen)
+    return is_possible(context) and (context.spec.inference.incremental == "Enabled" or state.incremental.chosen)
 
 
 def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[Worker]) -> list[Decision]:
     """Return one command for each of the `scorers` that has nothing else to do."""
     ledger, incremental_state = state.ledger, state.incremental
-    if not on(context, state) or state.trained or state.stop is not None or ledger.all_generated:
+    if not is_enabled(context, state) or state.trained or state.stop is not None or ledger.all_generated:
         return []
     models = _models(context)
     if any(_waits(state, index, models, now) for index in ledger.unscored()):
@@ -63,13 +63,13 @@ def holder(state: JobState, index: int) -> str | None:
     return None if item is None else item.worker
 
 
-def gained(state: JobState, index: int, tokens: int) -> bool:
+def gained_block(state: JobState, index: int, tokens: int) -> bool:
     """Return whether a sample, which had so many response tokens before, has a whole block more now."""
     prompt = state.prompt_tokens[index]
     return whole_blocks(prompt + len(state.ledger.samples[index].response)) > whole_blocks(prompt + tokens)
 
 
-def goal(state: JobState, index: int) -> int:
+def scorable_tokens(state: JobState, index: int) -> int:
     """Return how many tokens of a sample, prompt included, can be scored now."""
     return whole_blocks(state.prompt_tokens[index] + len(state.ledger.samples[index].response)) * BLOCK
 
@@ -91,7 +91,7 @@ def _by_work(state: JobState) -> list[int]:
     for sample in samples:
         if sample.state in UNFINISHED and len(sample.response) and sample.index not in incremental_state.asked:
             held = incremental_state.held.get(sample.index)
-            left = goal(state, sample.index) - (0 if held is None else held.tokens)
+            left = scorable_tokens(state, sample.index) - (0 if held is None else held.tokens)
             if left >= BLOCK:
                 work.append((-left, sample.index))
     return [index for _, index in sorted(work)]

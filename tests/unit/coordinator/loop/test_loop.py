@@ -1,0 +1,85 @@
+"""A tick decides and acts until nothing is left to decide: which phases it enters, and what it keeps for reports."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.coordinated import make_job
+from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
+
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.loop import Loop
+from rlhf_coordinator.scheduling import iteration
+from rlhf_coordinator.scheduling.consolidation import Consolidation
+from rlhf_coordinator.scheduling.decisions import CloseIteration, CommitTrained, Decision
+from rlhf_coordinator.scheduling.iteration import SchedulerOutput
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
+
+
+class Recorded(SpansInMemory):
+    """Keeps spans, and the kinds of events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def event(self, time_ns: int, kind: str, *_: object, **__: object) -> None:
+        self.events.append(kind)
+
+
+class Bench:
+    """A loop that is told what the scheduler decides, and does nothing of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tracker = Recorded()
+        job = make_job(folder, batch=8, fusion={"intraStage": {"mode": "Disabled"}})
+        self.run: JobRun = begin_in_process(folder, job, self.tracker)[0]
+        self.outputs: Iterator[SchedulerOutput] = iter(())
+        self.done: list[Decision] = []
+        saver = CheckpointSaver(self.run)
+        actions = Actions(self.run, saver)
+        monkeypatch.setattr(actions, "carry_out", self.done.append)
+        monkeypatch.setattr(iteration, "decide", lambda *_: next(self.outputs))
+        self.loop = Loop(self.run, EventHandlers(self.run, saver), actions)
+
+    def tick(self, *outputs: SchedulerOutput) -> list[str]:
+        """Let the scheduler decide these, one round each; return the phases that ended."""
+        self.outputs = iter(outputs)
+        before = len(self.tracker.spans)
+        self.loop.tick()
+        assert next(self.outputs, None) is None, "there is something left to decide"
+        assert self.run.scheduled == outputs[-1]
+        return [span.name for span in self.tracker.spans[before:]]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A job that has begun, before its first tick."""
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(bench: Bench) -> None:
+    assert bench.tick(SchedulerOutput("Publishing")) == ["Starting"]
+    closing = SchedulerOutput("Checkpointing", decisions=(CloseIteration(),))
+    assert bench.tick(closing, SchedulerOutput("Generating")) == ["Publishing"]
+    assert bench.done == [CloseIteration()]
+    assert bench.run.times.phase == "Generating"
+
+
+def test_a_phase_that_decisions_lead_to_is_entered_before_what_follows_from_it(bench: Bench) -> None:
+    committing = SchedulerOutput("Training", decisions=(CommitTrained(),))
+    publishing = SchedulerOutput("Publishing", decisions=(CloseIteration(),))
+    assert bench.tick(committing, publishing, SchedulerOutput("Generating")) == ["Starting", "Publishing"]
+
+
+def test_the_pool_is_recorded_when_it_forms_and_when_it_dissolves(bench: Bench) -> None:
+    def with_pool(*pool: str) -> SchedulerOutput:
+        return SchedulerOutput("Generating", Consolidation(possible=True, planned=True, pool=pool))
+
+    bench.tick(with_pool())
+    bench.tick(with_pool("generation-1"))
+    bench.tick(with_pool("generation-0"))
+    bench.tick(with_pool())
+    assert [kind for kind in bench.tracker.events if kind.startswith("pool")] == ["pool-formed", "pool-dissolved"]
