@@ -182,6 +182,8 @@ def _check_files(job: RLHFJob) -> None:
                 f"{field}.configMap = {reward.function.config_map!r}: there are no ConfigMaps on one machine; "
                 f"give {field}.file or {field}.module"
             )
+    for name, path in spec.algorithm.fields.files.items():
+        _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
     _check_file("spec.prompts.path", spec.prompts.path, ExitCode.BAD_DATA)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support import simulated_results
+from tests.support import algorithms, simulated_results
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rlhf_api import control_pb2 as pb
@@ -28,11 +28,6 @@ from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
 
-ALGORITHMS = {
-    "ppo": {"ppo": {"miniBatchSize": 8}},
-    "grpo": {"grpo": {"miniBatchSize": 8, "groupSize": 4}},
-}
-
 
 def make_job(
     folder: Path, *, algorithm: str = "ppo", iterations: int = 3, batch: int = 16, every: int = 2, **spec: Any
@@ -42,10 +37,11 @@ def make_job(
     policy.mkdir(parents=True, exist_ok=True)
     (policy / "config.json").write_text("{}")
     models: dict[str, Any] = {"actor": {"path": str(policy)}, "reward": {"function": {"module": "rewards"}}}
-    if algorithm == "ppo":
+    chosen = algorithms.member(algorithm)
+    if algorithms.has_critic(chosen):
         models["critic"] = {"path": str(policy)}
     content = {
-        "algorithm": ALGORITHMS[algorithm],
+        "algorithm": chosen,
         "iterations": iterations,
         "seed": 5,
         "models": models,

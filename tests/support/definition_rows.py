@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
+from tests.support import algorithms
 from tests.support.manifest_cases import changed
 
 from rlhf_api import crd
+from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.structural_schema import with_defaults
 
 Json = dict[str, Any]
@@ -30,6 +32,10 @@ ALL: Final[Json] = {
 """What the examples leave out and fields are within."""
 ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}
 """Another reward than that of the examples."""
+SHOWN: Final = "ppo"
+"""The algorithm of the example that rows are made from."""
+LISTS: Final[dict[str, Json]] = {"plugin": {"models": ["Reference"]}}
+"""Algorithm -> fields with members that rows put values into."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.fusion.interStage.mode", "Fixed"): {
         "spec.fusion.interStage.threshold": 8,
@@ -143,7 +149,14 @@ TRANSITIONS: Final[dict[str, str]] = {
 def whole(path: str) -> Json:
     """A valid manifest in which the parents of a field are set."""
     more = ENDPOINT if ".reward.endpoint" in path else {}
-    return dict(yaml.safe_load(changed("grpo" if ".grpo" in path else "ppo", {**ALL, **more}, [])))
+    algorithm = next((name for name in ALGORITHMS if path.startswith(f"spec.algorithm.{name}.")), SHOWN)
+    return _of(algorithm, more)
+
+
+def _of(algorithm: str, more: Json) -> Json:
+    """An example with another algorithm, and with what the examples leave out."""
+    chosen = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm, **LISTS.get(algorithm, {}))}
+    return dict(yaml.safe_load(changed(SHOWN, {**chosen, **ALL, **more}, [])))
 
 
 def placed(data: Json, path: str, value: Any) -> str:
@@ -186,8 +199,8 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 def bare() -> list[Json]:
     """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
     found = []
-    for example, more in (("ppo", {}), ("grpo", ENDPOINT)):
-        data = dict(yaml.safe_load(changed(example, {**ALL, **more}, [])))
+    for algorithm in ALGORITHMS:
+        data = _of(algorithm, {} if algorithm == SHOWN else ENDPOINT)
         found += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
     return found
 
@@ -230,11 +243,7 @@ def others() -> list[tuple[Field, Any]]:
     found: list[tuple[Field, Any]] = []
     for field in DEFAULTS:
         node, default = field.node, field.node["default"]
-        if (
-            field.in_status
-            or ".grpo" in field.path
-            or field.path.startswith(tuple(FIXED.keys() - {"spec.checkpoints"}))
-        ):
+        if field.in_status or field.path.startswith(tuple(FIXED.keys() - {"spec.checkpoints"})):
             continue
         if "enum" in node:
             found.append((field, next(each for each in node["enum"] if each != default)))

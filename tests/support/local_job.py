@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support import models
+from tests.support import algorithms, models
 
 PROCESSES = ("coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1")
 """Every process of the job."""
@@ -17,10 +17,8 @@ def score(prompt, response, record):
     return sum(character.isdigit() for character in response) / max(1, len(response))
 '''
 
-ALGORITHMS = {
-    "ppo": {"ppo": {"miniBatchSize": 8, "epochs": 2}},
-    "grpo": {"grpo": {"miniBatchSize": 8, "groupSize": 4}},
-}
+EPOCHS = {"ppo": 2}
+"""Passes over a batch by algorithm; 1 where nothing is said."""
 
 
 def write_job(
@@ -40,8 +38,9 @@ def write_job(
     texts = ("".join(rng.choice("abcdef012345") for _ in range(rng.randint(2, 10))) for _ in range(40))
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     (folder / "reward.py").write_text(REWARD)
+    chosen = algorithms.member(algorithm, epochs=EPOCHS.get(algorithm, 1))
     spec: dict[str, Any] = {
-        "algorithm": ALGORITHMS[algorithm],
+        "algorithm": chosen,
         "iterations": iterations,
         "seed": seed,
         "deterministic": True,
@@ -57,7 +56,7 @@ def write_job(
         "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "optimizer": {"learningRate": 1e-3}},
         "runPolicy": {"backoffLimit": 1000},
     }
-    if algorithm == "grpo":
+    if not algorithms.has_critic(chosen):
         del spec["models"]["critic"]
     job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": spec}
     manifest = folder / "job.yaml"

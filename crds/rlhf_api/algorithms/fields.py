@@ -5,7 +5,7 @@ sensible answer for all has no default: an algorithm that forgets one cannot be 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
@@ -35,13 +35,18 @@ class AlgorithmFields(ApiModel):
 
     @property
     @abstractmethod
-    def samples_per_prompt(self) -> int:
+    def responses_per_prompt(self) -> int:
         """Responses that are sampled for one prompt."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks it has with these numbers."""
         return self.all_tasks
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Files of the user that workers open: the field that names one, below the algorithm's own -> its path."""
+        return {}
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

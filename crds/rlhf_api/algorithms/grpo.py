@@ -25,7 +25,7 @@ class GRPO(PolicyGradientFields):
     """Average the loss over a sequence first and then over sequences, or over all tokens of a mini-batch."""
 
     @property
-    def samples_per_prompt(self) -> int:
+    def responses_per_prompt(self) -> int:
         return self.group_size
 
     @classmethod

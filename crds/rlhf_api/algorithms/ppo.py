@@ -41,7 +41,7 @@ class PPO(PolicyGradientFields):
     """Normalise advantages to mean 0 and variance 1 over the response tokens of the batch."""
 
     @property
-    def samples_per_prompt(self) -> int:
+    def responses_per_prompt(self) -> int:
         return 1
 
     @classmethod

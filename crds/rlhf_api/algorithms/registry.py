@@ -10,9 +10,10 @@ from typing import Final, Protocol
 from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.algorithms.graph import Graph
 from rlhf_api.algorithms.grpo import GRPO
+from rlhf_api.algorithms.plugin import Plugin
 from rlhf_api.algorithms.ppo import PPO
 
-ALGORITHMS: Final[Mapping[str, type[AlgorithmFields]]] = MappingProxyType({"ppo": PPO, "grpo": GRPO})
+ALGORITHMS: Final[Mapping[str, type[AlgorithmFields]]] = MappingProxyType({"ppo": PPO, "grpo": GRPO, "plugin": Plugin})
 """Member of `spec.algorithm` -> its fields."""
 
 
@@ -45,4 +46,4 @@ def graph_of(spec: HasAlgorithm) -> Graph:
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:
     """Return how many responses are sampled for one prompt."""
-    return spec.algorithm.fields.samples_per_prompt
+    return spec.algorithm.fields.responses_per_prompt

@@ -19,16 +19,20 @@ _MARK: Final = "://"
 
 
 def of_paths() -> Iterator[Rule]:
-    """Yield one rule per path."""
-    for field in _PATHS:
-        node, _, name = field.rpartition(".")
-        yield Rule(
-            field=field,
-            node=node,
-            cel=f"!has(self.{name}) || !self.{name}.contains('{_MARK}')",
-            holds=partial(_is_path, field),
-            message="must be a path, as addresses such as s3:// are not opened: mount a volume that holds it",
-        )
+    """Yield a rule for each path of every job."""
+    yield from map(is_path, _PATHS)
+
+
+def is_path(field: str) -> Rule:
+    """Return the rule that a field, where it is set, is a path."""
+    node, _, name = field.rpartition(".")
+    return Rule(
+        field=field,
+        node=node,
+        cel=f"!has(self.{name}) || !self.{name}.contains('{_MARK}')",
+        holds=partial(_is_path, field),
+        message="must be a path, as addresses such as s3:// are not opened: mount a volume that holds it",
+    )
 
 
 def _is_path(field: str, values: Values) -> bool:

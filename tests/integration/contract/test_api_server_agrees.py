@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster import Cluster
+from tests.support import algorithms
 from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
 from tests.support.served_definition import KIND, Served
 
@@ -33,6 +34,7 @@ CHANGES: dict[str, list[Any]] = {
     "spec.rollout.temperature": [0, 0.5, 1],
     "spec.algorithm.ppo": [{}, {"miniBatchSize": 32}, {"miniBatchSize": 0}, {"klCoefficient": 0, "klTarget": 1}, None],
     "spec.algorithm.grpo": [{}, {"groupSize": 6}, {"groupSize": 4, "miniBatchSize": 32}, None],
+    "spec.algorithm.plugin": [{**algorithms.SMALL["plugin"], "parameters": {"any": [1]}}, {"name": "A"}, None],
     "spec.models.critic": [{"path": "c"}, None],
     "spec.models.reward": [{"endpoint": {"url": "http://x"}}, {}, {"model": {"path": "m"}, "endpoint": {"url": "x"}}],
     "spec.training.microBatchSize": [1, 5, 8, 64, 1.0, 1.5],

@@ -5,8 +5,9 @@ algorithm remembers from one iteration to the next is in `state`, which checkpoi
 gives the same bits. An algorithm must never draw random numbers, read a clock, or speak to other ranks.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -33,6 +34,8 @@ class AlgorithmContext:
     """Of generation; log-probabilities are those of logits divided by it."""
     device: torch.device
     """Where losses are computed. Batches are on the CPU."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Of a plug-in: `spec.algorithm.plugin.parameters`."""
 
 
 class Algorithm:
@@ -41,7 +44,7 @@ class Algorithm:
     B samples, T response positions, n trained response tokens of a micro-batch laid end to end.
     """
 
-    prepared: ClassVar[tuple[str, ...]] = ("advantages",)
+    prepared: tuple[str, ...] = ("advantages",)
     """Fields that `prepare` adds to a batch."""
 
     def __init__(self, context: AlgorithmContext) -> None:
@@ -120,9 +123,9 @@ def batch_metrics(batch: Batch, graph: Graph) -> dict[str, float]:
     }
     if len(valid):  # a batch that abstained throughout has no reward, not a zero one
         metrics |= {"reward/mean": float(valid.mean()), "reward/std": float(valid.std(correction=0))}
-    for field in graph.compared_fields[:1]:
-        if field in batch.fields:
-            ours, reference = batch.fields[SAMPLED_FIELD], batch.fields[field]
+    for compared in graph.compared_fields[:1]:
+        if compared in batch.fields:
+            ours, reference = batch.fields[SAMPLED_FIELD], batch.fields[compared]
             metrics[f"{graph.policy}/kl"] = sequence_kl(ours, reference, batch.mask)
             metrics[f"{graph.policy}/kl_per_token"] = token_kl(ours, reference, batch.mask)
     return metrics

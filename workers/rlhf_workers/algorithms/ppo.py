@@ -1,7 +1,5 @@
 """Proximal policy optimisation: generalised advantages from a critic, and a KL coefficient that may adapt itself."""
 
-from typing import ClassVar
-
 import torch
 
 from rlhf_api.algorithms.graph import SAMPLED_FIELD, SampleField
@@ -18,7 +16,7 @@ from rlhf_workers.training.batch import Batch, MicroBatch
 class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
     """See `rlhf_api.algorithms.ppo` for its numbers."""
 
-    prepared: ClassVar = ("advantages", "returns")
+    prepared = ("advantages", "returns")
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)

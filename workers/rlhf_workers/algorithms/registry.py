@@ -17,6 +17,7 @@ from rlhf_workers.algorithms.base import Algorithm, context_of
 IMPLEMENTATIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ppo": "rlhf_workers.algorithms.ppo:ProximalPolicyOptimization",
+        "plugin": "rlhf_workers.algorithms.plugin:PluginAlgorithm",
         "grpo": "rlhf_workers.algorithms.grpo:GroupRelativePolicyOptimization",
     }
 )

@@ -1,0 +1,28 @@
+"""Every registered algorithm with fields small enough for tests: the one table of them. A test fails without a row."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.algorithms import ALGORITHMS, ModelRole
+
+REINFORCE: Final = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "reinforce.py"
+"""The plug-in of docs/tutorials/your-algorithm.md."""
+
+SMALL: Final[dict[str, dict[str, Any]]] = {
+    "ppo": {"miniBatchSize": 8},
+    "grpo": {"miniBatchSize": 8, "groupSize": 4},
+    "plugin": {"miniBatchSize": 8, "file": str(REINFORCE), "name": "Reinforce", "samplesPerPrompt": 1},
+}
+"""Name -> fields for batches of 16 samples."""
+
+
+def member(algorithm: str, **more: Any) -> dict[str, Any]:
+    """Return `spec.algorithm` of a small job; `more` adds fields."""
+    return {algorithm: {**SMALL[algorithm], **more}}
+
+
+def has_critic(algorithm: dict[str, Any]) -> bool:
+    """Return whether a job with this `spec.algorithm` needs `spec.models.critic`."""
+    ((name, fields),) = algorithm.items()
+    tasks = ALGORITHMS[name].model_validate(fields).tasks
+    return any(task.model is ModelRole.CRITIC for task in tasks)

@@ -1,0 +1,145 @@
+"""A plug-in is checked when it is loaded and at every call: errors name the place, what was given and what is right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support import models
+from tests.support.algorithms import REINFORCE
+from tests.support.training_ranks import make_batch, make_job
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.algorithms.base import Algorithm
+from rlhf_workers.algorithms.registry import build_algorithm
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.batch import MicroBatch, micro_batch
+
+CPU = torch.device("cpu")
+START = REINFORCE.read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.write_policy(tmp_path_factory.mktemp("model"), "llama", seed=1)
+
+
+def built(folder: Path, file: Path, **fields: Any) -> Algorithm:
+    plugin = {"file": str(file), "name": "Reinforce", "samplesPerPrompt": 1, "miniBatchSize": 8, **fields}
+    job = make_job(folder, folder, algorithm={"plugin": plugin})
+    return build_algorithm(job.spec, CPU)
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    assert old in START
+    file = tmp_path / "mine.py"
+    file.write_text(START.replace(old, new))
+    return file
+
+
+def losses_of(algorithm: Algorithm) -> Any:
+    ready = algorithm.prepare(make_batch())
+    rows = [0, 1]
+    microbatch: MicroBatch = micro_batch(ready, rows, algorithm.token_weights(ready, rows))
+    log_p = torch.full((len(microbatch.targets),), -1.0, requires_grad=True)
+    return algorithm.policy_loss(log_p, torch.ones_like(log_p), microbatch)
+
+
+def test_parameters_come_from_the_manifest_and_the_baseline_moves(folder: Path) -> None:
+    algorithm, batch = built(folder, REINFORCE, parameters={"momentum": 0.5}), make_batch()
+    mean = float(batch.rewards.mean())
+    first = algorithm.prepare(batch).fields["advantages"]
+    assert torch.allclose(first[:, 0], batch.rewards - mean)
+    assert algorithm.state()["baseline"] == pytest.approx(mean)
+    metrics: dict[str, float] = {}
+    algorithm.finish_iteration(metrics)
+    assert metrics == {"reinforce/baseline": pytest.approx(mean)}
+    loss, clipped = losses_of(algorithm)
+    assert loss.requires_grad
+    assert clipped is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("class Reinforce(Algorithm)", "class Other(Algorithm)", r"no class Reinforce .* it has Other"),
+        ("class Reinforce(Algorithm)", "class Reinforce", r"no class Reinforce derived from .*Algorithm; it has none"),
+        ("import torch", "import torch_that_is_not_there", r"cannot be imported: .*No module named"),
+        ("import torch", "raise SystemExit(3)", r"cannot be imported: .*SystemExit"),
+        (
+            "self.baseline: float",
+            "self.baseline: float = [][0]\n        self.other: float",
+            r"mine\.py:\d+: IndexError",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(folder: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(WorkError, match=says) as caught:
+        built(folder, changed(tmp_path, old, new))
+    assert caught.value.failure.exit_code == ExitCode.USER_CODE
+    assert caught.value.failure.field.startswith("spec.algorithm.plugin.")
+
+
+def test_a_file_that_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"plugin\.file: .*nothing\.py: there is no such file"):
+        built(folder, tmp_path / "nothing.py")
+    plugin = {"module": "no_such_module", "name": "A", "samplesPerPrompt": 1, "miniBatchSize": 8}
+    spec = make_job(folder, algorithm={"plugin": plugin}).spec
+    with pytest.raises(WorkError, match=r"plugin\.module: no_such_module cannot be imported"):
+        build_algorithm(spec, CPU)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("return batch.with_fields(advantages=", "return dict(advantages=", r"prepare .*returned a dict; return batch"),
+        (
+            "with_fields(advantages=",
+            "with_fields(advantage=",
+            r"added the fields advantage; `prepared`",
+        ),
+        ("* batch.mask)", "* batch.mask * float('nan'))", r"field advantages holds a number that is not finite"),
+        ("* batch.mask)", "* batch.mask[:1, :1].int())", r"field advantages is .* give floating numbers"),
+        ("* log_p, None", "* log_p", r"policy_loss .*returned a Tensor; return \(loss per token"),
+        ("* log_p, None", "@ log_p, None", r"the loss is torch.float32 \[\]; give one number per token"),
+        ("* log_p, None", "* log_p.detach(), None", r"the loss has no gradient"),
+        ("* log_p, None", "* log_p, True", r"give a bool tensor like the loss, or None"),
+        ("-microbatch.fields", "-batch.fields", r"mine\.py:\d+: NameError"),
+        ('microbatch.fields["advantages"]', 'microbatch.fields["values_"]', r"KeyError"),
+    ],
+)
+def test_what_a_method_gives_back_is_checked(folder: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+    algorithm = built(folder, changed(tmp_path, old, new))
+    with pytest.raises(WorkError, match=says) as caught:
+        losses_of(algorithm)
+    assert caught.value.failure.exit_code == ExitCode.USER_CODE
+
+
+def remembered(algorithm: Algorithm) -> dict[str, Any]:
+    algorithm.finish_iteration({})
+    return algorithm.state()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('{"baseline": self.baseline}', "[1]", r"state .*returned a list; return a dict"),
+        ('{"baseline": self.baseline}', '{"a": {1, 2}}', r"state .*is no JSON"),
+        ('{"baseline": self.baseline}', '{"a": "x" * 2_000_000}', r"bytes of JSON; return a dict of at most"),
+        ("= self.baseline or 0.0", '= "much"', r"metric 'reinforce/baseline' is 'much'; give short names"),
+        ("= self.baseline or 0.0", "= float('inf')", r"metric 'reinforce/baseline' is inf"),
+    ],
+)
+def test_state_and_metrics_are_bounded(folder: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+    algorithm = built(folder, changed(tmp_path, old, new))
+    algorithm.prepare(make_batch())
+    with pytest.raises(WorkError, match=says):
+        remembered(algorithm)
+
+
+def test_a_plugin_changes_nothing_but_the_fields_it_adds(folder: Path, tmp_path: Path) -> None:
+    code = "(1 - self.momentum) * mean"
+    meddles = f"{code}\n        batch = batch.with_fields(values=batch.mask * 9.0)"
+    algorithm = built(folder, changed(tmp_path, code, meddles))
+    batch = make_batch()
+    assert torch.equal(algorithm.prepare(batch).fields["values"], batch.fields["values"])
