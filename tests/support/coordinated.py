@@ -24,9 +24,9 @@ from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.serving import Addresses, serve
 from rlhf_coordinator.state.fleet import wanted
 from rlhf_coordinator.state.job_state import job_context
-from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, random_key
+from rlhf_coordinator.storage.sample_codec import packed, span_messages
 
 
 def make_job(
@@ -121,7 +121,7 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
                     prompt=packed("int32", prompts.of(iteration, index).tokens),
                     response=packed("int32", tokens),
                     fields=fields,
-                    versions=spans_of([(iteration, length)]),
+                    versions=span_messages([(iteration, length)]),
                 )
             )
         weights = simulated_results.next_weights(weights, samples)

@@ -8,6 +8,7 @@ import logging
 import time
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import SampleKey
 from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
@@ -15,7 +16,7 @@ from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import ScorePrefix
 from rlhf_coordinator.state.incremental_state import HeldPrefix
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_coordinator.storage.batch import packed
+from rlhf_coordinator.storage.sample_codec import prefix_sample
 from rlhf_planner.inter_stage.incremental_gain import PassSums
 
 log = logging.getLogger(__name__)
@@ -30,14 +31,9 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
         run.state.incremental.asked[index] = HeldPrefix(
             decision.worker, incremental_dispatch.scorable_tokens(run.state, index)
         )
-        samples.append(
-            pb.PrefixSample(
-                key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=sample.attempt),
-                tasks=tasks,
-                prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
-                response=packed("int32", sample.response.tokens),
-            )
-        )
+        key = SampleKey(ledger.iteration, index, sample.attempt)
+        prompt = run.prompts.of(ledger.iteration, index).tokens
+        samples.append(prefix_sample(key, tasks, prompt, sample.response.tokens))
     command = pb.Command(score_prefix=pb.ScorePrefix(samples=samples))
     detail = f"begin to score {len(samples)} unfinished samples"
     send(run, decision.worker, command, PendingCommand(CommandKind.SCORE_PREFIX, 0.0, detail))

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import Lease
+from rlhf_api.samples import Lease, SampleKey
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, LeavingSample, PendingCommand
-from rlhf_coordinator.storage.batch import response_of
+from rlhf_coordinator.storage.sample_codec import key_message, response_of
 
 log = logging.getLogger(__name__)
 
@@ -150,4 +150,4 @@ def _response(run: JobRun, progress: pb.SampleProgress) -> PackedResponse:
 
 
 def _key(leaving: LeavingSample) -> pb.SampleKey:
-    return pb.SampleKey(iteration=leaving.iteration, sample=leaving.sample, attempt=leaving.source.attempt)
+    return key_message(SampleKey(leaving.iteration, leaving.sample, leaving.source.attempt))

@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.names import ExitCode, Group
+from rlhf_api.samples import SampleKey
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, sample_moves
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
@@ -21,9 +22,9 @@ from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_coordinator.storage.prompts import random_key
+from rlhf_coordinator.storage.sample_codec import generate_sample, score_sample
 from rlhf_coordinator.training import schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
@@ -88,17 +89,13 @@ class Actions:
         known = ledger.samples[index].response
         attempt = ledger.assign(index, worker)
         incremental_scoring.decoding_started(run, index)
-        message = pb.GenerateSample(
-            key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
-            prompt=packed("int32", run.prompts.of(ledger.iteration, index).tokens),
-            random_key=random_key(run.context.spec.seed, ledger.iteration, index),
-            max_response_tokens=run.context.spec.rollout.max_response_tokens,
+        return generate_sample(
+            SampleKey(ledger.iteration, index, attempt),
+            run.prompts.of(ledger.iteration, index).tokens,
+            known,
+            random_key(run.context.spec.seed, ledger.iteration, index),
+            run.context.spec.rollout.max_response_tokens,
         )
-        if len(known):
-            message.tokens.CopyFrom(packed("int32", known.tokens))
-            message.log_probabilities.CopyFrom(packed("float32", known.log_probabilities))
-            message.versions.extend(spans_of(known.versions))
-        return message
 
     def _score(self, decision: d.Score) -> None:
         run, ledger = self._run, self._run.state.ledger
@@ -107,16 +104,8 @@ class Actions:
             attempt = ledger.assign_scores(index, tasks, decision.worker)
             incremental_scoring.scoring_assigned(run, index, decision.worker, tasks)
             sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
-            message = pb.ScoreSample(
-                key=pb.SampleKey(iteration=ledger.iteration, sample=index, attempt=attempt),
-                tasks=tasks,
-                prompt=packed("int32", prompt.tokens),
-                response=packed("int32", sample.response.tokens),
-                prompt_text=prompt.text,
-                response_text=sample.text,
-                record=prompt.record,
-            )
-            samples.append(message)
+            key = SampleKey(ledger.iteration, index, attempt)
+            samples.append(score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample))
         command = pb.Command(score=pb.Score(samples=samples))
         send(
             run,

@@ -24,8 +24,8 @@ from rlhf_coordinator.loop.message_checks import check_message, check_registrati
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import PackedResponse, Sample
-from rlhf_coordinator.storage.batch import response_of, unpacked
 from rlhf_coordinator.storage.journal_pb2 import Record
+from rlhf_coordinator.storage.sample_codec import response_of, unpacked
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.state.worker import Worker
-from rlhf_coordinator.storage.batch import packed, response_of
+from rlhf_coordinator.storage.sample_codec import packed, response_of
 
 NAME = "generation-2"
 

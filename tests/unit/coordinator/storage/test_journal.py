@@ -9,9 +9,9 @@ import pytest
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.storage.batch import packed
 from rlhf_coordinator.storage.journal import Journal, frame
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
+from rlhf_coordinator.storage.sample_codec import packed
 
 
 def finished(index: int) -> Record:

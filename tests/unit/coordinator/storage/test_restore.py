@@ -12,10 +12,10 @@ from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context
-from rlhf_coordinator.storage.batch import packed, spans_of
 from rlhf_coordinator.storage.journal import Journal, frame
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
 from rlhf_coordinator.storage.restore import Restored, restore
+from rlhf_coordinator.storage.sample_codec import packed, span_messages
 
 
 def context(tmp_path: Path, **spec: Any) -> JobContext:
@@ -34,7 +34,10 @@ def segment(tmp_path: Path, iteration: int, *, upto: str) -> None:
         key = pb.SampleKey(iteration=iteration, sample=index, attempt=1)
         array = packed("int32", bytes(4))
         finished = pb.FinishedSample(
-            key=key, tokens=array, log_probabilities=packed("float32", bytes(4)), versions=spans_of([(iteration, 1)])
+            key=key,
+            tokens=array,
+            log_probabilities=packed("float32", bytes(4)),
+            versions=span_messages([(iteration, 1)]),
         )
         journal.append(Record(finished=finished))
         for task in ("reference", "values", "reward"):

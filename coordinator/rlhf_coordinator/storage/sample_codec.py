@@ -1,0 +1,107 @@
+"""Samples as messages of the wire and the journal, and back: the one place in the coordinator that knows both forms.
+
+Rule: plain conversion; nothing is decided and nothing is kept here. The coordinator keeps token ids, log-probabilities
+and scores packed, as they came: int32 and float32, little endian.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.samples import SampleKey, VersionSpan
+from rlhf_coordinator.state.sample import ITEM_BYTES, PackedResponse, Sample
+
+_ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
+
+
+def packed(dtype: str, data: bytes) -> pb.Array:
+    """Return the one-dimensional array message of packed little-endian values."""
+    return pb.Array(dtype=dtype, shape=[len(data) // _ITEM_BYTES[dtype]], data=data)
+
+
+def unpacked(array: pb.Array, dtype: str) -> bytes:
+    """Return the packed values of a one-dimensional array; ValueError unless dtype, shape and bytes agree."""
+    if array.dtype != dtype or len(array.shape) != 1 or array.shape[0] * _ITEM_BYTES[dtype] != len(array.data):
+        got = f"{array.dtype} {list(array.shape)} of {len(array.data)} bytes"
+        raise ValueError(f"an array must be {dtype} of one dimension with all its bytes, got {got}")
+    return array.data
+
+
+def key_message(key: SampleKey) -> pb.SampleKey:
+    """Return the wire form of a sample's key."""
+    return pb.SampleKey(iteration=key.iteration, sample=key.sample, attempt=key.attempt)
+
+
+def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterable[pb.VersionSpan]) -> PackedResponse:
+    """Return a response from its wire form; ValueError when the arrays do not fit one another."""
+    response = PackedResponse(
+        unpacked(tokens, "int32") if tokens.dtype else b"",
+        unpacked(log_probabilities, "float32") if log_probabilities.dtype else b"",
+        # One of no token says nothing; a sample that moved before its first token may come with one.
+        tuple(VersionSpan(span.version, span.tokens) for span in versions if span.tokens),
+    )
+    if any(count < 0 for _, count in response.versions):
+        raise ValueError(f"spans of weight versions {response.versions[:8]}: none may have less than no token")
+    if len(response.log_probabilities) != len(response.tokens):
+        raise ValueError(f"{len(response)} tokens but {len(response.log_probabilities) // 4} log-probabilities")
+    return response
+
+
+def span_messages(versions: Sequence[tuple[int, int]]) -> list[pb.VersionSpan]:
+    """Return spans of weight versions in their wire form."""
+    return [pb.VersionSpan(version=version, tokens=tokens) for version, tokens in versions]
+
+
+def generate_sample(
+    key: SampleKey, prompt: bytes, known: PackedResponse, random_key: int, max_response_tokens: int
+) -> pb.GenerateSample:
+    """Return a sample to decode, with the tokens that it already has; `prompt` is packed int32."""
+    message = pb.GenerateSample(
+        key=key_message(key),
+        prompt=packed("int32", prompt),
+        random_key=random_key,
+        max_response_tokens=max_response_tokens,
+    )
+    if len(known):
+        message.tokens.CopyFrom(packed("int32", known.tokens))
+        message.log_probabilities.CopyFrom(packed("float32", known.log_probabilities))
+        message.versions.extend(span_messages(known.versions))
+    return message
+
+
+def prefix_sample(key: SampleKey, tasks: Sequence[str], prompt: bytes, response: bytes) -> pb.PrefixSample:
+    """Return what is known of an unfinished sample, to be scored as far as it goes; both are packed int32."""
+    return pb.PrefixSample(
+        key=key_message(key), tasks=tasks, prompt=packed("int32", prompt), response=packed("int32", response)
+    )
+
+
+def score_sample(
+    key: SampleKey, tasks: Sequence[str], prompt: bytes, prompt_text: str, record: str, sample: Sample
+) -> pb.ScoreSample:
+    """Return a finished sample to be scored by these tasks; `prompt` is packed int32, `record` its JSON."""
+    return pb.ScoreSample(
+        key=key_message(key),
+        tasks=tasks,
+        prompt=packed("int32", prompt),
+        response=packed("int32", sample.response.tokens),
+        prompt_text=prompt_text,
+        response_text=sample.text,
+        record=record,
+    )
+
+
+def train_sample(sample: Sample, group: int, prompt: bytes) -> pb.TrainSample:
+    """Return one scored sample as training gets it; `prompt` is packed int32."""
+    fields = {name: packed("float32", values) for name, values in sample.fields.items()}
+    fields[SAMPLED_FIELD] = packed("float32", sample.response.log_probabilities)
+    return pb.TrainSample(
+        sample=sample.index,
+        group=group,
+        prompt=packed("int32", prompt),
+        response=packed("int32", sample.response.tokens),
+        fields=fields,
+        abstained=sample.abstained,
+        versions=span_messages(sample.response.versions),
+    )
