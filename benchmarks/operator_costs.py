@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import aiohttp
 from aiohttp import web
-from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,14 +27,16 @@ from benchmarks.operator_scale_rig.jobs import job, objects
 
 from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator.cluster import CONCURRENCY, PAGE, Cluster, session_options
-from rlhf_operator.handlers import Intake
+from rlhf_operator.api_client.client import PAGE, KubernetesClient
+from rlhf_operator.api_client.connection import Connection
+from rlhf_operator.api_client.transport import CONCURRENCY, Transport
 from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.render import pod
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.resync import Resync
+from rlhf_operator.watch_events import WatchEventHandler
 from rlhf_operator.workqueue import WorkQueue
 
 Json = dict[str, Any]
@@ -72,7 +73,7 @@ def event_cost() -> float:
     """One event of a running pod, from its line of JSON into the index."""
     body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
     body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    intake = Intake(Index(), WorkQueue(left_alone, 1), OperatorMetrics())
+    handler = WatchEventHandler(Index(), WorkQueue(left_alone, 1), OperatorMetrics())
     version = 0
 
     async def events() -> None:
@@ -80,7 +81,7 @@ def event_cost() -> float:
         for _ in range(TIMES):
             version += 1
             meta = body["metadata"] | {"uid": "p", "resourceVersion": str(version)}
-            intake.take("Pod", json.loads(json.dumps({"type": "MODIFIED", "object": body | {"metadata": meta}})))
+            handler.take("Pod", json.loads(json.dumps({"type": "MODIFIED", "object": body | {"metadata": meta}})))
 
     return best(lambda: asyncio.run(events()))
 
@@ -101,7 +102,7 @@ def comparison_cost(jobs: int) -> float:
                 for each in json.loads(page)["items"]:
                     yield each["metadata"]
 
-    resync = Resync(cast(Cluster, Listed()), index, WorkQueue(left_alone, 1), ())
+    resync = Resync(cast(KubernetesClient, Listed()), index, WorkQueue(left_alone, 1), ())
     begun = time.process_time()
     asyncio.run(resync.compare())
     return time.process_time() - begun
@@ -122,8 +123,8 @@ def request_cost() -> dict[str, float]:
 async def requests(address: str, body: Json) -> dict[str, float]:
     """The two clients, CONCURRENCY requests at a time."""
     configuration = Configuration()
-    configuration.host, configuration.client_session_kwargs = address, session_options()
-    cluster = Cluster(ApiClient(configuration))
+    configuration.host = address
+    cluster = KubernetesClient(Transport(Connection(configuration)))
     content = json.dumps(body).encode()
 
     async def many(ask: Callable[[], Awaitable[object]]) -> float:

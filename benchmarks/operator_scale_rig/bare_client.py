@@ -19,7 +19,7 @@ from typing import Any, Self
 import aiohttp
 import yaml
 
-from rlhf_operator.cluster import RESOURCES
+from rlhf_operator.api_client.resources import CORE_RESOURCES
 
 Json = dict[str, Any]
 APPLY = {"fieldManager": "bare-client", "force": "true"}
@@ -125,5 +125,5 @@ class BareClient:
 
 def place(kind: str, namespace: str) -> str:
     """Path of a kind in a namespace."""
-    prefix, plural = RESOURCES[kind]
-    return f"{prefix}/namespaces/{namespace}/{plural}"
+    resource = CORE_RESOURCES[kind]
+    return f"{resource.prefix}/namespaces/{namespace}/{resource.plural}"

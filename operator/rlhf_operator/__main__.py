@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -23,23 +24,30 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf_api import names
 from rlhf_api.job.scheduling import OPERATOR_CLASS_MAX, OperatorClass
 from rlhf_api.names import ExitCode
-from rlhf_operator import handlers, health, operator_logs
+from rlhf_operator import health, operator_logs, watch_events, watches
+from rlhf_operator.api_client.client import KubernetesClient, connect
+from rlhf_operator.api_client.connection import ConnectionConfigError
+from rlhf_operator.api_client.errors import ApiError, MissingError
+from rlhf_operator.api_client.resources import CORE_RESOURCES
 from rlhf_operator.certificates import LIFETIME
-from rlhf_operator.cluster import Cluster, ClusterError, MissingError, connect
 from rlhf_operator.controller import Controller
 from rlhf_operator.coordinator_client import Coordinators
-from rlhf_operator.events import Recorder
+from rlhf_operator.events import EventPoster
 from rlhf_operator.gang import discovery
 from rlhf_operator.gang.apis import MODES, Served
+from rlhf_operator.gang.apis import RESOURCES as GANG_RESOURCES
 from rlhf_operator.index import Index
 from rlhf_operator.leader import Leader, LostError
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.resync import RestoredError, Resync
+from rlhf_operator.watch_events import WatchEventHandler
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger("rlhf_operator")
 
+RESOURCES: Final = {**CORE_RESOURCES, **GANG_RESOURCES}
+"""The kinds that the operator reads and writes."""
 CONCURRENCY: Final = 16
 """Reconciles at once; they mostly wait for the API server."""
 USER_MAX: Final = 2**31 - 1
@@ -54,7 +62,7 @@ DEFINITION_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Options:
+class OperatorOptions:
     """The command line."""
 
     namespaces: tuple[str, ...]
@@ -74,7 +82,7 @@ class Options:
     """Backends of gangs and queues that may be used."""
 
 
-def options(arguments: Sequence[str]) -> Options:
+def options(arguments: Sequence[str]) -> OperatorOptions:
     """Parses the command line; ends the process with 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
     default = Images()
@@ -112,7 +120,7 @@ def options(arguments: Sequence[str]) -> Options:
     if unknown := sorted(set(scheduling) - set(MODES)):
         parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
     home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
-    return Options(
+    return OperatorOptions(
         namespaces=tuple(given.namespace),
         images=Images(given.coordinator_image, given.worker_image, given.run_as_user),
         health=given.health_address,
@@ -145,17 +153,17 @@ def _is_class(name: str) -> bool:
     return True
 
 
-async def operate(options: Options, cluster: Cluster) -> int:
+async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
     """Runs until told to stop; the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
-    index = Index(handlers.telling(metrics), options.operator_class)
-    recorder = Recorder(cluster, identity)
+    index = Index(watch_events.unreadable_reporter(metrics), options.operator_class)
+    recorder = EventPoster(client, identity)
     queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
     coordinators = Coordinators(queue.add)
     lifetime = options.certificate_lifetime
     controller = Controller(
-        cluster,
+        client,
         index,
         options.images,
         metrics,
@@ -164,27 +172,27 @@ async def operate(options: Options, cluster: Cluster) -> int:
         certificate_lifetime=lifetime,
         home=options.home,
     )
-    resync = Resync(cluster, index, queue, options.namespaces)
+    resync = Resync(client, index, queue, options.namespaces)
 
     def answered(verb: str, resource: str, code: int) -> None:
         metrics.answered(verb, resource, code)
         if code == 0:
             resync.soon()
 
-    cluster.on_answer = answered
-    leader = Leader(cluster, options.lease_namespace, identity, operator_class=options.operator_class)
+    client.transport.on_answer = answered
+    leader = Leader(client, options.lease_namespace, identity, operator_class=options.operator_class)
     addresses = sorted({options.health, options.metrics})
     served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)
     try:
-        await definition(cluster, options.namespaces)
+        await definition(client, options.namespaces)
         if options.leader_election:
             await leader.acquire()
-        apis = await discovery.first(cluster, options.scheduling)
+        apis = await discovery.first(client, options.scheduling)
         log.info("gangs and queues: %s", apis.usable() or "none")
         controller.use(apis)
-        resync.watched = {**handlers.WATCHED, **apis.watched()}
+        resync.watched = {**watch_events.WATCHED, **apis.watched()}
         metrics.leader.set(1)
-        return await work(options, cluster, index, queue, metrics, resync, leader, apis)
+        return await work(options, client, index, queue, metrics, resync, leader, apis)
     finally:
         await coordinators.close()
         await recorder.close()
@@ -192,8 +200,8 @@ async def operate(options: Options, cluster: Cluster) -> int:
 
 
 async def work(
-    options: Options,
-    cluster: Cluster,
+    options: OperatorOptions,
+    client: KubernetesClient,
     index: Index,
     queue: WorkQueue,
     metrics: OperatorMetrics,
@@ -202,16 +210,22 @@ async def work(
     apis: Served,
 ) -> int:
     """Watches and reconciles until told to stop, or until something ends that should not."""
-    ready = asyncio.Event()
-    watching = handlers.watch(index, queue, metrics, options.namespaces, ready, resync.watched, resync.soon)
-    watch = asyncio.create_task(watching, name="watch")
-    others = {"stop": asked_to_stop(ready), "queue": queue.run(), "resync": resync.run()}
-    others["apis"] = discovery.changed(cluster, apis)
+    listings = watches.first_listings(options.namespaces, resync.watched)
+    handler = WatchEventHandler(index, queue, metrics, listings, resync.soon)
+    until_served = partial(definition, client, options.namespaces)
+    watching = watches.watch(client.transport, handler, metrics, options.namespaces, resync.watched, until_served)
+    others = {
+        "stop": asked_to_stop(),
+        "watch": watching,
+        "queue": queue.run(),
+        "resync": resync.run(),
+    }
+    others["apis"] = discovery.changed(client, apis)
     if options.leader_election:
         others["lease"] = leader.hold()
     tasks = [asyncio.create_task(each, name=name) for name, each in others.items()]
     try:
-        done, _ = await asyncio.wait([watch, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await ended(tasks)
         # Nothing writes any more, so a successor may begin.
@@ -247,34 +261,33 @@ async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*(set(tasks) - pending), return_exceptions=True)
 
 
-async def asked_to_stop(ready: asyncio.Event) -> None:
-    """Returns on SIGTERM or SIGINT; takes the handlers back that kopf installs when it starts."""
-    await ready.wait()
+async def asked_to_stop() -> None:
+    """Return on SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
 
 
-async def definition(cluster: Cluster, namespaces: Sequence[str]) -> None:
+async def definition(client: KubernetesClient, namespaces: Sequence[str]) -> None:
     """Waits until the API server serves RLHFJobs."""
     while True:
         try:
-            async for _ in cluster.metadata(names.KIND, namespaces[0] if namespaces else None):
+            async for _ in client.metadata(names.KIND, namespaces[0] if namespaces else None):
                 break
         except MissingError:
             log.warning("%s.%s is not installed: kubectl apply -f crds/rlhfjobs.yaml", names.PLURAL, names.GROUP)
-        except ClusterError as error:
+        except ApiError as error:
             log.warning("RLHFJobs cannot be listed: %s", error)
         else:
             return
         await asyncio.sleep(DEFINITION_SECONDS)
 
 
-async def run(options: Options) -> NoReturn:
+async def run(options: OperatorOptions) -> NoReturn:
     """Connects and operates; SIGTERM and SIGINT end it at any time. Ends the process."""
-    cluster = await connect()
-    task = asyncio.create_task(operate(options, cluster))
+    client = await connect(resources=RESOURCES)
+    task = asyncio.create_task(operate(options, client))
     # Until it works; see asked_to_stop.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -289,9 +302,9 @@ async def run(options: Options) -> NoReturn:
     except Exception:
         log.exception("the operator failed")
         code = ExitCode.FAILED
-    await cluster.close()
+    await client.close()
     logging.shutdown()
-    # kopf ends its streams politely, one by one, and waits for every task of the process; nothing of it needs an end.
+    # Streams and kopf's thread are ended politely, one by one, when they are asked to; nothing of them needs an end.
     os._exit(code)
 
 
@@ -299,11 +312,9 @@ def main() -> int:
     """Runs the process."""
     given = options(sys.argv[1:])
     operator_logs.configure(json_lines=given.json_logs)
-    from kubernetes.aio.config import ConfigException
-
     try:
         asyncio.run(run(given))
-    except ConfigException as error:
+    except ConnectionConfigError as error:
         log.error("no way to the cluster: %s", error)
         return ExitCode.USAGE
 

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.names import Group
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError, ConflictError, MissingError
 from rlhf_operator.certificates import LIFETIME
-from rlhf_operator.cluster import Cluster, ClusterError, ConflictError, MissingError
 from rlhf_operator.coordinator_client import Coordinators
-from rlhf_operator.events import Recorder
+from rlhf_operator.events import EventPoster
 from rlhf_operator.gang.apis import Served
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
@@ -44,24 +45,24 @@ class Controller:
 
     def __init__(
         self,
-        cluster: Cluster,
+        client: KubernetesClient,
         index: Index,
         images: Images,
         metrics: OperatorMetrics,
         coordinators: Coordinators,
-        recorder: Recorder,
+        recorder: EventPoster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
         home: str = "",
     ) -> None:
-        self._cluster, self._index, self._images, self._home = cluster, index, images, home
+        self._client, self._index, self._images, self._home = client, index, images, home
         self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
-        self._certificates = JobCertificates(cluster, certificate_lifetime)
-        self._revisions = JobRevisions(cluster)
-        self._queueing = Queueing(cluster)
-        self._trials = Trials(cluster, images)
+        self._certificates = JobCertificates(client, certificate_lifetime)
+        self._revisions = JobRevisions(client)
+        self._queueing = Queueing(client)
+        self._trials = Trials(client, images)
         self._clock = clock
-        self._objects = JobObjects(cluster, index)
+        self._objects = JobObjects(client, index)
         self._written: dict[str, datetime] = {}
 
     def use(self, served: Served) -> None:
@@ -69,14 +70,14 @@ class Controller:
         self._queueing.served = served
 
     async def turn(self, key: str) -> float | None:
-        """Seconds until the next one is needed; None: only when something happens. Raises ClusterError."""
+        """Seconds until the next one is needed; None: only when something happens. Raises ApiError."""
         begun, result = time.perf_counter(), "error"
         try:
             again = await self._turn(key)
             result = "ok"
         except ConflictError:
             again, result = SOON_SECONDS, "conflict"
-        except ClusterError as error:
+        except ApiError as error:
             self._metrics.errors.labels(type(error).__name__).inc()
             log.warning("%s: %s", key, error, extra={"job": key})
             raise
@@ -159,7 +160,7 @@ class Controller:
             await self._objects.hold(key, job, hold=plan.finalizer)
         meta = job["metadata"]
         if plan.delete_job:
-            await self._cluster.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
+            await self._client.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
         await self._objects.delete(key, plan.delete)
         await self._queueing.withdraw(self._index, key, meta["uid"], plan.withdraw)
@@ -184,7 +185,7 @@ class Controller:
             "status": plan.status,
         }
         try:
-            self._index.put_job(await self._cluster.apply_status(manifest))
+            self._index.put_job(await self._client.apply_status(manifest))
         except MissingError as error:
             raise ConflictError(f"{key} is gone") from error
         self._written[key] = self._clock()

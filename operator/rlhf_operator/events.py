@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.cluster import Cluster, ClusterError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,12 @@ NOTE_MAX: Final = 1024
 REPORTER: Final = f"{names.GROUP}/operator"
 
 
-class Recorder:
+class EventPoster:
     """Posts events."""
 
-    def __init__(self, cluster: Cluster, instance: str) -> None:
+    def __init__(self, client: KubernetesClient, instance: str) -> None:
         """`instance` names this process in every event."""
-        self._cluster = cluster
+        self._client = client
         self._instance = instance[:128]
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,8 +74,8 @@ class Recorder:
     async def _post(self, manifest: dict[str, Any]) -> None:
         try:
             async with self._slots:
-                await self._cluster.create(manifest)
-        except ClusterError as error:
+                await self._client.create(manifest)
+        except ApiError as error:
             log.warning("the event %s could not be posted: %s", manifest["reason"], error)
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rlhf_api.endpoint import listener
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.workqueue import Snapshot
+from rlhf_operator.workqueue import QueueSnapshot
 
 LONGEST_WAIT_SECONDS: Final = 180.0
 """A job that waits longer for its turn is not being served."""
@@ -24,7 +24,7 @@ SILENT_ROUNDS: Final = 2
 """Comparisons with the cluster in a row that found changes no watch had delivered."""
 
 
-def ailment(queue: Snapshot, silent_rounds: int) -> str:
+def ailment(queue: QueueSnapshot, silent_rounds: int) -> str:
     """What is wrong, in words; empty when nothing is."""
     if queue.oldest_age_seconds > LONGEST_WAIT_SECONDS:
         return f"a job has waited {queue.oldest_age_seconds:.0f} s for its turn"
@@ -37,7 +37,7 @@ def ailment(queue: Snapshot, silent_rounds: int) -> str:
 
 async def serve(
     addresses: Sequence[str],
-    snapshot: Callable[[], Snapshot],
+    snapshot: Callable[[], QueueSnapshot],
     silent_rounds: Callable[[], int],
     metrics: OperatorMetrics,
 ) -> web.AppRunner:

@@ -57,7 +57,7 @@ def _name(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class OwnedObject:
     """Another object of a job: its metadata, as far as it matters."""
 
     version: int
@@ -83,7 +83,7 @@ class Index:
         self._jobs: dict[str, tuple[int, str, bytes]] = {}
         """Job -> (version, uid, body); of one of another class the body is empty."""
         self._pods: dict[str, dict[str, ObservedPod | UnreadableObject]] = {}
-        self._others: dict[str, dict[tuple[str, str], Other]] = {}
+        self._others: dict[str, dict[tuple[str, str], OwnedObject]] = {}
         self._queue_objects: dict[str, dict[str, QueueObject]] = {}
         """Job -> name -> object by which a queue knows it."""
         self._strange: dict[str, dict[str, tuple[str, UnreadableObject]]] = {}
@@ -326,8 +326,10 @@ class Index:
             self._gone.popitem(last=False)
 
 
-def _other(meta: Any) -> tuple[str, Other]:
+def _other(meta: Any) -> tuple[str, OwnedObject]:
     found = identity_of(meta)
     notes = meta.get("annotations")
     mark = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
-    return found.name, Other(found.version, found.uid, found.owner, mark[:MARK_MAX] if isinstance(mark, str) else "")
+    return found.name, OwnedObject(
+        found.version, found.uid, found.owner, mark[:MARK_MAX] if isinstance(mark, str) else ""
+    )

@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ConflictError, MissingError, RefusedError
 from rlhf_operator.certificates import LIFETIME, Authority, Certificates, due, new_authority
-from rlhf_operator.cluster import Cluster, ConflictError, MissingError, RefusedError
 from rlhf_operator.job_objects import ensure_ours, write
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
@@ -30,7 +31,7 @@ KEY: Final = "ca.key"
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredCertificates:
     """Certificates of one job, as read or issued."""
 
     uid: str
@@ -43,36 +44,36 @@ class Held:
 class JobCertificates:
     """Certificates by job key."""
 
-    def __init__(self, cluster: Cluster, lifetime: timedelta = LIFETIME) -> None:
+    def __init__(self, client: KubernetesClient, lifetime: timedelta = LIFETIME) -> None:
         """`lifetime` of the certificates that are issued from now on."""
-        self._cluster, self._lifetime = cluster, lifetime
-        self._held: dict[str, Held] = {}
+        self._client, self._lifetime = client, lifetime
+        self._held: dict[str, StoredCertificates] = {}
 
     def forget(self, key: str) -> None:
         """The job is gone."""
         self._held.pop(key, None)
 
-    async def current(self, key: str, uid: str, now: datetime, *, starting: bool) -> Held | None:
+    async def current(self, key: str, uid: str, now: datetime, *, starting: bool) -> StoredCertificates | None:
         """What the job's Secret holds; None when there is none that can be used."""
         held = self._held.get(key)
         patience = READ_SOON if starting else READ_AGAIN
         if held is not None and held.uid == uid and now - held.read < patience:
             return held
         namespace, _, name = key.partition("/")
-        body = await self._cluster.get("Secret", namespace, f"{name}-certificates")
+        body = await self._client.get("Secret", namespace, f"{name}-certificates")
         found = _usable(body, uid)
         if found is None:
             self._held.pop(key, None)
             return None
-        self._held[key] = held = Held(uid, found, due(found), now)
+        self._held[key] = held = StoredCertificates(uid, found, due(found), now)
         return held
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
         """Writes a new certificate of the job's authority into its Secret."""
         authority = await self._authority(job, now)
         issued = authority.issue([], now, self._lifetime)
-        await write(self._cluster, secret(job, issued.data()), known=key in self._held)
-        self._held[key] = Held(str(job.metadata["uid"]), issued, due(issued), now)
+        await write(self._client, secret(job, issued.data()), known=key in self._held)
+        self._held[key] = StoredCertificates(str(job.metadata["uid"]), issued, due(issued), now)
 
     async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
         namespace, name = identity.namespace(job), identity.authority_name(job)
@@ -90,9 +91,9 @@ class JobCertificates:
         # Most jobs have none yet, so creating comes first.
         for _ in range(2):
             with contextlib.suppress(ConflictError):
-                await self._cluster.create(manifest)
+                await self._client.create(manifest)
                 return made
-            body = await self._cluster.get("Secret", namespace, name)
+            body = await self._client.get("Secret", namespace, name)
             if body is not None:
                 ensure_ours(manifest, body["metadata"])
                 return _read(body, manifest)

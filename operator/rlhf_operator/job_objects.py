@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.cluster import CONCURRENCY, Cluster, ClusterError, ConflictError, MissingError, RefusedError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError, ConflictError, MissingError, RefusedError
+from rlhf_operator.api_client.transport import CONCURRENCY
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile import PodDeletion, PoolLabel
@@ -43,9 +45,8 @@ class OccupiedError(RefusedError):
         kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
         super().__init__(f"{kind} {name} is not of this job")
         self.told = f"{kind} {name}"
-        place = RESOURCES.get(kind_of(manifest))
-        group = str(manifest["apiVersion"]).partition("/")[0]
-        self.resource = f"{place[1]}.{group}/{name}" if place else f"{kind.lower()}/{name}"
+        gang = RESOURCES.get(kind_of(manifest))
+        self.resource = f"{gang.plural}.{gang.group}/{name}" if gang else f"{kind.lower()}/{name}"
 
 
 class LeavingError(RefusedError):
@@ -53,7 +54,7 @@ class LeavingError(RefusedError):
 
 
 @dataclass
-class Round:
+class WriteResult:
     """What became of one turn's writes."""
 
     refused: dict[str, str] = field(default_factory=dict)
@@ -71,26 +72,26 @@ class Round:
         return bool(self.refused or self.occupied)
 
 
-async def write(cluster: Cluster, manifest: Json, *, known: bool = False) -> Json:
+async def write(client: KubernetesClient, manifest: Json, *, known: bool = False) -> Json:
     """Creates an object of a job, or changes the one that the same job controls; its metadata.
 
     `known`: it is taken to exist; a quota that is used up lets nobody create, and does not mind a change.
     Raises OccupiedError, LeavingError, and ConflictError when it comes and goes.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
-    there = await cluster.get(kind, meta["namespace"], meta["name"]) if known else None
+    there = await client.get(kind, meta["namespace"], meta["name"]) if known else None
     if there is None:
         try:
-            return await cluster.create(manifest)
+            return await client.create(manifest)
         except ConflictError:
-            there = await cluster.get(kind, meta["namespace"], meta["name"])
+            there = await client.get(kind, meta["namespace"], meta["name"])
     if there is None:
         raise ConflictError(f"{kind} {meta['name']} comes and goes")
     ensure_ours(manifest, there["metadata"])
     if kind == "Pod":
         return there
-    await cluster.manage_created(kind, there["metadata"])
-    return await cluster.apply({**manifest, "metadata": {**meta, "uid": there["metadata"]["uid"]}})
+    await client.manage_created(kind, there["metadata"])
+    return await client.apply({**manifest, "metadata": {**meta, "uid": there["metadata"]["uid"]}})
 
 
 def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
@@ -107,13 +108,13 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
 class JobObjects:
     """What the controller has written."""
 
-    def __init__(self, cluster: Cluster, index: Index) -> None:
-        self._cluster, self._index = cluster, index
-        self._rounds: dict[str, Round] = {}
+    def __init__(self, client: KubernetesClient, index: Index) -> None:
+        self._client, self._index = client, index
+        self._rounds: dict[str, WriteResult] = {}
 
-    def last(self, key: str) -> Round:
+    def last(self, key: str) -> WriteResult:
         """What was held up the last time."""
-        return self._rounds.get(key, Round())
+        return self._rounds.get(key, WriteResult())
 
     def forget(self, key: str) -> None:
         """The job is gone."""
@@ -122,18 +123,18 @@ class JobObjects:
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
         """Writes objects, pods last, and issues certificates; seconds until a turn is to follow, None when none is.
 
-        Raises ClusterError of anything but a refusal.
+        Raises ApiError of anything but a refusal.
         """
         others = [each for each in manifests if each["kind"] != "Pod"]
         pods = [each for each in manifests if each["kind"] == "Pod"]
-        found = Round()
+        found = WriteResult()
         first = [partial(self._issue, key, issue, found)] if issue else []
         await all_of([*first, *(partial(self._write, key, each, found) for each in others)])
-        pods, lacking = await given(self._cluster, pods)
+        pods, lacking = await given(self._client, pods)
         # What was refused for one is refused for the next.
         await all_of([partial(self._write, key, each, found) for each in pods], lambda: not found.held_up)
         found.refused |= lacking
-        before = self._rounds.pop(key, Round())
+        before = self._rounds.pop(key, WriteResult())
         if found.held_up:
             self._rounds[key] = found
         news = bool(before.refused) != bool(found.refused) or before.occupied != found.occupied
@@ -143,14 +144,14 @@ class JobObjects:
             return SETTLE_SECONDS
         return LEAVING_SECONDS if found.leaving else None
 
-    async def _issue(self, key: str, issue: Issue, found: Round) -> None:
+    async def _issue(self, key: str, issue: Issue, found: WriteResult) -> None:
         await self._attempt(key, "certificates", issue, found)
 
-    async def _write(self, key: str, manifest: Json, found: Round) -> None:
+    async def _write(self, key: str, manifest: Json, found: WriteResult) -> None:
         async def written() -> None:
             kind, name = kind_of(manifest), str(manifest["metadata"]["name"])
             known = self._index.other(key, owner_of(manifest["metadata"]), kind, name) is not None
-            meta = await write(self._cluster, manifest, known=known)
+            meta = await write(self._client, manifest, known=known)
             if kind == "Pod":
                 self._index.put_pod(key, meta)
             else:
@@ -158,7 +159,7 @@ class JobObjects:
 
         await self._attempt(key, str(manifest["metadata"]["name"]), written, found)
 
-    async def _attempt(self, key: str, name: str, attempt: Issue, found: Round) -> None:
+    async def _attempt(self, key: str, name: str, attempt: Issue, found: WriteResult) -> None:
         try:
             await attempt()
             found.written = True
@@ -170,7 +171,7 @@ class JobObjects:
             found.leaving = found.leaving or isinstance(error, LeavingError)
             self._say_once(key, name in self.last(key).refused, error)
 
-    def _say_once(self, key: str, said: bool, error: ClusterError) -> None:
+    def _say_once(self, key: str, said: bool, error: ApiError) -> None:
         if not said:
             log.warning("%s: not written: %s", key, error, extra={"job": key})
 
@@ -198,7 +199,7 @@ class JobObjects:
     async def _patch(self, key: str, manifest: Json) -> None:
         """Applies to an object that exists; one that is gone or another by now is no news."""
         try:
-            await self._cluster.apply(manifest)
+            await self._client.apply(manifest)
         except (ConflictError, MissingError):
             return
         except RefusedError as error:
@@ -207,7 +208,7 @@ class JobObjects:
 
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> None:
         """Deletes pods that are still those that were observed."""
-        delete = partial(self._cluster.delete, "Pod", key.partition("/")[0])
+        delete = partial(self._client.delete, "Pod", key.partition("/")[0])
         await all_of([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
 
 
@@ -218,7 +219,7 @@ async def all_of(
 
     After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
     """
-    waiting, errors = iter(requests), list[ClusterError]()
+    waiting, errors = iter(requests), list[ApiError]()
 
     async def serve() -> None:
         for each in waiting:
@@ -226,7 +227,7 @@ async def all_of(
                 return
             try:
                 await each()
-            except ClusterError as error:
+            except ApiError as error:
                 errors.append(error)
 
     async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_operator.cluster import Cluster
+from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.stored_revision import RunningContainer, StoredRevision, running_container
@@ -31,8 +31,8 @@ class _Read:
 class JobRevisions:
     """Revisions by job key."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
         self._read: dict[str, _Read] = {}
 
     def forget(self, key: str) -> None:
@@ -48,7 +48,7 @@ class JobRevisions:
         pods: Mapping[str, ObservedPod],
     ) -> StoredRevision:
         """What is known of the revision of the job of that uid; `applied`: fingerprints of the objects that exist.
-        Raises ClusterError."""
+        Raises ApiError."""
         namespace, _, job = key.partition("/")
         name = identity.configuration_of(job)
         known, fingerprint = self._read.get(key), applied.get(("ConfigMap", name))
@@ -56,7 +56,7 @@ class JobRevisions:
             return known.kept
         if fingerprint is None and not pods:
             return NOTHING
-        body = await self._cluster.get("ConfigMap", namespace, name)
+        body = await self._client.get("ConfigMap", namespace, name)
         data = (body or {}).get("data") or {}
         kept = StoredRevision.of({str(key): str(text) for key, text in data.items()})
         if digest(kept.data) in digests(status):
@@ -71,7 +71,7 @@ class JobRevisions:
         containers: dict[Group, RunningContainer] = {}
         for pod in pods.values():
             if pod.group not in containers and pod.active:
-                body = await self._cluster.get("Pod", namespace, pod.name)
+                body = await self._client.get("Pod", namespace, pod.name)
                 container = running_container(body) if body is not None else None
                 if container is not None:
                     containers[pod.group] = container

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.cluster import Cluster, ClusterError, ConflictError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError, ConflictError
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ class Leader:
 
     def __init__(
         self,
-        cluster: Cluster,
+        client: KubernetesClient,
         namespace: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
         operator_class: str = "",
     ) -> None:
         """Operators of two classes are no rivals: each class has a Lease of its own."""
-        self._cluster, self._namespace, self._identity, self._clock = cluster, namespace, identity, clock
+        self._client, self._namespace, self._identity, self._clock = client, namespace, identity, clock
         self._name = names.lease_name(operator_class)
         self._seen: tuple[str, float] = ("", float("-inf"))
         self._lease: dict[str, Any] | None = None
@@ -76,8 +77,8 @@ class Leader:
             return
         self._lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._cluster.replace(self._lease)
-        except ClusterError as error:
+            await self._client.replace(self._lease)
+        except ApiError as error:
             log.warning("the lease could not be given back: %s", error)
         self._lease = None
 
@@ -86,12 +87,12 @@ class Leader:
             return await self._acquire_or_renew()
         except ConflictError:
             self._lease = None
-        except ClusterError as error:
+        except ApiError as error:
             log.warning("the lease could not be read or written: %s", error)
         return False
 
     async def _acquire_or_renew(self) -> bool:
-        lease = self._lease or await self._cluster.get("Lease", self._namespace, self._name)
+        lease = self._lease or await self._client.get("Lease", self._namespace, self._name)
         if lease is None:
             self._lease = await self._written({"namespace": self._namespace, "name": self._name}, 0, new=True)
             return True
@@ -127,5 +128,5 @@ class Leader:
             "leaseTransitions": transitions,
         }
         manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": kept, "spec": spec}
-        answer = await (self._cluster.create(manifest) if new else self._cluster.replace(manifest))
+        answer = await (self._client.create(manifest) if new else self._client.replace(manifest))
         return manifest | {"metadata": kept | {"resourceVersion": answer["metadata"]["resourceVersion"]}}

@@ -32,5 +32,6 @@ def configure(*, json_lines: bool) -> None:
     line = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if json_lines else line)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # kopf tells every step of its own; what it cannot do is all that matters.
+    # kopf tells every step of its own; what it cannot do is all that matters. Signals are for us to take.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not record.getMessage().startswith("OS signals are ignored"))

@@ -15,7 +15,7 @@ from rlhf_api.conditions import ConditionType
 from rlhf_operator.job_metrics import CONDITION, PODS, POOL, RESTARTS, STREAMS, THRESHOLD, WANTED, JobSeries, Values
 from rlhf_operator.reconcile import ObservedJob, ReconcilePlan
 from rlhf_operator.reconcile.timestamps import time_of
-from rlhf_operator.workqueue import Snapshot
+from rlhf_operator.workqueue import QueueSnapshot
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -49,6 +49,15 @@ class OperatorMetrics:
         self.watch = Gauge(
             "rlhf_operator_watch_last_event_timestamp_seconds", "When the last event came.", ["resource"], registry=made
         )
+        self.watch_alive = Gauge(
+            "rlhf_operator_watch_alive_timestamp_seconds",
+            "When the API server last said something in a watch: an event or a bookmark, which come every minute.",
+            ["resource"],
+            registry=made,
+        )
+        self.relists = Counter(
+            "rlhf_operator_watch_relists", "Listings of watches that could not go on.", ["resource"], registry=made
+        )
         self.unreadable = Counter(
             "rlhf_operator_unreadable_objects",
             "Objects that could not be read, or not to the end, by kind.",
@@ -77,7 +86,7 @@ class OperatorMetrics:
         """The API server answered."""
         self.requests.labels(verb, resource, str(code)).inc()
 
-    def queue(self, snapshot: Snapshot) -> None:
+    def queue(self, snapshot: QueueSnapshot) -> None:
         """State of the work queue."""
         self.depth.set(snapshot.depth)
         self.oldest.set(snapshot.oldest_age_seconds)

@@ -11,7 +11,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from rlhf_operator.cluster import Cluster, RefusedError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import RefusedError
 from rlhf_operator.gang.apis import Served
 from rlhf_operator.gang.backend import QueueApi, QueueState, WorkloadReport
 from rlhf_operator.gang.registry import queue_api_of, queue_apis
@@ -31,8 +32,8 @@ READ_SECONDS: Final = 60.0
 class Queueing:
     """What the controller asks of queues."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
         self.served = Served()
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
@@ -56,7 +57,7 @@ class Queueing:
         if body and time.monotonic() - read_at < READ_SECONDS:
             return body
         try:
-            found = await self._cluster.get(kind, None, name)
+            found = await self._client.get(kind, None, name)
         except RefusedError as error:
             log.warning("%s %s cannot be read: %s", kind, name, error)
             return None
@@ -68,7 +69,7 @@ class Queueing:
         for kind, name in places:
             there = index.other(key, uid, kind, name)
             if there is not None:
-                await self._cluster.delete(kind, key.partition("/")[0], name, there)
+                await self._client.delete(kind, key.partition("/")[0], name, there)
 
     async def report(self, index: Index, key: str, uid: str, report: WorkloadReport, now: datetime) -> None:
         """Write the report into the status of the object by which a queue knows the job.
@@ -78,12 +79,12 @@ class Queueing:
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):
             api = queue_api_of(kind)
-            body = await self._cluster.get(kind, namespace, name) if api is not None else None
+            body = await self._client.get(kind, namespace, name) if api is not None else None
             if api is None or body is None or owner_of(body["metadata"]) != uid:
                 continue
             reported = _read_as(partial(api.with_report, report=report, now=rfc3339(now)), kind, name, body)
             if reported is not None:
-                index.put(kind, key, await self._cluster.replace_status(reported))
+                index.put(kind, key, await self._client.replace_status(reported))
 
 
 def _read_as(reader: Callable[[Json], Record], kind: str, name: str, body: Json | None) -> Record | None:

@@ -19,10 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlhf_api import names
-from rlhf_operator.cluster import Cluster, ClusterError
-from rlhf_operator.handlers import WATCHED, Watched
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError
+from rlhf_operator.api_client.resources import ResourceTable
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.untrusted import UnreadableError, identity_of
+from rlhf_operator.watch_events import WATCHED
 from rlhf_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -48,13 +50,13 @@ class Resync:
 
     def __init__(
         self,
-        cluster: Cluster,
+        client: KubernetesClient,
         index: Index,
         queue: WorkQueue,
         namespaces: Sequence[str],
     ) -> None:
-        self._cluster, self._index, self._queue = cluster, index, queue
-        self.watched: Watched = WATCHED
+        self._client, self._index, self._queue = client, index, queue
+        self.watched: ResourceTable = WATCHED
         """What is compared."""
         self._places: list[str | None] = list(namespaces) or [None]
         self._rounds = 0
@@ -74,7 +76,7 @@ class Resync:
             self._asked.clear()
             try:
                 await self.compare()
-            except ClusterError as error:
+            except ApiError as error:
                 log.warning("the backstop could not list: %s", error)
             except RestoredError:
                 raise
@@ -98,7 +100,7 @@ class Resync:
             versions: list[int] = []
             labels = "" if kind == names.KIND else names.LABEL_JOB_NAME
             for place in self._places:
-                async for meta in self._cluster.metadata(kind, place, labels, versions.append):
+                async for meta in self._client.metadata(kind, place, labels, versions.append):
                     if _key(kind, meta) is not None:
                         listed[str(meta.get("uid"))] = meta
             self._ensure_one_history(kind, before, listed, versions)
@@ -125,7 +127,7 @@ class Resync:
         known = {uid: version for uid, (_, _, version) in before.items()}
         older = any(0 <= _version(meta) < known.get(uid, 0) for uid, meta in listed.items())
         if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(known.values(), default=0)):
-            plural = self.watched[kind][2]
+            plural = self.watched[kind].plural
             raise RestoredError(f"{plural} are older than they were: etcd was restored, and the operator starts anew")
         self._listed[kind] = min(versions, default=0)
 
@@ -135,7 +137,7 @@ class Resync:
             meta = listed[uid]
             key = str(_key(kind, meta))
             self._index.unlearn(kind, key, meta["name"], uid)
-            body = await self._cluster.get(kind, meta["namespace"], meta["name"])
+            body = await self._client.get(kind, meta["namespace"], meta["name"])
             if body is not None and body["metadata"]["uid"] == uid:
                 self._index.put(kind, key, body)
             self._queue.add(key)
@@ -156,7 +158,7 @@ class Resync:
         found = 0
         for uid in behind():
             meta = listed[uid]
-            body = await self._cluster.get(kind, meta["namespace"], meta["name"])
+            body = await self._client.get(kind, meta["namespace"], meta["name"])
             if body is None or body["metadata"]["uid"] != uid:
                 continue
             key = _key(kind, body["metadata"])

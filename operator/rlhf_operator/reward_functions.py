@@ -7,14 +7,14 @@ the next turn asks again.
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_operator.cluster import Cluster
+from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.manifests import reward
 
 Json = dict[str, Any]
 
 
-async def given(cluster: Cluster, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
-    """The pods that can be made, and pod name -> why not of the others. Raises ClusterError."""
+async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
+    """The pods that can be made, and pod name -> why not of the others. Raises ApiError."""
     ready: list[Json] = []
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}
@@ -24,7 +24,7 @@ async def given(cluster: Cluster, pods: Sequence[Json]) -> tuple[list[Json], dic
             ready.append(pod)
             continue
         if (namespace, name) not in read:
-            read[namespace, name] = await cluster.get("ConfigMap", namespace, name)
+            read[namespace, name] = await client.get("ConfigMap", namespace, name)
         found = read[namespace, name]
         if wrong := reward.problem(name, namespace, found):
             lacking[pod["metadata"]["name"]] = wrong

@@ -18,7 +18,8 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import Severity
-from rlhf_operator.cluster import Cluster, ConflictError, InvalidError, RefusedError, UnavailableError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.checks import problems_of_pods
 from rlhf_operator.manifests.render import pod
@@ -51,8 +52,8 @@ class _Verdict:
 class Trials:
     """Verdicts on the pods of all jobs."""
 
-    def __init__(self, cluster: Cluster, images: Images, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._images, self._clock = cluster, images, clock
+    def __init__(self, client: KubernetesClient, images: Images, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._images, self._clock = client, images, clock
         self._verdicts: dict[str, _Verdict] = {}
         self._taken: OrderedDict[str, None] = OrderedDict()
 
@@ -93,7 +94,7 @@ class Trials:
             self._taken.move_to_end(digest)
             return ""
         try:
-            await self._cluster.try_to_create(pod(job, group, 0, self._images))
+            await self._client.try_to_create(pod(job, group, 0, self._images))
         except InvalidError as error:
             if _NO_DRY_RUN not in str(error):
                 return _told(job, group, str(error))

@@ -25,7 +25,7 @@ LAST_RETRY_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class QueueSnapshot:
     """What health checks and metrics read."""
 
     depth: int
@@ -94,12 +94,12 @@ class WorkQueue:
         """Consecutive failures of a key."""
         return self._failures.get(key, 0)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> QueueSnapshot:
         """State of the queue now."""
         now = self._now()
         oldest = self._since[self._waiting[0]] if self._waiting else now
         slowest = min(self._active.values(), default=now)
-        return Snapshot(len(self._waiting), len(self._active), now - oldest, now - slowest)
+        return QueueSnapshot(len(self._waiting), len(self._active), now - oldest, now - slowest)
 
     async def run(self) -> None:
         """Serves until cancelled; work in progress is cancelled with it."""

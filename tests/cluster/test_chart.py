@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from rlhf_api import names
-from rlhf_operator.cluster import RESOURCES
+from rlhf_operator.__main__ import RESOURCES
 from rlhf_operator.gang.apis import APIS, KUEUE, MODES, Served
-from rlhf_operator.handlers import WATCHED
+from rlhf_operator.watch_events import WATCHED
 
 from .chart import (
     CHART,
@@ -110,17 +110,11 @@ def test_the_definition_is_that_of_the_contract_and_is_kept() -> None:
 def test_the_table_of_rights_is_what_the_code_can_ask_for() -> None:
     tables = [USED, LEASE, FLAVORS, *SCHEDULING.values()]
     assert {place for table in tables for place in table if "/" not in place[1]} == {
-        (_group(prefix), plural) for prefix, plural in RESOURCES.values()
+        (resource.group, resource.plural) for resource in RESOURCES.values()
     }
     watching = {(group, plural) for (group, plural), verbs in USED.items() if "watch" in verbs}
     assert watching == {(group, plural) for group, _, plural in WATCHED.values()}
     assert all({"get", "list"} <= set(USED[each].split()) for each in watching)
-
-
-def _group(prefix: str) -> str:
-    """`/apis/apps/v1` -> `apps`, `/api/v1` -> ``."""
-    parts = prefix.strip("/").split("/")
-    return parts[1] if parts[0] == "apis" else ""
 
 
 @pytest.mark.parametrize("mode", MODES)

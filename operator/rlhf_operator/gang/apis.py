@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlhf_operator.api_client.resources import Resource, ResourceTable, table_kind
+
 NATIVE, KUEUE, VOLCANO, COSCHEDULING = "Native", "Kueue", "Volcano", "Coscheduling"
 MODES: Final = (NATIVE, KUEUE, VOLCANO, COSCHEDULING)
 
@@ -52,28 +54,32 @@ class Served:
         """Backend -> apiVersion, of those that can be used."""
         return {mode: version for mode in MODES if (version := self.version(mode)) is not None}
 
-    def watched(self) -> dict[str, tuple[str, str, str]]:
-        """Kind -> (group, version, plural) of every kind of ours in the versions that are spoken."""
+    def watched(self) -> dict[str, Resource]:
+        """Return the resource of every kind of ours in the versions that are spoken, by kind."""
         spoken = self.usable().values()
-        found = (
-            (version, kind) for each in APIS.values() for version, kinds in each if version in spoken for kind in kinds
-        )
         return {
-            f"{version}/{kind}": (*version.split("/", 1), _PLURALS[kind])  # type: ignore[misc]
-            for version, kind in found
+            f"{version}/{kind}": RESOURCES[f"{version}/{kind}"]
+            for versions in APIS.values()
+            for version, kinds in versions
+            if version in spoken
+            for kind in kinds
         }
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """What the kind is called here: `PodGroup` alone is ambiguous, `scheduling.k8s.io/v1alpha2/PodGroup` is not."""
-    named = f"{manifest.get('apiVersion', '')}/{manifest['kind']}"
-    return named if named in RESOURCES else str(manifest["kind"])
+    """Return what the kind is called here: `PodGroup` alone is ambiguous, `scheduling.k8s.io/v1alpha2/PodGroup` not."""
+    return table_kind(RESOURCES, manifest)
 
 
-RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
-    f"{version}/{kind}": (f"/apis/{version}", _PLURALS[kind])
+def _resource(api_version: str, plural: str) -> Resource:
+    group, _, version = api_version.partition("/")
+    return Resource(group, version, plural)
+
+
+RESOURCES: Final[ResourceTable] = {
+    f"{version}/{kind}": _resource(version, _PLURALS[kind])
     for mode, versions in APIS.items()
     for version, kinds in versions
     for kind in (*kinds, *(_READ if mode == KUEUE else ()))
-} | {PRIORITY_CLASS: ("/apis/scheduling.k8s.io/v1", "priorityclasses")}
+} | {PRIORITY_CLASS: _resource("scheduling.k8s.io/v1", "priorityclasses")}
 """Kind -> where the API serves it; _READ and PriorityClass have no namespace."""

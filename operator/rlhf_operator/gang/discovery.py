@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from rlhf_operator.cluster import Cluster, ClusterError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import ApiError
 from rlhf_operator.gang.apis import APIS, MODES, Served
 
 log = logging.getLogger(__name__)
@@ -25,35 +26,35 @@ class ChangedError(Exception):
     """The cluster serves other APIs than when the operator started."""
 
 
-async def served(cluster: Cluster, modes: Iterable[str] = MODES) -> Served:
-    """What is served; backends beside `modes` are off. Raises ClusterError."""
+async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Served:
+    """What is served; backends beside `modes` are off. Raises ApiError."""
     allowed = set(modes)
     found = set()
     for mode, versions in APIS.items():
         for version, kinds in versions if mode in allowed else ():
-            if set(kinds) <= await cluster.kinds(version):
+            if set(kinds) <= await client.kinds(version):
                 found.add(version)
     return Served(frozenset(found), frozenset(set(MODES) - allowed))
 
 
-async def first(cluster: Cluster, modes: Iterable[str]) -> Served:
+async def first(client: KubernetesClient, modes: Iterable[str]) -> Served:
     """What is served, as soon as the API server says so."""
     while True:
         try:
-            return await served(cluster, modes)
-        except ClusterError as error:
+            return await served(client, modes)
+        except ApiError as error:
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def changed(cluster: Cluster, known: Served, every: float = LOOK_SECONDS) -> None:
+async def changed(client: KubernetesClient, known: Served, every: float = LOOK_SECONDS) -> None:
     """Ends by ChangedError when something else can be used than is known."""
     modes = [mode for mode in MODES if mode not in known.off]
     while modes:
         await asyncio.sleep(every)
         try:
-            now = await served(cluster, modes)
-        except ClusterError as error:
+            now = await served(client, modes)
+        except ApiError as error:
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
             continue
         if now.usable() != known.usable():

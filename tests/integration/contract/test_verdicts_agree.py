@@ -16,7 +16,7 @@ from tests.support.served_definition import Served
 from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
 from rlhf_cli.load_job import load_documents
-from rlhf_operator.cluster import connect
+from rlhf_operator.api_client.client import connect
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.trial import Trials

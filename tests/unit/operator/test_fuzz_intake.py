@@ -20,7 +20,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api import names
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_cli.cluster.cluster_job import ClusterJob
-from rlhf_operator.cluster import yaml_of
+from rlhf_operator.api_client.client import yaml_of
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.gang.backend import WorkloadReport
 from rlhf_operator.gang.kueue_queue import KueueApi

@@ -4,14 +4,15 @@ import asyncio
 
 import pytest
 
-from rlhf_operator.cluster import Cluster, UnavailableError
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import UnavailableError
 from rlhf_operator.gang import discovery
 from rlhf_operator.gang.apis import KUEUE, MODES, NATIVE, Served
 
 V1BETA2 = "kueue.x-k8s.io/v1beta2"
 
 
-class ApiServer(Cluster):
+class ApiServer(KubernetesClient):
     """Answers what each turn of the list says; None is no answer."""
 
     def __init__(self, *turns: dict[str, set[str]] | None) -> None:
@@ -48,7 +49,7 @@ def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
     known = Served(frozenset([V1BETA2]))
     api = ApiServer(None, {V1BETA2: {"Workload"}})
 
-    async def watch(api: Cluster) -> None:
+    async def watch(api: KubernetesClient) -> None:
         await asyncio.wait_for(discovery.changed(api, known, every=0.0), 30)
 
     async def unchanged() -> bool:

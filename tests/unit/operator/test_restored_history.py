@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.support.recording_queue import RecordingQueue
 from tests.unit.operator.test_index import KEY, job, other, phase, pod
 
 from rlhf_operator import resync
-from rlhf_operator.cluster import UnavailableError
+from rlhf_operator.api_client.errors import UnavailableError
 from rlhf_operator.index import Index
 from rlhf_operator.resync import RestoredError, Resync
 
@@ -34,16 +35,6 @@ class Listing:
         return next((each for each in self.held.get(kind, ()) if each["metadata"]["name"] == name), None)
 
 
-class Asked:
-    """A queue that only remembers."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def add(self, key: str) -> None:
-        self.keys.append(key)
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for."""
@@ -52,7 +43,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comparing(index: Index, listing: Listing) -> Resync:
-    return Resync(listing, index, Asked(), ())  # type: ignore[arg-type]
+    return Resync(listing, index, RecordingQueue(), ())  # type: ignore[arg-type]
 
 
 def known() -> Index:

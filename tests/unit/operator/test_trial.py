@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
-from rlhf_operator.cluster import ConflictError, InvalidError, RefusedError, UnavailableError
+from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile import pod_of
 from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS

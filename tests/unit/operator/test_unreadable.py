@@ -278,7 +278,7 @@ def test_no_event_stops_a_stream(event: Any, body: Any) -> None:
         if isinstance(body, dict) and isinstance(body.get("metadata"), dict):
             labelled = {"metadata": {"labels": {names.LABEL_JOB_NAME: "job"}} | body["metadata"]}
         operator.sees(kind, labelled, event)
-        operator.intake.take(kind, {"type": event})
+        operator.events.take(kind, {"type": event})
     operator.sees("Pod", pod())
     assert list(operator.index.pods(KEY, "job-uid")[0]) == ["job-generation-0"]
 

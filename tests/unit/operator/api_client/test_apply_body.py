@@ -6,7 +6,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlhf_operator.cluster import yaml_of
+from rlhf_operator.api_client.client import yaml_of
 
 
 @example("one\u2028two\u2029three\x85four")

@@ -1,0 +1,131 @@
+"""Where the API server is and who we are to it, by the rules of kubectl.
+
+Order: the kubeconfig that is named, KUBECONFIG (several files, joined by `:`), and then either ~/.kube/config or the
+service account of the pod, whichever `prefer_pod` says is looked for first. A kubeconfig may name certificates, tokens,
+exec plugins and a proxy.
+
+Rule: a kubeconfig is only ever read. Every way in which it can be unusable ends in a `ConnectionConfigError` with one
+sentence.
+"""
+
+import os
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+DEFAULT_NAMESPACE: Final = "default"
+_HOME_FILE: Final = "~/.kube/config"
+_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class ConnectionConfigError(Exception):
+    """There is no usable way to an API server; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where requests go."""
+
+    configuration: Configuration
+    context: str = ""
+    """Name of the kubeconfig's context; empty inside a pod."""
+    user: str = ""
+    """Name of the kubeconfig's user entry; empty inside a pod."""
+    namespace: str = DEFAULT_NAMESPACE
+    """The one meant when no other is named."""
+
+
+async def find_connection(
+    kubeconfig: Path | None = None, context: str | None = None, *, prefer_pod: bool = False
+) -> Connection:
+    """Return the way to the API server. `prefer_pod`: inside a pod, ~/.kube/config is not looked for.
+
+    Raises ConnectionConfigError.
+    """
+    in_pod = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    if in_pod and prefer_pod and "KUBECONFIG" not in os.environ:
+        return _pod_connection()
+    paths = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or _HOME_FILE
+    present = _present(paths)
+    if present:
+        return await _kubeconfig_connection(paths, present, context)
+    if in_pod:
+        return _pod_connection()
+    raise ConnectionConfigError(_no_file(kubeconfig, os.environ))
+
+
+def session_options() -> dict[str, Any]:
+    """Return options of the HTTP client: it uses the environment's proxies where that names any.
+
+    Otherwise it reads nothing of the environment: it would look for a ~/.netrc in a thread, twice per request, which
+    takes four times as long as the request itself.
+    """
+    return {"trust_env": bool(urllib.request.getproxies_environment())}
+
+
+async def _kubeconfig_connection(paths: str, present: list[str], context: str | None) -> Connection:
+    configuration = Configuration()
+    try:
+        merged = KubeConfigMerger(os.pathsep.join(present)).config
+        if not context and not merged.safe_get("current-context"):
+            contexts = _joined(_contexts(merged))
+            raise ConnectionConfigError(f"the kubeconfig names no current context: give --context, one of {contexts}")
+        if context and context not in _contexts(merged):
+            contexts = _joined(_contexts(merged))
+            raise ConnectionConfigError(f"the context {context!r} is not in {paths}; it has {contexts}")
+        loader = KubeConfigLoader(config_dict=merged, config_base_path=None, active_context=context or None)
+        await loader.load_and_set(configuration)
+    except (config.ConfigException, yaml.YAMLError, OSError) as error:
+        raise ConnectionConfigError(f"the kubeconfig {paths} cannot be used: {_line(error)}") from error
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        message = f"the kubeconfig {paths} is no kubeconfig; `kubectl config view` shows what kubectl makes of it"
+        raise ConnectionConfigError(message) from error
+    chosen = loader.current_context
+    return Connection(
+        configuration=configuration,
+        context=str(chosen["name"]),
+        user=str(chosen["context"].get("user") or ""),
+        namespace=str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE),
+    )
+
+
+def _present(paths: str) -> list[str]:
+    return [path for path in paths.split(os.pathsep) if path and Path(path).expanduser().is_file()]
+
+
+def _pod_connection() -> Connection:
+    configuration = Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise ConnectionConfigError(f"this pod has no service account to use: {error}") from error
+    namespace = _POD_NAMESPACE.read_text().strip() if _POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
+    return Connection(configuration, namespace=namespace)
+
+
+def _no_file(kubeconfig: Path | None, environment: Mapping[str, str]) -> str:
+    if kubeconfig is not None:
+        return f"--kubeconfig {kubeconfig}: there is no such file"
+    if environment.get("KUBECONFIG"):
+        return f"no kubeconfig: KUBECONFIG names {environment['KUBECONFIG']}, and there is no such file"
+    return f"no kubeconfig: give --kubeconfig FILE, set KUBECONFIG, or write {_HOME_FILE}"
+
+
+def _contexts(merged: object) -> list[str]:
+    value = getattr(merged, "value", None) or {}
+    return [str(context.value["name"]) for context in value.get("contexts") or []]
+
+
+def _joined(contexts: list[str]) -> str:
+    return ", ".join(sorted(contexts)) or "none"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,157 @@
+"""One list and watch for ever: what exists, then what happens to it.
+
+Lists in pages, watches from the listing's version with bookmarks, goes on from the last version that was heard when a
+stream ends, and lists anew when the API server no longer knows that version (410 Gone). A watch that has not said
+anything for longer than bookmarks take is opened again. Failures are followed by exponential back-off with jitter, so
+that all clients of an API server that was away do not come back at once.
+
+Rule: never ends but by cancellation, keeps one page or one line in memory, and hands every object over unread, but for
+its version.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from rlhf_operator.api_client.client import PAGE
+from rlhf_operator.api_client.errors import ApiError, MissingError
+from rlhf_operator.api_client.resources import Resource
+from rlhf_operator.api_client.transport import ApiRequest, Transport, decoded
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS: Final = 300
+"""The API server ends a watch after up to a quarter more; longer than its own limits would be of no use."""
+SILENCE_SECONDS: Final = 75.0
+"""A watch with bookmarks says something every minute."""
+FIRST_BACK_OFF_SECONDS: Final = 0.5
+LAST_BACK_OFF_SECONDS: Final = 30.0
+GONE: Final = 410
+
+
+class ReflectorConsumer(Protocol):
+    """What a reflector hands objects to. Nothing here may raise."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take one object of a listing (`type` is None), or one event of the watch."""
+
+    def listed(self) -> None:
+        """Note that a listing is complete, the first one or another."""
+
+    def alive(self) -> None:
+        """Note that the API server has said something: an event or a bookmark."""
+
+
+class Reflector:
+    """The objects of one kind, in one namespace or all, that carry a label."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        resource: Resource,
+        namespace: str | None,
+        consumer: ReflectorConsumer,
+        labels: str = "",
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`jitter` returns numbers from 0 to 1."""
+        self._transport, self._resource, self._namespace = transport, resource, namespace
+        self._consumer, self._jitter = consumer, jitter
+        self._selector = {"labelSelector": labels} if labels else {}
+        self._version = ""
+        """Where the watch goes on; empty: a listing is needed first."""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        while True:
+            began = time.monotonic()
+            try:
+                if not self._version:
+                    await self._list()
+                heard = await self._watch()
+                # A stream that ends at once, again and again, is a failure of whoever is in between.
+                failed = not heard and time.monotonic() - began < 1.0
+            except MissingError as error:
+                failed = not self._version or error.code != GONE or time.monotonic() - began < 1.0
+                self._note(error, failed=failed)
+                self._version = ""
+            except ApiError as error:
+                failed = True
+                self._note(error, failed=True)
+            except Exception:
+                # Of the answer, which others may have written: the next listing says what this stream missed.
+                failed, self._version = True, ""
+                log.exception("the watch of %s is opened again", self._resource.plural)
+            self._failures = self._failures + 1 if failed else 0
+            if failed:
+                await asyncio.sleep(self.back_off())
+
+    def back_off(self) -> float:
+        """Return the seconds to wait after the latest failure: half to all of a delay that doubles with each."""
+        delay: float = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** min(self._failures - 1, 16))
+        return delay * (0.5 + self._jitter() / 2)
+
+    def _note(self, error: ApiError, *, failed: bool) -> None:
+        log.log(
+            logging.WARNING if failed else logging.INFO, "%s cannot be watched on: %s", self._resource.plural, error
+        )
+
+    async def _list(self) -> None:
+        request = ApiRequest("list", self._resource, self._namespace)
+        query = {"limit": str(PAGE)} | self._selector
+        while True:
+            page = decoded(await self._transport.request(request, query, headers={"Accept": "application/json"}))
+            kind, version = str(page.get("kind", "")).removesuffix("List"), page.get("apiVersion")
+            for item in page.get("items") or ():
+                # The API server says these once for all items.
+                item.setdefault("kind", kind)
+                item.setdefault("apiVersion", version)
+                self._consumer.take({"type": None, "object": item})
+            following, listed_at = page["metadata"].get("continue"), str(page["metadata"].get("resourceVersion") or "")
+            del page
+            if not following:
+                self._version = listed_at
+                self._consumer.listed()
+                return
+            query = {"limit": str(PAGE), "continue": following} | self._selector
+
+    async def _watch(self) -> bool:
+        """Follow one stream to its end; return whether it said anything. Raises ApiError."""
+        heard = False
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(WATCH_SECONDS * (1 + self._jitter() / 4))),
+        }
+        request = ApiRequest("watch", self._resource, self._namespace)
+        stream = self._transport.lines(request, query | self._selector, silence_seconds=SILENCE_SECONDS)
+        async with contextlib.aclosing(stream) as lines:
+            async for line in lines:
+                if not line.strip():
+                    continue
+                self._heard(json.loads(line))
+                heard, self._failures = True, 0
+        return heard
+
+    def _heard(self, event: Mapping[str, Any]) -> None:
+        """Take one line of the stream. Raises ApiError of one that says that the watch cannot go on."""
+        kind, body = event["type"], event["object"]
+        if kind == "ERROR":
+            code, message = int(body.get("code") or 0), str(body.get("message"))
+            error = MissingError if code == GONE else ApiError
+            if code != GONE:
+                self._version = ""
+            raise error(message, request=f"watch {self._resource.plural}", code=code)
+        self._consumer.alive()
+        if kind != "BOOKMARK":
+            self._consumer.take(event)
+        version = (body.get("metadata") or {}).get("resourceVersion")
+        if isinstance(version, str) and version:
+            self._version = version

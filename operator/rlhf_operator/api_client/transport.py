@@ -1,0 +1,211 @@
+"""Requests to one API server, and streams of lines from it: time-outs, retries, a limit on requests at once.
+
+Never more than `concurrency` requests at once, each with a time-out; a request that is `urgent` waits for no other and
+is not repeated, as the leader that waits behind its own work loses its Lease. As client-go does, an answer of 429 or
+5xx that says when to come back (Retry-After) is waited for and the request repeated: the API server has not carried
+it out. Anything else that is not success is raised at once as one of `errors`. A write that was sent may have been
+carried out even when its answer is lost, so callers must be able to ask again.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+
+from rlhf_operator.api_client.connection import Connection, session_options
+from rlhf_operator.api_client.errors import UnavailableError, error_of
+from rlhf_operator.api_client.resources import Resource
+
+Json = dict[str, Any]
+Body = Json | list[Json] | bytes
+
+CONCURRENCY: Final = 32
+"""Requests at once: where a single API server's rate of small writes levels off."""
+TIMEOUT_SECONDS: Final = 30.0
+"""Limit of one request; the API server itself gives up on most after 60."""
+CONNECT_SECONDS: Final = 10.0
+"""Limit of opening a connection."""
+MAX_RETRIES: Final = 4
+"""Repetitions of a request that the API server asked to come back with."""
+MAX_RETRY_SECONDS: Final = 10.0
+"""Longest wait that is taken at the API server's word."""
+MAX_LINE: Final = 4 * 2**20
+"""Bytes of one line of a stream: more than any object or log line of ours."""
+_METHODS: Final = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "apply": "PATCH",
+    "patch": "PATCH",
+    "update": "PUT",
+    "delete": "DELETE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """What a request is about."""
+
+    verb: str
+    """As a Role names it, but `apply` for a server-side apply."""
+    resource: Resource
+    namespace: str | None = None
+    """None: all namespaces, or the kind has none."""
+    name: str = ""
+    subresource: str = ""
+    rest: str = ""
+    """Path below the subresource."""
+
+    @property
+    def path(self) -> str:
+        """Return the path of its URL."""
+        place = (self.resource.prefix, *(("namespaces", self.namespace) if self.namespace else ()))
+        named = (part for part in (self.name, self.subresource) if part)
+        return "/".join((*place, self.resource.plural, *named)) + self.rest
+
+    def __str__(self) -> str:
+        named = "/".join(part for part in (self.name, self.subresource) if part)
+        return f"{self.verb} {self.resource.plural} {named}".strip()
+
+
+class Transport:
+    """Requests to one API server."""
+
+    def __init__(self, connection: Connection, concurrency: int = CONCURRENCY) -> None:
+        """Connect lazily: nothing is sent before the first request. Needs a running event loop."""
+        self.connection = connection
+        connection.configuration.connection_pool_maxsize = concurrency * 2
+        connection.configuration.client_session_kwargs = session_options()
+        self._client = ApiClient(connection.configuration)
+        self._slots = asyncio.Semaphore(concurrency)
+        self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
+        """Is called as `on_answer(verb, resource, code)` with every answer; code 0 is none at all."""
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._client.close()
+
+    async def request(
+        self,
+        request: ApiRequest,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        urgent: bool = False,
+    ) -> bytes:
+        """Return the content of the answer. Raises ApiError."""
+        for attempt in range(1 if urgent else MAX_RETRIES + 1):
+            async with contextlib.nullcontext() if urgent else self._slots:
+                code, content, retry_after = await self._attempt(request, query, body, headers)
+            if code < 300:
+                break
+            if retry_after is None or urgent or attempt == MAX_RETRIES:
+                raise error_of(code, content, str(request))
+            await asyncio.sleep(retry_after)
+        return content
+
+    async def _attempt(
+        self,
+        request: ApiRequest,
+        query: Mapping[str, str] | None,
+        body: Body | None,
+        headers: Mapping[str, str] | None,
+    ) -> tuple[int, bytes, float | None]:
+        """Return code, content, and the seconds after which the API server wants the request again, if it does."""
+        limits, code = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS), 0
+        try:
+            answer = await self._send(request, query, body, headers, limits)
+            content, code = bytes(await answer.read()), int(answer.status)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise unanswered(request, error) from error
+        finally:
+            self.on_answer(request.verb, request.resource.plural, code)
+        return code, content, retry_seconds(code, answer.headers.get("Retry-After"))
+
+    async def lines(
+        self, request: ApiRequest, query: Mapping[str, str] | None = None, *, silence_seconds: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a stream until the API server ends it; `silence_seconds`: longest time without a byte.
+
+        Raises ApiError.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        code = 0
+        try:
+            try:
+                answer = await self._send(request, query, None, {"Accept": _accept(request)}, limits)
+                code = int(answer.status)
+                content = await answer.read() if code >= 300 else b""
+            finally:
+                self.on_answer(request.verb, request.resource.plural, code)
+            if code >= 300:
+                raise error_of(code, content, str(request))
+            async with contextlib.aclosing(_lines(request, answer.response)) as lines:
+                async for line in lines:
+                    yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise unanswered(request, error) from error
+
+    async def _send(
+        self,
+        request: ApiRequest,
+        query: Mapping[str, str] | None,
+        body: Body | None,
+        headers: Mapping[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> Any:
+        sent = {"Accept": _accept(request)} if headers is None else dict(headers)
+        await self._client.update_params_for_auth(sent, [], ["BearerToken"], "", request.verb, None)
+        url = self._client.configuration.host + request.path + (f"?{urlencode(query)}" if query else "")
+        return await self._client.rest_client.request(
+            _METHODS[request.verb], url, headers=sent, body=body, _request_timeout=limits
+        )
+
+
+async def _lines(request: ApiRequest, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    try:
+        rest = b""
+        async for chunk in response.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line
+            if len(rest) > MAX_LINE:
+                raise UnavailableError(f"a line of more than {MAX_LINE} bytes", request=str(request))
+        if rest:
+            yield rest
+    finally:
+        response.close()
+
+
+def decoded(content: bytes) -> Json:
+    """Return the object that an answer holds."""
+    body: Json = json.loads(content)
+    return body
+
+
+def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
+    """Return the error of a request that got no answer."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return UnavailableError(message, request=str(request))
+
+
+def retry_seconds(code: int, header: str | None) -> float | None:
+    """Return the seconds after which the API server wants a refused request again; None when it does not.
+
+    `header`: its Retry-After, in seconds; the API server never sends a date.
+    """
+    if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():
+        return None
+    return min(float(header), MAX_RETRY_SECONDS)
+
+
+def _accept(request: ApiRequest) -> str:
+    return "*/*" if request.subresource in ("log", "proxy") else "application/json"

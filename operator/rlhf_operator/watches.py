@@ -1,0 +1,205 @@
+"""The watches of the operator: RLHFJobs by kopf, the many objects of jobs by reflectors on the shared client.
+
+kopf is used by its public interface alone: it logs in, finds the resource, lists, watches, and calls one
+`@kopf.on.event` handler. It runs in a thread with an event loop of its own, because it takes the signal handlers and,
+when it ends, cancels every task of the loop that it runs on. Its storages are ones that keep nothing, so it copies no
+object, and no finalizer, annotation or status of it is ever written.
+
+Rule: a watch hands over objects, and no more. What a stream misses is found by `resync`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import kopf
+
+from rlhf_api import names
+from rlhf_operator.api_client.reflector import Reflector
+from rlhf_operator.api_client.resources import CORE_RESOURCES, ResourceTable
+from rlhf_operator.api_client.transport import Transport
+from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.untrusted import PARSER_LEVELS
+from rlhf_operator.watch_events import ResourceConsumer, WatchEventHandler
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 5.0
+"""Until kopf is started again that gave up, as when RLHFJobs may not be listed; it has then tried for a minute."""
+KOPF_IDENTITY: Final[Any] = "rlhf-operator"
+"""Of kopf's own peering, which is off. Without one kopf looks the user's name up, and the user of a pod has none."""
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Keeps no last state: there are no handlers that ask for differences, and copying objects is dear."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Keeps no progress: an event is taken at once, or counted as unreadable."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings, each for a reason."""
+    settings = kopf.OperatorSettings()
+    # Longer than an API server's own limits would close streams at random; kopf reconnects a silent one after 70 s.
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 30
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21)
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.persistence.progress_storage = _NoProgress()
+    # Events are ours to post, on transitions only.
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    # What is watched is known; no rights to look at definitions and namespaces are needed.
+    settings.scanning.disabled = True
+    settings.process.ultimate_exiting_timeout = 20
+    return settings
+
+
+async def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+
+class JobWatch:
+    """The watch of RLHFJobs, by kopf."""
+
+    def __init__(self, handler: WatchEventHandler, metrics: OperatorMetrics, namespaces: Sequence[str]) -> None:
+        """All namespaces are watched when none is named."""
+        self._namespaces = list(namespaces)
+        resource = CORE_RESOURCES[names.KIND]
+        self._consumer = ResourceConsumer(handler, metrics, names.KIND, resource)
+        self._handler, self._resource = handler, resource
+        self._listed: set[str] = set()
+        """uids that a listing has named: one that names them again was begun anew."""
+
+    async def run(self, until_served: Callable[[], Awaitable[None]]) -> None:
+        """Watch until cancelled. `until_served` returns when RLHFJobs are served: kopf looks for them once."""
+        while True:
+            try:
+                await self._kopf()
+                log.warning("kopf has ended and is started again")
+            except Exception as error:
+                log.warning("%s cannot be watched: %s", names.PLURAL, error)
+            await asyncio.sleep(RETRY_SECONDS)
+            await until_served()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take one object of a listing, or one event."""
+        self._consumer.alive()
+        uid = str((event["object"].get("metadata") or {}).get("uid"))
+        if event["type"] == "DELETED":
+            self._listed.discard(uid)
+        elif event["type"] is None:
+            if uid in self._listed:
+                self._listed.clear()
+                self._handler.relisted(self._resource)
+            self._listed.add(uid)
+        self._consumer.take(event)
+
+    async def _kopf(self) -> None:
+        """Run kopf in its thread until it ends or this is cancelled. Raises what ended it."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        async def hand_over(event: Mapping[str, Any], **_: Any) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.take, event)
+
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(_login)
+        kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)(hand_over)
+
+        def serve() -> None:
+            error: BaseException | None = None
+            try:
+                asyncio.run(
+                    kopf.operator(
+                        identity=KOPF_IDENTITY,
+                        registry=registry,
+                        settings=kopf_settings(),
+                        standalone=True,
+                        clusterwide=not self._namespaces,
+                        namespaces=self._namespaces,
+                        stop_flag=stop,
+                    )
+                )
+            except Exception as problem:
+                error = problem
+            # The loop is closed where the process ends without waiting for this thread.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, ended, error)
+
+        threading.Thread(target=serve, name="kopf", daemon=True).start()
+        try:
+            await ended
+        finally:
+            stop.set()
+
+
+def _settle(ended: "asyncio.Future[None]", error: BaseException | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+
+
+async def watch(
+    transport: Transport,
+    handler: WatchEventHandler,
+    metrics: OperatorMetrics,
+    namespaces: Sequence[str],
+    watched: ResourceTable,
+    until_served: Callable[[], Awaitable[None]],
+) -> None:
+    """Watch until cancelled, in all namespaces when none is named. `watched`: RLHFJobs and the kinds of their objects.
+
+    `until_served` returns when the API server serves RLHFJobs.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), PARSER_LEVELS))
+    places: Sequence[str | None] = namespaces or [None]
+    async with asyncio.TaskGroup() as tasks:
+        for kind, resource in watched.items():
+            for namespace in places if kind != names.KIND else ():
+                consumer = ResourceConsumer(handler, metrics, kind, resource)
+                # Asked of the server: a cluster has many more pods than ours.
+                reflector = Reflector(transport, resource, namespace, consumer, names.LABEL_JOB_NAME)
+                tasks.create_task(reflector.run(), name=f"watch of {kind}")
+        tasks.create_task(JobWatch(handler, metrics, namespaces).run(until_served), name=f"watch of {names.KIND}")
+
+
+def first_listings(namespaces: Sequence[str], watched: ResourceTable) -> int:
+    """Return how many listings have to be complete before a job may be reconciled: those of its objects' kinds."""
+    return (len(watched) - 1) * max(1, len(namespaces))
