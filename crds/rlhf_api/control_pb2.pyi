@@ -18,6 +18,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -28,6 +29,26 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _WorkerRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
+    WORKER_ROLE_GENERATION: _WorkerRole.ValueType  # 1
+    WORKER_ROLE_INFERENCE: _WorkerRole.ValueType  # 2
+    WORKER_ROLE_TRAINING: _WorkerRole.ValueType  # 3
+
+class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
+    """What a worker does. The role of a model (actor, critic, ...) is another thing."""
+
+WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
+WORKER_ROLE_GENERATION: WorkerRole.ValueType  # 1
+WORKER_ROLE_INFERENCE: WorkerRole.ValueType  # 2
+WORKER_ROLE_TRAINING: WorkerRole.ValueType  # 3
+Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
 @_typing.final
 class Array(_message.Message):
@@ -288,8 +309,9 @@ class WorkerState(_message.Message):
     LAST_TRAIN_FIELD_NUMBER: _builtins.int
     TRAINED_VERSION_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"", "generation", "inference", "training"; several joined by "+" """
+    """the roles as text, joined by "+": what versions without the enum write and read"""
     group_epoch: _builtins.int
     """training: of BecomeTraining"""
     busy: _builtins.bool
@@ -308,6 +330,10 @@ class WorkerState(_message.Message):
     def last_train(self) -> Global___TrainResult:
         """training: the last finished Train, whose CommandDone may have been lost"""
 
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkerRole.ValueType]:
+        """what it can do; empty with a role in text: of a version without the enum"""
+
     def __init__(
         self,
         *,
@@ -319,10 +345,11 @@ class WorkerState(_message.Message):
         last_train: Global___TrainResult | None = ...,
         trained_version: _builtins.int = ...,
         command: _builtins.str = ...,
+        roles: _abc.Iterable[Global___WorkerRole.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_train", b"last_train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command", b"command", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "role", b"role", "trained_version", b"trained_version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command", b"command", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "role", b"role", "roles", b"roles", "trained_version", b"trained_version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubl
         crews += [some(Group.GENERATION, 2, 3), some(Group.INFERENCE, 1)]
         await resize(coordinated, generation=4, inference=2)
         await coordinated.until("Generating", 2)
-        assert sorted(worker.name for worker in run.state.fleet if worker.role) == sorted(run.state.fleet.workers)
+        assert sorted(worker.name for worker in run.state.fleet if worker.roles) == sorted(run.state.fleet.workers)
         await resize(coordinated, generation=1)
         await crews.pop(1).end(0.0)
         await crews.pop(1).end(0.0)

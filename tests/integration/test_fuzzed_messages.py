@@ -143,6 +143,7 @@ def _harmless(data: bytes) -> bytes:
         if each.HasField("register"):
             del each.register.held[:]
             each.register.state.role = each.register.state.role.replace("generation", "decoding")
+            del each.register.state.roles[:]
     return message.SerializeToString()
 
 

@@ -287,7 +287,11 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
     assert not (await worker.ask(score=pb.Score(samples=[score]))).HasField("failure")
     worker.session.end()
     await worker.next_session()
-    assert worker.session.register.state == pb.WorkerState(role="generation+inference", versions={"actor": 0})
+    assert worker.session.register.state == pb.WorkerState(
+        role="generation+inference",
+        roles=[pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE],
+        versions={"actor": 0},
+    )
     assert [held.key.sample for held in worker.session.register.held] == [201]
     worker.session.welcome(worker.job)
     await worker.idle()

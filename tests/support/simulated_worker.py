@@ -24,6 +24,7 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL
+from rlhf_api.worker_roles import write_roles
 
 if TYPE_CHECKING:
     from rlhf_api.control_pb2_grpc import CoordinatorAsyncStub
@@ -169,7 +170,6 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
 
     def _register(self) -> pb.Register:
         state = pb.WorkerState(
-            role="+".join(sorted(self.roles)),
             versions=self.versions,
             trained_version=self.trained_version,
             group_epoch=self.group_epoch,
@@ -178,6 +178,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             command="train" if self._running else "",
             last_train=self.last_train,
         )
+        write_roles(state, self.roles)
         held = [self._progress(item, 0) for item in self._decoding.values()]
         return pb.Register(
             worker=self.name,

@@ -23,6 +23,7 @@ from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
+from rlhf_api.worker_roles import write_roles
 from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
@@ -211,7 +212,6 @@ class Agent:
         settings, snapshot = self._settings, self._compute.snapshot
         command, name = self._outbox.running()
         state = pb.WorkerState(
-            role="+".join(snapshot.roles),
             versions=snapshot.versions,
             trained_version=snapshot.trained_version,
             group_epoch=snapshot.group_epoch,
@@ -220,6 +220,7 @@ class Agent:
             command=name,
             last_train=self._outbox.last_train,
         )
+        write_roles(state, snapshot.roles)
         return pb.Register(
             worker=settings.worker,
             group=settings.group,

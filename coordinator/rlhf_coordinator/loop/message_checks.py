@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
+from rlhf_api.worker_roles import roles_of
 from rlhf_coordinator.state.worker import Worker
 
 NAME_MAX: Final = 256
@@ -81,11 +82,9 @@ def check_registration(worker: Worker | None, message: pb.Register, iterations: 
     """Raises ValueError when a worker says of itself what no worker of its place can be."""
     _fields(message, "register")
     state = message.state
-    unknown = set(state.role.split("+")) - {"", *(group.value for group in Group if group is not Group.COORDINATOR)}
-    if unknown:
-        raise ValueError(f"state.role is {state.role!r}, must be of generation, inference, training")
-    if worker is not None and Group.TRAINING in state.role.split("+") and worker.rank is None:
-        raise ValueError(f"state.role is {state.role!r}, and {worker.name} holds no training rank")
+    roles = roles_of(state)
+    if worker is not None and Group.TRAINING in roles and worker.rank is None:
+        raise ValueError(f"state.roles is {', '.join(sorted(roles))}, and {worker.name} holds no training rank")
     for field, value in (("trained_version", state.trained_version), *state.versions.items()):
         if value > iterations:
             raise ValueError(f"state: version {value} of {field}, the job has {iterations} iterations")

@@ -92,7 +92,7 @@ def _state(worker: Worker, has_samples: bool) -> str:
         return "Missing"
     if not worker.session:
         return "Lost"
-    if worker.leaving or not worker.role:
+    if worker.leaving or not worker.roles:
         return "Starting"
     return "Busy" if has_samples or worker.slow_command is not None else "Ready"
 

@@ -18,6 +18,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
+from rlhf_api.worker_roles import roles_of
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
@@ -154,7 +155,7 @@ class Fleet:
         worker.session, worker.seen, worker.lost, worker.leaving = session, True, False, False
         worker.incarnation, worker.address = message.incarnation, message.address
         worker.rendezvous, worker.device = message.rendezvous, message.device
-        worker.role, worker.versions = state.role, dict(state.versions)
+        worker.roles, worker.versions = roles_of(state), dict(state.versions)
         worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
         worker.last_train = state.last_train if state.HasField("last_train") else keep
         worker.train_failure, worker.schedule_table = None, ""

@@ -106,8 +106,8 @@ class Worker:
     address: str = ""
     rendezvous: str = ""
     device: str = ""
-    role: str = ""
-    """What it has become; several roles are joined by "+"."""
+    roles: frozenset[str] = frozenset()
+    """What it has become: generation, inference, training."""
     versions: dict[str, int] = field(default_factory=dict)
     """Model -> the weight version that it decodes or scores by."""
     trained_version: int = 0
@@ -144,14 +144,9 @@ class Worker:
         """Whether a session is open and it was not told to exit."""
         return self.session != 0 and not self.leaving
 
-    @property
-    def roles(self) -> frozenset[str]:
-        """The roles that it has: generation, inference, training."""
-        return frozenset(self.role.split("+")) - {""}
-
     def add_role(self, role: str) -> None:
         """Add a role to those that it has."""
-        self.role = "+".join(sorted(self.roles | {role}))
+        self.roles |= {role}
 
     @property
     def slow_command(self) -> PendingCommand | None:
@@ -195,7 +190,7 @@ class Worker:
     def forget(self) -> None:
         """Forget all that the process was: it is gone."""
         self.session = 0
-        self.role, self.versions, self.trained_version, self.group_epoch = "", {}, 0, 0
+        self.roles, self.versions, self.trained_version, self.group_epoch = frozenset(), {}, 0, 0
         self.pending, self.last_train, self.train_failure = {}, None, None
         self.leaving, self.draining_since = False, 0.0
         self.rates = (0.0, 0.0)

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api import manifest, protocol
+from rlhf_api import control_pb2 as pb
+from rlhf_api import manifest, protocol, worker_roles
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.schedule import ScheduleTable
@@ -73,3 +74,19 @@ def paths(value: Any, path: str = "") -> set[str]:
     if isinstance(value, dict):
         return {below for name, item in value.items() for below in (f"{path}.{name}", *paths(item, f"{path}.{name}"))}
     return {below for item in value for below in paths(item, f"{path}[]")} if isinstance(value, list) else set()
+
+
+def test_roles_of_a_worker_are_written_for_both_neighbours_and_read_from_either() -> None:
+    state = pb.WorkerState()
+    worker_roles.write_roles(state, ["inference", "generation"])
+    assert (state.role, list(state.roles)) == (
+        "generation+inference",
+        [pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE],
+    )
+    before = pb.WorkerState(role="generation+inference")
+    after = pb.WorkerState(roles=state.roles)
+    assert worker_roles.roles_of(before) == worker_roles.roles_of(after) == worker_roles.roles_of(state)
+    assert worker_roles.roles_of(pb.WorkerState()) == frozenset()
+    for unknown in (pb.WorkerState(role="generation+king"), pb.WorkerState(roles=[99]), pb.WorkerState(roles=[0])):
+        with pytest.raises(ValueError, match="must be of generation, inference, training"):
+            worker_roles.roles_of(unknown)

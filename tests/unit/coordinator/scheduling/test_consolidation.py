@@ -20,7 +20,7 @@ from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 
-BOTH = "generation+inference"
+BOTH = frozenset({"generation", "inference"})
 
 
 def fusion_context(
@@ -37,7 +37,7 @@ def scoring_fleet(context: JobContext, threshold: int = 4, pool: int = 1) -> Job
     """All generation workers hold the scoring models too, their critics stale; a tail of four consolidates on one."""
     state = ready_state(context, at=1)
     for worker in state.fleet.of(Group.GENERATION):
-        worker.role, worker.versions, worker.scorer_onloaded = BOTH, {"actor": 1, "critic": 0}, False
+        worker.roles, worker.versions, worker.scorer_onloaded = BOTH, {"actor": 1, "critic": 0}, False
     transfer = context.spec.fusion.inter_stage.transfer
     if threshold:
         state.fusion.choice = FusionChoice(threshold, pool, transfer, 0.0, 0.0, (), "as set")
@@ -187,7 +187,7 @@ def test_costs_are_measured_before_anything_is_decoded(tmp_path: Path) -> None:
 def test_costs_are_taken_when_nobody_measures_any_more_and_who_still_starts_is_not_waited_for(tmp_path: Path) -> None:
     context = fusion_context(tmp_path, mode="Auto", inference=1)
     state = scoring_fleet(context, threshold=0)
-    state.fleet.workers["generation-2"].role = ""
+    state.fleet.workers["generation-2"].roles = frozenset()
     for index in range(2):
         for role in ("generation", "inference"):
             state.fusion.results[f"generation-{index}", role] = pb.MeasureResult()

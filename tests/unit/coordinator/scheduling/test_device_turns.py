@@ -13,7 +13,7 @@ from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
-EVERY = "generation+inference+training"
+EVERY = frozenset({"generation", "inference", "training"})
 TRAINING = (d.FormGroup, d.Train, d.MeasureSchedule)
 SERVING = (d.Generate, d.Score, d.PrepareWorker, d.MeasureCosts, d.Migrate)
 
@@ -32,13 +32,13 @@ def together(context: JobContext, at: int = 1) -> JobState:
     state = ready_state(context, at=at)
     for worker in state.fleet:
         worker.versions = {"actor": at, "critic": at}
-        worker.role = EVERY if worker.rank is not None else "generation+inference"
+        worker.roles = EVERY if worker.rank is not None else frozenset({"generation", "inference"})
     return state
 
 
 def fresh(state: JobState) -> None:
     for worker in state.fleet:
-        worker.role, worker.versions, worker.trained_version = "", {}, 0
+        worker.roles, worker.versions, worker.trained_version = frozenset(), {}, 0
 
 
 def asked(decisions: list[d.Decision], *of: type) -> set[str]:
@@ -62,7 +62,7 @@ def test_ranks_form_first_and_replay_before_anything_is_decoded_by_their_workers
     assert d.FormGroup(2) in decisions
     assert asked(decisions, *SERVING) <= {"generation-2"}
     for rank in state.fleet.ranks():
-        rank.role, rank.group_epoch = "training", 2
+        rank.roles, rank.group_epoch = frozenset({"training"}), 2
     decisions = decided(context, state, NOW)
     assert [item for item in decisions if isinstance(item, d.Train)] == [
         d.Train("generation-0", 0),
@@ -120,7 +120,9 @@ def test_a_coordinator_that_comes_back_knows_a_train_from_a_load(
 ) -> None:
     state = together(context)
     finish_all(state)
-    reported = pb.WorkerState(role=EVERY, versions={"actor": 1, "critic": 1}, trained_version=1, group_epoch=1)
+    reported = pb.WorkerState(
+        role="+".join(sorted(EVERY)), versions={"actor": 1, "critic": 1}, trained_version=1, group_epoch=1
+    )
     reported.busy, reported.command_id, reported.command = True, 7, command
     busy = pb.Register(worker="generation-0", group="generation", index=0, incarnation="1", state=reported)
     state.fleet.register(busy, 9, NOW)
@@ -151,14 +153,14 @@ STATES = ("whole", "fresh", "behind", "ahead", "lost", "failed", "trains", "load
 def put(state: JobState, worker: Worker, standing: str) -> None:
     worker.trained_version = 2 + (standing == "ahead") - (standing == "behind")
     if standing == "fresh":
-        worker.role, worker.versions, worker.trained_version = "", {}, 0
+        worker.roles, worker.versions, worker.trained_version = frozenset(), {}, 0
     elif standing == "failed":
         worker.train_failure, worker.failed_at = pb.Failure(message="it broke", retryable=True), NOW
     elif standing in ("trains", "loads", "unknown"):
         work = {"trains": CommandKind.TRAIN, "loads": CommandKind.LOAD, "unknown": CommandKind.UNKNOWN}[standing]
         pend(state, worker.name, work, from_ranks=standing == "loads")
     elif standing == "joins":
-        worker.role = ""
+        worker.roles = frozenset()
         pend(state, worker.name, CommandKind.BECOME, role="training")
     elif standing == "lost":
         state.fleet.closed(worker.name, worker.session, NOW - 10)

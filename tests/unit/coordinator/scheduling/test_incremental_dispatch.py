@@ -124,5 +124,5 @@ def test_workers_that_decode_are_asked_for_nothing(tmp_path: Path) -> None:
     context = job_context(job, schedule_json(job.spec))
     state = decoding(context, 300, 300)
     for worker in state.fleet.of(Group.GENERATION):
-        worker.role, worker.versions = "generation+inference", {"actor": 1, "critic": 1}
+        worker.roles, worker.versions = frozenset({"generation", "inference"}), {"actor": 1, "critic": 1}
     assert asked(context, state) == {}

@@ -39,7 +39,7 @@ def test_samples_go_to_the_least_loaded_workers_with_current_weights(context: Jo
 def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobContext) -> None:
     state = ready_state(context, at=2)
     worker = state.fleet.workers["generation-1"]
-    worker.role, worker.versions = "", {}
+    worker.roles, worker.versions = frozenset(), {}
     decisions = decided(context, state, NOW)
     assert [item.worker for item in decisions if isinstance(item, d.Generate)] == ["generation-0"]
     (become,) = [item for item in decisions if isinstance(item, d.PrepareWorker)]
@@ -112,10 +112,10 @@ def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
 def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> None:
     state = ready_state(context, at=3)
     for rank in state.fleet.ranks():
-        rank.role, rank.trained_version = "", 0
+        rank.roles, rank.trained_version = frozenset(), 0
     assert d.FormGroup(2) in decided(context, state, NOW)
     for rank in state.fleet.ranks():
-        rank.role, rank.trained_version, rank.group_epoch = "training", 2, 2
+        rank.roles, rank.trained_version, rank.group_epoch = frozenset({"training"}), 2, 2
     trains = [item for item in decided(context, state, NOW) if isinstance(item, d.Train)]
     assert trains == [d.Train("training-0", 2), d.Train("training-1", 2)]
 

@@ -74,15 +74,15 @@ def place_samples(state: JobState, data: st.DataObject) -> None:
 def place_worker(state: JobState, name: str, standing: str) -> None:
     """Bring a worker into a condition."""
     worker = state.fleet.workers[name]
-    worker.role = {Group.GENERATION: "generation+inference"}.get(worker.group, worker.group.value)
+    worker.roles = frozenset({worker.group} | ({Group.INFERENCE} if worker.group is Group.GENERATION else set()))
     if worker.rank is not None and worker.group is Group.GENERATION:
-        worker.role += "+training"
+        worker.roles |= {Group.TRAINING}
     worker.versions = {"actor": AT, "critic": AT}
     worker.trained_version = AT + state.trained
     if standing == "stale":
         worker.versions = {"actor": AT, "critic": 0}
     elif standing == "fresh":
-        worker.role, worker.versions, worker.trained_version = "", {}, 0
+        worker.roles, worker.versions, worker.trained_version = frozenset(), {}, 0
     elif standing == "lost":
         state.ledger.reclaim(name)
         state.fleet.closed(name, worker.session, NOW - 10)

@@ -37,7 +37,7 @@ def test_broken_for_longer_than_the_grace_or_silent_for_too_long_is_lost(fleet: 
     fleet.closed("generation-1", 1, 10.0)
     assert [worker.name for worker in fleet.expire(10.1 + GRACE_SECONDS)] == ["generation-1"]
     assert fleet.expire(20.0) == [], "once"
-    assert fleet.workers["generation-1"].role == ""
+    assert fleet.workers["generation-1"].roles == frozenset()
     register(fleet, "x", 2, 30.0)
     fleet.beat("generation-1", pb.Heartbeat(tokens=1), 33.0)
     assert fleet.expire(37.0) == []
