@@ -215,7 +215,7 @@ def main() -> None:
         return
     cases = [Case(actor, critic, limit) for actor, critic in PAIRS for limit in LIMITS]
     cases += [Case("65B", "33B", limit, share) for share in EFFICIENCY[1:] for limit in LIMITS]
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     for case in cases:
         rows.append(measure(case))
         print(line(rows[-1]), flush=True)

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rlhf_coordinator.reports.metrics import read_metrics
 from tests.support.algorithms import REINFORCE
 from tests.support.chaos import Ended, Kills, run_job
 from tests.support.local_job import write_job
+
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

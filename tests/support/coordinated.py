@@ -18,6 +18,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import restore_run
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
@@ -121,7 +122,7 @@ def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
                     prompt=packed("int32", prompts.of(iteration, index).tokens),
                     response=packed("int32", tokens),
                     fields=fields,
-                    versions=span_messages([(iteration, length)]),
+                    versions=span_messages([VersionSpan(iteration, length)]),
                 )
             )
         weights = simulated_results.next_weights(weights, samples)

@@ -1,7 +1,6 @@
 """A coordinator's parts without its process: no sockets, no server, reports that are kept in memory."""
 
 from pathlib import Path
-from typing import Any
 
 from tests.support.coordinated import make_prompts
 
@@ -25,12 +24,6 @@ class SpansInMemory(Tracker):
 
     def span(self, span: pb.Span) -> None:
         self.spans.append(span)
-
-    def iteration(self, *_: Any) -> None: ...
-
-    def event(self, *_: Any) -> None: ...
-
-    def finish(self, *_: Any) -> None: ...
 
 
 def begin_in_process(folder: Path, job: RLHFJob, tracker: Tracker | None = None) -> tuple[JobRun, Restored]:

@@ -20,7 +20,7 @@ class SimulatedOperator:
         self.index, self.queue = Index(unreadable_reporter(self.metrics)), RecordingQueue()
         self.events = WatchEventHandler(self.index, self.queue, self.metrics)  # type: ignore[arg-type]
 
-    def sees(self, kind: str, body: Any, event: str = "MODIFIED") -> None:
+    def sees(self, kind: str, body: Any, event: str | None = "MODIFIED") -> None:
         """Take an event."""
         self.events.take(kind, {"type": event, "object": body})
 

@@ -18,8 +18,6 @@ class MadeBatches:
     def fetch(self, iteration: int) -> list[pb.TrainSample]:
         return make_samples(seed=iteration)
 
-    def close(self) -> None: ...
-
 
 def role_of(
     folder: Path,

@@ -46,5 +46,5 @@ def device_memory(device: torch.device) -> int:
 def used_memory(device: torch.device) -> int:
     """Bytes this process holds: reserved by the allocator of a GPU, resident on a CPU."""
     if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device)) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_reserved(device)) if torch.cuda.is_initialized() else 0
     return PAGE_BYTES * int(Path("/proc/self/statm").read_text().split()[1])

@@ -5,7 +5,6 @@ import socket
 import pytest
 from tests.support.loopback import LOOPBACKS
 
-from rlhf_api import endpoint
 from rlhf_api.endpoint import listener
 
 
@@ -31,7 +30,7 @@ def test_one_address_is_that_alone(host: str) -> None:
 
 
 def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint.socket, "has_dualstack_ipv6", lambda: False)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with listener("::", 0) as found:
         assert found.family is socket.AF_INET
         assert reached("127.0.0.1", found.getsockname()[1])

@@ -7,6 +7,8 @@ import pytest
 import yaml
 from tests.support.manifest_cases import EXAMPLES, changed
 
+from rlhf_api.algorithms.fields import PolicyGradientFields
+from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import ManifestError, broken_rules, dump, forbidden_changes, parse, parse_stored, resolve
 from rlhf_api.structural_schema import job_schema, with_defaults
@@ -58,8 +60,8 @@ def test_defaults_of_schema_and_models_agree(example: str) -> None:
     ],
 )
 def test_zero_turns_off_and_null_is_unset(path: str, value: float | None, attribute: float | None) -> None:
-    fields = parse(changed("ppo", {path: value}, [])).spec.algorithm.ppo
-    assert fields is not None
+    fields = parse(changed("ppo", {path: value}, [])).spec.algorithm.fields
+    assert isinstance(fields, PPO)
     assert fields.value_clip_range == attribute
 
 
@@ -141,7 +143,9 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
     assert job.spec.checkpoints is not None
     assert job.spec.checkpoints.path == str(tmp_path / "checkpoints")
     assert job.spec.training.optimizer.critic_learning_rate == 9e-6
-    assert job.spec.algorithm.fields.clip_range_high == job.spec.algorithm.fields.clip_range
+    fields = job.spec.algorithm.fields
+    assert isinstance(fields, PolicyGradientFields)
+    assert fields.clip_range_high == fields.clip_range
     assert resolve(job, Path("/elsewhere")) == job
     assert broken_rules(job) == []
 

@@ -87,6 +87,6 @@ def test_roles_of_a_worker_are_written_for_both_neighbours_and_read_from_either(
     after = pb.WorkerState(roles=state.roles)
     assert worker_roles.roles_of(before) == worker_roles.roles_of(after) == worker_roles.roles_of(state)
     assert worker_roles.roles_of(pb.WorkerState()) == frozenset()
-    for unknown in (pb.WorkerState(role="generation+king"), pb.WorkerState(roles=[99]), pb.WorkerState(roles=[0])):
+    for unknown in (pb.WorkerState(role="generation+king"), pb.WorkerState(roles=[99]), pb.WorkerState(roles=[0])):  # type: ignore[list-item] # a number of another version
         with pytest.raises(ValueError, match="must be of generation, inference, training"):
             worker_roles.roles_of(unknown)

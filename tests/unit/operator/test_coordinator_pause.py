@@ -3,8 +3,10 @@
 import asyncio
 from datetime import UTC, datetime
 
+import grpc
 import pytest
 
+from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_operator import coordinator_client
 from rlhf_operator.certificates import Certificates, new_authority
 from rlhf_operator.coordinator_client import Coordinators, pause
@@ -30,8 +32,12 @@ async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
     told: list[str] = []
     attempts: list[object] = []
     coordinators = Coordinators(told.append, port=1)  # nobody listens there
-    stub = coordinator_client.CoordinatorStub
-    monkeypatch.setattr(coordinator_client, "CoordinatorStub", lambda channel: attempts.append(0) or stub(channel))
+
+    def counted(channel: grpc.aio.Channel) -> object:
+        attempts.append(0)
+        return CoordinatorStub(channel)
+
+    monkeypatch.setattr(coordinator_client, "CoordinatorStub", counted)
 
     async def ask(sign: str) -> None:
         coordinators.refresh("team/job", "127.0.0.1", certificates, sign)

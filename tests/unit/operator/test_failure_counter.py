@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
+from tests.support.simulated_cluster import EVERYBODY, Json, SimulatedCluster
 
 
 def counts(cluster: SimulatedCluster) -> tuple[int, int]:
@@ -256,7 +256,8 @@ def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() ->
     cluster.settle()
     ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback\nOSError: no space left\n"}}
     # Between two attempts it runs again, and the sentence stays.
-    for state in ({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"running": {}}):
+    states: tuple[Json, ...] = ({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"running": {}})
+    for state in states:
         cluster.wait_with("coordinator", "PodInitializing", "")
         status = {"name": "assets", "ready": False, "state": state, "lastState": ended}
         cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [status]

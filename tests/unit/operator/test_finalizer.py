@@ -8,7 +8,7 @@ SAVE = {"path": "/checkpoints", "onDeletion": "Save", "deletionDeadlineSeconds":
 
 
 def held(cluster: SimulatedCluster) -> bool:
-    return cluster.job["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"]
+    return bool(cluster.job["metadata"].get("finalizers") == ["rlhf.dev/checkpoint"])
 
 
 def delete(cluster: SimulatedCluster) -> None:

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_cluster import Json, SimulatedCluster
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of
 
-FORCED = {"checkpoints": {"path": "/checkpoints"}, "runPolicy": {"forceCoordinatorAfterSeconds": 120}}
+FORCED: Json = {"checkpoints": {"path": "/checkpoints"}, "runPolicy": {"forceCoordinatorAfterSeconds": 120}}
 
 
 def lost_node(*, shared: bool = True, doubt: str = "", ready: bool = False, **spec: Any) -> SimulatedCluster:

@@ -90,7 +90,7 @@ def test_native_of_1_36_has_a_pod_group_of_its_own() -> None:
 
 
 def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> None:
-    priority = {"scheduling": {"priorityClassName": "research"}}
+    priority: Json = {"scheduling": {"priorityClassName": "research"}}
     objects, member = made(job(**priority), EVERY_API)
     policy: Json = {"schedulingPolicy": {"gang": {"minCount": 5}}, "priorityClassName": "research"}
     assert objects == {
@@ -105,7 +105,7 @@ def test_native_of_1_37_names_the_template_otherwise_and_knows_priority() -> Non
 
 
 def test_volcano_gets_members_resources_queue_and_its_scheduler() -> None:
-    spec = {"scheduling": {"gang": {"mode": "Volcano", "queue": "research"}, "priorityClassName": "high"}}
+    spec: Json = {"scheduling": {"gang": {"mode": "Volcano", "queue": "research"}, "priorityClassName": "high"}}
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "gpusPerReplica": 1}
     objects, member = made(job(training=training, **spec), EVERY_API)
     assert objects["scheduling.volcano.sh/v1beta1/PodGroup"] == {
@@ -179,7 +179,7 @@ def test_a_backend_asked_by_name_that_is_not_there_is_a_problem_with_its_remedy(
 
 def test_kueue_without_a_queue_and_two_schedulers_for_one_gang_are_refused() -> None:
     assert QUEUE in choose(job(**gang("Kueue")), EVERY_API).problem
-    two = {
+    two: Json = {
         "generation": {"template": {"spec": {"schedulerName": "a"}}},
         "training": {"template": {"spec": {"schedulerName": "b"}}},
     }

@@ -48,7 +48,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         (APIS, OUTSIDE, ((OUTSIDE_API, ("Gang",)),)),
         (RESOURCES, f"{OUTSIDE_API}/Gang", (f"/apis/{OUTSIDE_API}", "gangs")),
     ):
-        monkeypatch.setitem(table, key, value)  # type: ignore[arg-type]
+        monkeypatch.setitem(table, key, value)
 
 
 def queued_job(mode: str = "Auto", **spec: Any) -> RLHFJob:

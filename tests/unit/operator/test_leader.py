@@ -17,7 +17,8 @@ class Leases:
     """The API server's side of one Lease; replacing it hangs `hang` times."""
 
     def __init__(self, hang: int) -> None:
-        self.hang, self.renewed, self.lease = hang, 0, None
+        self.hang, self.renewed = hang, 0
+        self.lease: Json | None = None
         self.again = asyncio.Event()
         """It was renewed more than once."""
 

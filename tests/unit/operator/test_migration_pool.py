@@ -7,7 +7,7 @@ from tests.support.simulated_cluster import SimulatedCluster
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.operator_metrics import OperatorMetrics
-from rlhf_operator.reconcile import ObservedJob, pod_of
+from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of
 
 WORKING = {"generation": 4, "inference": 1, "training": 2}
 
@@ -138,8 +138,9 @@ def test_metrics_of_the_pool_come_and_go_with_the_job() -> None:
 
     def see() -> None:
         plan = job.plan()
-        found = (pod_of(body) for body in job.pods.values())
-        observed = ObservedJob(pods={each.name: each for each in found if each}, reading=job.reading)
+        pods = (pod_of(body) for body in job.pods.values())
+        readable = {pod.name: pod for pod in pods if isinstance(pod, ObservedPod)}
+        observed = ObservedJob(pods=readable, reading=job.reading)
         metrics.see(job.job, observed, plan)
         job.carry_out(plan)
 

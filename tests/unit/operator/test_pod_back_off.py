@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.simulated_cluster import START, SimulatedCluster
 
 from rlhf_api.user_patterns import pattern_found
-from rlhf_operator.reconcile import pod_of
+from rlhf_operator.reconcile import ObservedPod, pod_of
 from rlhf_operator.reconcile.failures.pod_back_off import LONGEST, RAN_WELL, delay
 
 LIMIT = 1000
@@ -304,11 +304,11 @@ def test_times_in_the_record_come_from_the_pod() -> None:
     cluster = job()
     body = cluster.pods["job-generation-1"]
     pod = pod_of(body)
-    assert pod is not None
+    assert isinstance(pod, ObservedPod)
     assert pod.began == START
     cluster.later(60)
     full(cluster, "generation-1")
     pod = pod_of(body)
-    assert pod is not None
+    assert isinstance(pod, ObservedPod)
     assert pod.end is not None
     assert pod.end.at == START + timedelta(seconds=71)

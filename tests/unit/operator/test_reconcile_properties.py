@@ -9,7 +9,7 @@ from tests.support.simulated_cluster import SimulatedCluster
 from rlhf_api import names
 from rlhf_api.names import Group
 from rlhf_operator.manifests.render import template_hash
-from rlhf_operator.reconcile import ReconcilePlan, pod_of
+from rlhf_operator.reconcile import ObservedPod, ReconcilePlan, pod_of
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.scaling import pod_places
 
@@ -56,11 +56,11 @@ class Life:
     def is_old(self, name: str, plan: ReconcilePlan) -> bool:
         """Of an epoch before, or of another template."""
         pod, job = pod_of(self.cluster.pods[name]), parse_job(self.cluster.job).job
-        assert pod is not None
+        assert isinstance(pod, ObservedPod)
         assert job is not None
         groups = (plan.status or self.cluster.job["status"])["groups"]
         epochs = {each["name"]: each["epoch"] for each in groups}
-        return pod.epoch < epochs[pod.group] or pod.template_hash != template_hash(job, Group(pod.group))
+        return bool(pod.epoch < epochs[pod.group]) or pod.template_hash != template_hash(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
         cluster = self.cluster

@@ -8,7 +8,7 @@ from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile import pod_of
+from rlhf_operator.reconcile import ObservedPod, pod_of
 from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS
 from rlhf_operator.trial import Trials
 
@@ -71,7 +71,7 @@ async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials,
 
 async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: ApiServer) -> None:
     cluster = SimulatedCluster().begin()
-    pods = {pod.name: pod for body in cluster.pods.values() if (pod := pod_of(body)) is not None}
+    pods = {pod.name: pod for body in cluster.pods.values() if isinstance(pod := pod_of(body), ObservedPod)}
     assert await trials.verdict("team/job", cluster.job, pods) == ""
     assert server.tried == []
     cluster.job["spec"]["inference"]["template"] = {"spec": {"nodeSelector": {"zone": "a"}}}

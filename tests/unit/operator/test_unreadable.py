@@ -21,7 +21,13 @@ Json = dict[str, Any]
 def pod(name: str = "job-generation-0", *, owner: str = "job-uid", version: str = "5", **labels: str) -> Json:
     kept = {names.LABEL_JOB_NAME: "job", names.LABEL_GROUP: "generation", names.LABEL_INDEX: "0"}
     kept |= {f"rlhf.dev/{each}": value for each, value in labels.items()}
-    meta = {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "resourceVersion": version, "labels": kept}
+    meta: Json = {
+        "name": name,
+        "namespace": "team",
+        "uid": f"uid-of-{name}",
+        "resourceVersion": version,
+        "labels": kept,
+    }
     if owner:
         meta["ownerReferences"] = [{"uid": owner, "controller": True, "kind": "RLHFJob", "name": "job"}]
     return {"metadata": meta, "status": {"phase": "Running"}}

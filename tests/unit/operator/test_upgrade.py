@@ -75,26 +75,26 @@ def upgraded(cluster: QueuedCluster) -> Iterator[QueuedCluster]:
         yield cluster
 
 
-def uids(cluster: QueuedCluster) -> dict[str, str]:
+def uids(cluster: SimulatedCluster) -> dict[str, str]:
     return {name: body["metadata"]["uid"] for name, body in cluster.pods.items()}
 
 
-def container(cluster: QueuedCluster, worker: str) -> Json:
+def container(cluster: SimulatedCluster, worker: str) -> Json:
     [found] = [each for each in cluster.pods[cluster.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
     return dict(found)
 
 
-def document(cluster: QueuedCluster) -> Json:
+def document(cluster: SimulatedCluster) -> Json:
     found: Json = json.loads(cluster.bodies[CONFIG_MAP]["data"]["job.json"])
     return found
 
 
-def edit(cluster: QueuedCluster, **spec: Any) -> None:
+def edit(cluster: SimulatedCluster, **spec: Any) -> None:
     cluster.job["spec"] |= spec
     cluster.job["metadata"]["generation"] += 1
 
 
-def settle(cluster: QueuedCluster, rounds: int = 6) -> None:
+def settle(cluster: SimulatedCluster, rounds: int = 6) -> None:
     """Turns and kubelets until nothing changes."""
     for _ in range(rounds):
         cluster.later(11)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_planner.device_memory import GIBIBYTE, ModelSize, budget, estimates
@@ -29,7 +30,7 @@ def spec(**changes: Any) -> RLHFJobSpec:
     return RLHFJobSpec.model_validate(content)
 
 
-SIZES = {"actor": SEVEN, "critic": SEVEN, "reference": SEVEN}
+SIZES: dict[ModelRole, ModelSize | None] = {ModelRole.ACTOR: SEVEN, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN}
 
 
 def test_each_phase_and_the_host_by_hand() -> None:
@@ -62,7 +63,7 @@ def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
 
 
 def test_a_model_that_is_not_here_is_said_to_be_unknown() -> None:
-    found = budget(spec(), {"actor": None, "critic": SEVEN, "reference": SEVEN})
+    found = budget(spec(), {ModelRole.ACTOR: None, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN})
     assert found.host.unknown == ("actor",)
     assert "weights" not in found.phases[0].awake.parts
 
@@ -80,7 +81,11 @@ def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
         "training": {"parallelism": {"pipeline": pipeline}, "gpusPerReplica": gpus},
         "fusion": {"interStage": {"mode": mode}},
     }
-    sizes = {"actor": ModelSize(actor, 64), "critic": ModelSize(critic, 64), "reference": ModelSize(actor, 64)}
+    sizes: dict[ModelRole, ModelSize | None] = {
+        ModelRole.ACTOR: ModelSize(actor, 64),
+        ModelRole.CRITIC: ModelSize(critic, 64),
+        ModelRole.REFERENCE: ModelSize(actor, 64),
+    }
     apart = estimates(spec(placement="Dedicated", **changes), sizes)
     peak = budget(spec(**changes), sizes).peak.awake.total
     assert peak <= sum(each.total for each in apart.values())

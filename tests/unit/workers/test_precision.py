@@ -82,7 +82,10 @@ def test_an_engine_argument_of_another_type_is_refused(folder: Path) -> None:
 
 
 def test_memory_is_estimated_in_the_type_that_is_used() -> None:
-    sizes = {"actor": ModelSize(1000, 10), "reference": ModelSize(1000, 10)}
+    sizes: dict[ModelRole, ModelSize | None] = {
+        ModelRole.ACTOR: ModelSize(1000, 10),
+        ModelRole.REFERENCE: ModelSize(1000, 10),
+    }
     for precision, width in (("Float32", 4), ("BFloat16", 2)):
         training = {"gpusPerReplica": 1, "precision": precision}
         spec = make_job(Path("policy"), training=training, generation={"gpusPerReplica": 1}).spec

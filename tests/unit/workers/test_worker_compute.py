@@ -12,6 +12,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
 from rlhf_workers.compute import Compute
 from rlhf_workers.failures import WorkError
 from rlhf_workers.outbox import SessionOutbox
@@ -174,7 +175,9 @@ def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
 
 
 def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
-    offloads = lambda: {name: role.offloads for name, role in bench.roles.items()}  # noqa: E731
+    def offloads() -> dict[str, int]:
+        return {name: role.offloads for name, role in bench.roles.items()}
+
     bench.send(1, become_training=pb.BecomeTraining())
     bench.send(2, become_generation=pb.BecomeGeneration())
     bench.send(3, become_inference=pb.BecomeInference())
@@ -194,8 +197,8 @@ def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
     unsent = bench.outbox.unsent()
     spans = [message.span.name for message in unsent if message.HasField("span")]
     assert spans.count("offload/generation") == spans.count("offload/training") == 2
-    offloads = [message.observation.offload.role for message in unsent if message.observation.HasField("offload")]
-    assert offloads == [name.removeprefix("offload/") for name in spans if name.startswith("offload/")]
+    reported = [message.observation.offload.role for message in unsent if message.observation.HasField("offload")]
+    assert reported == [name.removeprefix("offload/") for name in spans if name.startswith("offload/")]
     assert bench.compute.snapshot.roles == ("generation", "inference", "training")
     bench.compute.close(5)
 
@@ -237,12 +240,15 @@ def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(benc
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.done(1)
     role = bench.roles["generation"]
-    assert bench.compute.receive(lambda found, _: (found, threading.get_ident())).result(5) == (
-        role,
-        next(iter(role.threads)),
-    )
+    received: tuple[object, int] = bench.compute.receive(lambda taken, _: (taken, threading.get_ident())).result(5)
+    assert received == (role, next(iter(role.threads)))
     entered, go_on = threading.Event(), threading.Event()
-    bench.compute.receive(lambda *_: entered.set() or go_on.wait(5))
+
+    def wait(*_: object) -> bool:
+        entered.set()
+        return go_on.wait(5)
+
+    bench.compute.receive(wait)
     assert entered.wait(5)
     waiting = bench.compute.receive(lambda *_: "too late")
     held = bench.compute.reset()
@@ -286,7 +292,7 @@ def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: Bench) -
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, generate=generate(0))
     bench.done(2)
-    bench.roles["generation"].fault = WorkError("PromptLength", "too long", exit_code=22)
+    bench.roles["generation"].fault = WorkError("PromptLength", "too long", exit_code=ExitCode(22))
     until(lambda: bool(bench.fatal))
     assert (bench.fatal[0].reason, bench.fatal[0].exit_code) == ("PromptLength", 22)
     assert len(bench.fatal) == 1

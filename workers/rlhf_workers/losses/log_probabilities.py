@@ -8,6 +8,7 @@ A token that cannot be drawn (logit -inf, or too small for float32) counts nothi
 0 log 0 = 0.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -24,15 +25,15 @@ def selected_log_probabilities(
     `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) is read as 1: a greedy choice has no
     distribution of its own. Both results are differentiable in `logits`.
     """
-    result: tuple[torch.Tensor, torch.Tensor] = _Selected.apply(logits, tokens, temperature or 1.0)
-    return result
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Selected.apply
+    return apply(logits, tokens, temperature or 1.0)
 
 
 def _rows(logits: torch.Tensor) -> int:
     return max(1, CHUNK_BYTES // (4 * max(1, int(logits.shape[-1]))))
 
 
-class _Selected(torch.autograd.Function):  # type: ignore[misc]
+class _Selected(torch.autograd.Function):
     """Forward keeps the logits and two numbers a row; backward recomputes the softmax chunk by chunk."""
 
     @staticmethod

@@ -190,7 +190,7 @@ class _Run:
 
     def _do_input_gradient(self, action: Action, key: Key) -> None:
         kept = self._kept.get(key)
-        if kept is None:
+        if kept is None or kept.output is None:
             raise _missing(action)
         gradient = self._output_gradient(action, key)
         parameters = iter(self._work[action.pipeline].parameters(action.stage))

@@ -128,9 +128,10 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 
 def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
     """All that one stage does for micro-batch 0."""
-    kinds: list[Kind] = []
-    kinds += ["RECV_F"] * (stage > 0) + ["F"] + ["SEND_F", "RECV_B"] * (stage < stages - 1)
-    kinds += [backward[0]] + ["SEND_B"] * (stage > 0) + list(backward[1:])
+    before: tuple[Kind, ...] = ("RECV_F", "F") if stage > 0 else ("F",)
+    between: tuple[Kind, ...] = ("SEND_F", "RECV_B") if stage < stages - 1 else ()
+    after: tuple[Kind, ...] = (backward[0], "SEND_B") if stage > 0 else (backward[0],)
+    kinds: tuple[Kind, ...] = (*before, *between, *after, *backward[1:])
     return [
         Action(kind=kind, pipeline=pipeline, stage=stage, microbatch=0, peer=None if len(kind) == 1 else 0)
         for kind in kinds

@@ -62,7 +62,7 @@ class TorchPeers:
     def __init__(self, rank: int, groups: list[tuple[int, ...]]) -> None:
         """`groups`: every set of ranks that will ever sum, the same list on every rank."""
         everyone = tuple(range(dist.get_world_size()))
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: dist.group.WORLD}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         for ranks in dict.fromkeys(groups):
             if len(ranks) > 1 and ranks not in self._groups:
                 made = dist.new_group(list(ranks))
@@ -83,14 +83,15 @@ class TorchPeers:
     def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, dist.ReduceOp.MAX)
 
-    def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp") -> None:
+    def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp.RedOpType") -> None:
         if len(ranks) > 1:
             with _naming(f"ranks {', '.join(map(str, ranks))} to join a sum"):
                 dist.all_reduce(tensor, operation, group=self._groups[ranks])
 
 
 class _TorchHandle:
-    def __init__(self, work: "dist.Work", waits_for: str) -> None:
+    def __init__(self, work: "dist.Work | None", waits_for: str) -> None:
+        assert work is not None, "this rank is in every group of its own"
         self._work, self._waits_for = work, waits_for
 
     def wait(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
@@ -39,7 +40,7 @@ def join_group(
     store = _store(command, host, port, timeout)
     _meet(store, command, deadline, clock)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    prefix = dist.PrefixStore(f"group-{command.group_epoch}", store)
+    prefix = PrefixStore(f"group-{command.group_epoch}", store)
     try:
         dist.init_process_group(
             backend,
@@ -67,9 +68,9 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> dist.TCPStore:
+def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> TCPStore:
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             port,
             command.world_size,
@@ -88,7 +89,7 @@ def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> 
         raise _timeout(command, [0], _first_line(error)) from error
 
 
-def _meet(store: dist.TCPStore, command: pb.BecomeTraining, deadline: float, clock: Callable[[], float]) -> None:
+def _meet(store: TCPStore, command: pb.BecomeTraining, deadline: float, clock: Callable[[], float]) -> None:
     def key(rank: int) -> str:
         return f"joined-{command.group_epoch}-{rank}"
 

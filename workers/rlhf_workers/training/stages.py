@@ -39,7 +39,7 @@ Head = Literal["lm", "value"]
 Attention = Literal["eager", "sdpa"]
 
 
-class Stage(nn.Module):  # type: ignore[misc]
+class Stage(nn.Module):
     """Layers `layers` of a model, with the parts of a first and a last stage; parameter names are Hugging Face's."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
@@ -51,17 +51,17 @@ class Stage(nn.Module):  # type: ignore[misc]
         self.recompute = False
         self.head: Head = head
         self.tied = head == "lm" and bool(self.config.tie_word_embeddings)
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         if self.is_first or (self.is_last and self.tied):
             self.model.embed_tokens = skeleton.model.embed_tokens
         self.model.layers = nn.ModuleDict({str(number): skeleton.model.layers[number] for number in layers})
-        self.rotary = skeleton.model.rotary_emb
+        self.rotary: Any = skeleton.model.rotary_emb
         if self.is_last:
             self.model.norm = skeleton.model.norm
             if head == "value":
                 self.value_head = nn.Linear(self.config.hidden_size, 1, bias=False, device="meta")
             elif not self.tied:
-                self.lm_head = skeleton.lm_head
+                self.lm_head: Any = skeleton.lm_head
         self._geometries: dict[int, tuple[Any, dict[str, torch.Tensor | None]]] = {}
 
     @property

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -141,7 +143,8 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     flat = tensor.detach().reshape(-1)
     step = max(1, CHUNK_BYTES // tensor.element_size())
     for start in range(0, flat.numel(), step):
-        yield memoryview(flat[start : start + step].cpu().contiguous().view(torch.uint8).numpy())
+        part: npt.NDArray[np.uint8] = flat[start : start + step].cpu().contiguous().view(torch.uint8).numpy()
+        yield part.data
 
 
 def _sync_folder(folder: Path) -> None:

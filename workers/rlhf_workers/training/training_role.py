@@ -51,9 +51,6 @@ class BatchSource(Protocol):
     def fetch(self, iteration: int) -> list[pb.TrainSample]:
         """All samples of an iteration's batch."""
 
-    def close(self) -> None:
-        """Frees the connection."""
-
 
 class TrainingRole:
     """One rank; see `rlhf_workers.worker_role.Role` and `WeightProvider`."""

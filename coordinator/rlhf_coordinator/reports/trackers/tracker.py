@@ -6,12 +6,12 @@ OSError when it cannot write; `RunTrackers` says what follows.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rlhf_api import control_pb2 as pb
 
 
-class Tracker(Protocol):
+class Tracker:
     """One kind of report. What a kind does not keep it inherits: nothing is done."""
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:

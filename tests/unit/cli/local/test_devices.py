@@ -18,8 +18,8 @@ def demand(group: Group, index: int = 0, threads: int = 1, gpus: int = 0) -> Dev
 def test_every_process_has_its_own_cores_when_there_are_enough() -> None:
     shares = allot_devices([demand(C), demand(G, 0, 2), demand(T, 0)], LocalMachine((4, 5, 6, 7))).shares
     assert shares["coordinator-0"].cores is None
-    assert shares["generation-0"].cores == {4, 5}
-    assert shares["training-0"].cores == {6}
+    assert shares["generation-0"].cores == frozenset({4, 5})
+    assert shares["training-0"].cores == frozenset({6})
 
 
 def test_nobody_is_pinned_when_cores_are_short_and_the_user_is_told() -> None:

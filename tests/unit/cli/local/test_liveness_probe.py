@@ -28,7 +28,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(period: float) -> None:
         seconds.append(period)
 
-    monkeypatch.setattr(liveness_probe.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return seconds
 
 

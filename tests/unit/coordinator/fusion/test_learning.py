@@ -40,23 +40,27 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
     assert told == STEPS._replace(contended=moments / long)
 
 
+ABOUT: Any = pytest.approx
+"""Of any type: it stands for a number in a comparison."""
+
+
 def observation(seconds: float, iteration: int = 0, **work: Any) -> pb.Observation:
     return pb.Observation(start_ns=0, end_ns=int(seconds * 1e9), iteration=iteration, **work)
 
 
 def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path: Path) -> None:
     decoded = learning.decode_work(observation(0.6, decode=DECODE))
-    assert decoded == ObservedWork("decode", 100, 12.5, 300, pytest.approx(0.5))
+    assert decoded == ObservedWork("decode", 100, 12.5, 300, ABOUT(0.5))
     assert learning.rebuild_work(observation(0.6, rebuild=REBUILD)) == ObservedWork("rebuild", 2, 1.5, 200, 0.09)
     moved = [pb.MigratedSample(bytes=400, paused_seconds=0.01), pb.MigratedSample(bytes=800, paused_seconds=0.02)]
     transfer, pause = learning.transfer_work(moved, 4.0, 0.2)
     assert transfer == ObservedWork("transfer", 2, 1, 150, 0.2)
-    assert pause == ObservedWork("pause", 2, 1, 150, pytest.approx(0.03))
+    assert pause == ObservedWork("pause", 2, 1, 150, ABOUT(0.03))
     assert learning.transfer_work([], 4.0, 0.2) == []
     job = make_job(tmp_path)
     context = job_context(job, schedule_json(job.spec))  # tasks: values, reference, and a reward that is a function
     scored = learning.scoring_work(context, observation(0.4, scoring=SCORING))
-    assert scored == ObservedWork("score", 1 / 2, 4, 50, pytest.approx(0.4))
+    assert scored == ObservedWork("score", 1 / 2, 4, 50, ABOUT(0.4))
 
 
 @pytest.fixture

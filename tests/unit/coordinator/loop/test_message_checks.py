@@ -14,7 +14,13 @@ NAME = "generation-2"
 
 
 def span(**changes: Any) -> pb.WorkerMessage:
-    given = {"worker": NAME, "name": "decode", "start_ns": 5, "end_ns": 9, "attributes": {"rows": "1.5", "peer": "a:1"}}
+    given: dict[str, Any] = {
+        "worker": NAME,
+        "name": "decode",
+        "start_ns": 5,
+        "end_ns": 9,
+        "attributes": {"rows": "1.5", "peer": "a:1"},
+    }
     return pb.WorkerMessage(span=pb.Span(**(given | changes)))
 
 

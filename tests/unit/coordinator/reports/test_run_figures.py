@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -71,7 +72,8 @@ def test_a_migrated_sample_is_an_arrow_between_two_rows(tmp_path: Path) -> None:
     assert [(span.worker, span.destination) for span in spans] == [("generation-0", "generation-1")]
     axes = Figure().add_subplot()
     assert _draw_migrations(axes, spans, ["generation-0", "generation-1"], 1000.0) == 1
-    assert [(note.xyann, note.xy) for note in axes.texts] == [((1.0, 0), (2.0, 1))]
+    notes: list[Any] = list(axes.texts)
+    assert [(note.xyann, note.xy) for note in notes] == [((1.0, 0), (2.0, 1))]
     assert draw_run(tmp_path)
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_tensorboard_reads_each_step_once_after_a_restart(tmp_path: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, reward in ((0, 1.0), (2, 2.0)):
-        trackers = open_trackers(tmp_path, first, clock=lambda first=first: int(1e9) * (1 + first))
+        trackers = open_trackers(tmp_path, first, clock=partial(int, 1e9 * (1 + first)))
         for iteration in range(first, first + 3):
             trackers.iteration(iteration, {"reward": reward, "kl": math.inf})
         trackers.finish({})
@@ -142,6 +143,9 @@ def test_a_summary_of_nothing_and_of_one_iteration() -> None:
 
 class OnAFullDisk(Tracker):
     """Writes nothing."""
+
+    def span(self, span: pb.Span) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -137,7 +137,7 @@ def test_schedules_are_measured_when_nothing_is_decoded(context: JobContext) -> 
     assert d.MeasureSchedule() in decisions
     assert asked(decisions, *SERVING) <= {"generation-2"}
     for stage in ("searching", "tables"):
-        state.schedule.stage = stage  # type: ignore[assignment]
+        state.schedule.stage = stage
         decisions = decided(context, state, NOW)
         assert (asked(decisions, d.Generate), asked(decisions, *TRAINING)) == (
             {f"generation-{n}" for n in range(3)},

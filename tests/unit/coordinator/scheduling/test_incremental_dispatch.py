@@ -62,7 +62,7 @@ def test_idle_workers_are_given_the_longest_first_and_only_whole_blocks(tmp_path
 
 
 @pytest.mark.parametrize("setting", [{"incremental": "Disabled"}, {"incremental": "Auto"}, {"overlap": "Disabled"}])
-def test_nothing_is_sent_where_it_is_off(tmp_path: Path, setting: dict[str, str]) -> None:
+def test_nothing_is_sent_where_it_is_off(tmp_path: Path, setting: dict[str, Any]) -> None:
     context = planned(tmp_path, **setting)
     state = decoding(context, 300, 300)
     assert asked(context, state) == {}

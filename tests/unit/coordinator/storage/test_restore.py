@@ -9,6 +9,7 @@ from tests.support.coordinated import make_job
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context
@@ -37,7 +38,7 @@ def segment(tmp_path: Path, iteration: int, *, upto: str) -> None:
             key=key,
             tokens=array,
             log_probabilities=packed("float32", bytes(4)),
-            versions=span_messages([(iteration, 1)]),
+            versions=span_messages([VersionSpan(iteration, 1)]),
         )
         journal.append(Record(finished=finished))
         for task in ("reference", "values", "reward"):

@@ -84,7 +84,7 @@ def _blocks(given: Trace, i: int, moment: float) -> int:
     if not given.begun[i] <= moment < given.finished[i]:
         return 0
     share = (moment - given.begun[i]) / (given.finished[i] - given.begun[i])
-    known = given.prompts[i] + int(share * given.responses[i] + 1e-6)
+    known = int(given.prompts[i]) + int(share * given.responses[i] + 1e-6)
     return max(0, known - 1) // BLOCK * BLOCK
 
 

@@ -1,6 +1,8 @@
 """Executable tables: complete, matched, deadlock-free with blocking transfers; damage is found and named."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -90,7 +92,8 @@ def test_the_schedule_checker_finds_each_kind_of_damage() -> None:
         "busy until": lambda rows: rows[0][1].update(start=0.0, end=rows[0][1]["end"] - rows[0][1]["start"]),
         "is not one of": lambda rows: rows[0][0].update(microbatch=99),
     }
-    for message, damage in checks.items():
+    damages: dict[str, Callable[[Any], object]] = checks
+    for message, damage in damages.items():
         rows = json.loads(json.dumps(good))
         # device 7 starts with the small model's first forward; take one that waits for another device
         if message == "before the end of":

@@ -1,6 +1,7 @@
 """From parallelism to an instance: merged stages, K1 and K2, opposite directions, and errors that name the field."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_stages_of_the_smaller_tensor_degree_are_merged() -> None:
 
 def test_sizes_that_do_not_divide_name_the_field() -> None:
     actor, critic = model("actor", 2, 8, 2), model("critic", 2, 4, 4)
-    bad = [
+    bad: list[tuple[str, dict[str, Any]]] = [
         ("mini_batch: 7", {"mini_batch": 7}),
         ("first.tensor: 3", {"first": dataclasses.replace(actor, tensor=3)}),
         ("second.data: 3", {"second": dataclasses.replace(critic, data=3)}),
@@ -46,4 +47,4 @@ def test_sizes_that_do_not_divide_name_the_field() -> None:
     ]
     for message, change in bad:
         with pytest.raises(InstanceError, match=message):
-            fused_block(**{"first": actor, "second": critic, "mini_batch": 64, **change})  # type: ignore[arg-type]
+            fused_block(**{"first": actor, "second": critic, "mini_batch": 64, **change})

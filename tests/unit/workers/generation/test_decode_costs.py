@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
 
+from rlhf_api.samples import ResponsePart
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits
 from rlhf_workers.generation.torch_engine import decode_costs
 
@@ -25,7 +26,7 @@ def test_samples_held_meanwhile_are_decoded_to_the_same_bits(deterministic: bool
     undisturbed = finish(make_engine(deterministic=deterministic), samples)
     engine = make_engine(deterministic=deterministic)
     engine.submit(samples)
-    done = {}
+    done: dict[int, ResponsePart] = {}
     for _ in engine.measure():
         done |= {response.key.sample: response for response in engine.step().finished}
     done |= finish(engine)

@@ -45,7 +45,7 @@ def joined(parts: list[KvSlice]) -> KvSlice:
 
 
 def steps(engine: TorchEngine, count: int) -> dict[int, ResponsePart]:
-    done = {}
+    done: dict[int, ResponsePart] = {}
     for _ in range(count):
         done |= {response.key.sample: response for response in engine.step().finished}
     return done

@@ -32,7 +32,8 @@ def kept_by_hand(probabilities: np.ndarray, top_p: float, top_k: int) -> np.ndar
     count = int(np.searchsorted(np.cumsum(mass), top_p - 1e-12)) + 1
     kept = np.zeros_like(probabilities)
     kept[order[:count]] = probabilities[order[:count]]
-    return kept / kept.sum()
+    renormalised: np.ndarray = kept / kept.sum()
+    return renormalised
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.8, 0), (1.0, 3), (0.6, 5), (0.05, 0), (1.0, 1000)])

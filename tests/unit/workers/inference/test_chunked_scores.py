@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import ScoringSample
+from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_api.score_blocks import BLOCK, whole_blocks
 from rlhf_workers import models
 from rlhf_workers.inference.chunk_forward import ChunkForward
@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 def sample(prompt: int, response: int, number: int = 0) -> ScoringSample:
     rng = np.random.default_rng([prompt, response, number])
     tokens = rng.integers(3, VOCABULARY, prompt + response, dtype=np.int32)
-    return ScoringSample(pb.SampleKey(iteration=2, sample=number), tokens[:prompt], tokens[prompt:], "", "", "{}")
+    return ScoringSample(SampleKey(2, number, 0), tokens[:prompt], tokens[prompt:], "", "", "{}")
 
 
 SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK + 1), (130, 7), (3, 190))
@@ -33,7 +33,7 @@ SHAPES = ((1, 1), (5, 58), (5, 59), (5, 60), (64, 1), (70, 200), (BLOCK, BLOCK +
 
 def scorer(folder: Path, architecture: str, kind: str, *, blocks: bool) -> TokenScorer:
     attention: models.Attention = "eager" if blocks else "sdpa"
-    arguments = {"dtype": torch.float32, "device": CPU, "attention": attention, "field": "spec.models"}
+    arguments: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "attention": attention, "field": "spec.models"}
     path = str(write_policy(folder, architecture))
     if kind == "reference":
         return LogProbabilityScorer(models.load_causal_lm(path, **arguments), 0.7, CPU, blocks=blocks)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ class Worker:
 
     def __init__(self, folder: Path, batch_tokens: int = 0) -> None:
         attention: models.Attention = "sdpa" if batch_tokens else "eager"
-        arguments = {"field": "", "dtype": torch.float32, "device": CPU, "attention": attention}
+        arguments: dict[str, Any] = {"field": "", "dtype": torch.float32, "device": CPU, "attention": attention}
         self.role = InferenceRole(batch_tokens, None)
         blocks = not batch_tokens
         policy = models.load_causal_lm(str(folder), **arguments)
@@ -57,7 +58,7 @@ class Worker:
         self.outbox = SessionOutbox("inference-0", lambda: None)
         self._commands = 0
 
-    def tell(self, **command: object) -> list[pb.WorkerMessage]:
+    def tell(self, **command: Any) -> list[pb.WorkerMessage]:
         """All that it says to a command, until nothing is left to do."""
         self._commands += 1
         self.outbox.begin(self._commands)
@@ -191,7 +192,8 @@ def test_parking_a_new_session_and_a_new_iteration_drop_all(folder: Path) -> Non
 
 def test_a_failure_drops_the_prefix_and_no_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, plain = Worker(folder), Worker(folder)
-    chunks = worker.role._tasks["values"].scorer.chunks
+    scorer: Any = worker.role._tasks["values"].scorer
+    chunks = scorer.chunks
     advance = chunks.advance
     monkeypatch.setattr(chunks, "advance", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room")))
     assert worker.ask([1])[1].tokens == 0

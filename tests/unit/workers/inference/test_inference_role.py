@@ -9,7 +9,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
-from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_api.samples import FloatArray, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.inference_role import InferenceRole
@@ -48,7 +48,9 @@ class Texts:
         return float(sample.response_text) if sample.response_text else None
 
 
-def score_sample(number: int, response: Sequence[int], text: str = "", tasks: Sequence[str] = ("reference",)):
+def score_sample(
+    number: int, response: Sequence[int], text: str = "", tasks: Sequence[str] = ("reference",)
+) -> pb.ScoreSample:
     return pb.ScoreSample(
         key=pb.SampleKey(iteration=1, sample=number, attempt=4),
         tasks=tasks,
@@ -173,7 +175,7 @@ def test_a_task_the_worker_does_not_run_is_refused_as_a_whole() -> None:
 
 def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
     def sample(length: int) -> ScoringSample:
-        return ScoringSample(pb.SampleKey(), np.ones(1, np.int32), np.ones(length - 1, np.int32), "", "", "")
+        return ScoringSample(SampleKey(0, 0, 0), np.ones(1, np.int32), np.ones(length - 1, np.int32), "", "", "")
 
     waiting = deque(map(sample, [20, 100, 30, 17, 5, 400]))
     batch = next_batch(waiting, batch_tokens=100)

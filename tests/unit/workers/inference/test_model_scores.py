@@ -1,17 +1,17 @@
 """Scores by models: equal to a plain full forward, in every architecture, whatever shares the batch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import ScoringSample
+from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers import models
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
+from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.rewards.model import RewardModelScorer
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def random_samples(count: int, seed: int = 0, longest: int = 40) -> list[Scoring
     rng = np.random.default_rng(seed)
     return [
         ScoringSample(
-            key=pb.SampleKey(iteration=2, sample=number),
+            key=SampleKey(2, number, 0),
             prompt=rng.integers(3, VOCABULARY, rng.integers(1, longest), dtype=np.int32),
             response=rng.integers(3, VOCABULARY, rng.integers(1, longest), dtype=np.int32),
             prompt_text="1+1=",
@@ -33,7 +33,7 @@ def random_samples(count: int, seed: int = 0, longest: int = 40) -> list[Scoring
     ]
 
 
-def load(folder: Path, attention: models.Attention = "sdpa") -> torch.nn.Module:
+def load(folder: Path, attention: models.Attention = "sdpa") -> Any:
     return models.load_causal_lm(
         str(folder), field="spec.models.actor.path", dtype=torch.float32, device=CPU, attention=attention
     )
@@ -82,7 +82,7 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward(tmp_pa
             output.logits = head(output.logits) * 0.5
             return output
 
-        def get_output_embeddings(self) -> torch.nn.Module:
+        def get_output_embeddings(self) -> Any:
             return head
 
     scaled = LogProbabilityScorer(Scaled(), 0.5, CPU).score(samples)
@@ -103,6 +103,7 @@ def test_values_are_those_of_the_state_before_each_token(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["reference", "values", "reward"])
 def test_alone_scores_are_bitwise_independent_of_everything_else(tmp_path: Path, kind: str) -> None:
     """What a deterministic job relies on: per sample, attention written out."""
+    scorer: TokenScorer | RewardModelScorer
     if kind == "reference":
         scorer = LogProbabilityScorer(load(write_policy(tmp_path, "mistral"), "eager"), 1.0, CPU, blocks=True)
     elif kind == "values":
@@ -117,7 +118,7 @@ def test_alone_scores_are_bitwise_independent_of_everything_else(tmp_path: Path,
         assert one.tobytes() == other.tobytes()
 
 
-def classifier(folder: Path, attention: models.Attention = "sdpa") -> torch.nn.Module:
+def classifier(folder: Path, attention: models.Attention = "sdpa") -> Any:
     field = "spec.models.reward.model.path"
     return models.load_sequence_classifier(
         str(folder), field=field, dtype=torch.float32, device=CPU, attention=attention

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.models import RewardEndpoint
-from rlhf_api.samples import ScoringSample
+from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.reward_source import RewardError
 
 
 def sample(response: str) -> ScoringSample:
     one = np.ones(1, np.int32)
-    return ScoringSample(pb.SampleKey(), one, one, "2+2=", response, '{"answer": 4}')
+    return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, '{"answer": 4}')
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.models import Reward
-from rlhf_api.samples import ScoringSample
+from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.function import FunctionReward
@@ -37,7 +36,7 @@ def score(prompt, response, record):
 
 def sample(response: str) -> ScoringSample:
     one = np.ones(1, np.int32)
-    return ScoringSample(pb.SampleKey(), one, one, "2+2=", response, "{}")
+    return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, "{}")
 
 
 def function_of(file: str) -> Reward:

@@ -10,10 +10,9 @@ from tests.support.models import build_tokenizer, write_policy, write_reward_mod
 from tests.support.training_ranks import CPU, make_job
 from transformers import AutoModelForSequenceClassification
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
-from rlhf_api.samples import ScoringSample
+from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
 from rlhf_workers.inference.scorers import load_scorer
@@ -26,7 +25,7 @@ OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 def sample(prompt_text: str) -> ScoringSample:
     tokens = np.array([3, 4], np.int32)
     record = json.dumps({"messages": MESSAGES})
-    return ScoringSample(pb.SampleKey(iteration=2, sample=7), tokens, tokens, prompt_text, "2 yes", record)
+    return ScoringSample(SampleKey(2, 7, 0), tokens, tokens, prompt_text, "2 yes", record)
 
 
 def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = False) -> RLHFJob:

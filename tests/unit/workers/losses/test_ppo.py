@@ -13,7 +13,8 @@ ADVANTAGES = np.array([1.0, 2.0, 3.0, 1.0, 2.0, -1.0, -2.0, -3.0, -1.0, -2.0])
 def surrogate(log_p: np.ndarray) -> np.ndarray:
     """Eq. 7 with clip 0.2 below, 0.1 above; old log-probabilities are -1."""
     ratio = np.exp(log_p + 1.0)
-    return -np.minimum(ratio * ADVANTAGES, np.clip(ratio, 0.8, 1.1) * ADVANTAGES)
+    loss: np.ndarray = -np.minimum(ratio * ADVANTAGES, np.clip(ratio, 0.8, 1.1) * ADVANTAGES)
+    return loss
 
 
 def test_policy_loss_equals_the_surrogate_and_its_slope() -> None:

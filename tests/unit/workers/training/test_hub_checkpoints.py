@@ -16,6 +16,7 @@ from tests.support.training_roles import MadeBatches
 from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
@@ -123,10 +124,10 @@ def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
 
 
 def test_a_hub_model_in_the_cache_has_a_known_size(workers_cache: Path, tmp_path: Path) -> None:
-    size = read_sizes(make_job(Path(HUB_ID)).spec)["actor"]
+    size = read_sizes(make_job(Path(HUB_ID)).spec)[ModelRole.ACTOR]
     assert size is not None
     assert size.parameters > 1000
-    assert read_sizes(make_job(Path("team/unknown")).spec)["actor"] is None
+    assert read_sizes(make_job(Path("team/unknown")).spec)[ModelRole.ACTOR] is None
 
 
 def load_tokenizer(hub_home: Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,8 +86,9 @@ def test_gradients_that_are_not_finite_several_times_in_a_row_fail_the_job(folde
     optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 2}
     job = make_job(folder, folder, algorithm=TWO_EPOCHS, training={"optimizer": optimizer})
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-    trainer.stages["actor", 0].model.norm.weight.data[0] = float("nan")
-    critic = trainer.stages["critic", 0].model.norm.weight
+    stages: dict[tuple[str, int], Any] = dict(trainer.stages)
+    stages["actor", 0].model.norm.weight.data[0] = float("nan")
+    critic = stages["critic", 0].model.norm.weight
     before = critic.detach().clone()
     said = (
         r"iteration 3: .*the gradient of the actor is nan \(pipeline stage 0\) at optimizer step 0, as it was 2 times"
