@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.support.local_processes import EXITS, FOREVER, STOPS, process
 
 from rlhf_api.names import Group
 from rlhf_cli.local import leftover_processes
@@ -24,19 +25,7 @@ from rlhf_cli.local.ports import claim, free_ports
 
 pytestmark = pytest.mark.slow
 
-FOREVER = "import time\nwhile True: time.sleep(0.05)"
-STOPS = (
-    "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready', flush=True)\n"
-    "while True: time.sleep(0.01)"
-)
-EXITS = "import time; time.sleep({seconds}); raise SystemExit({code})"
-
-
-def process(folder: Path, name: str, code: str, cores: frozenset[int] | None = None) -> LocalProcess:
-    group = Group(name.partition("-")[0])
-    return LocalProcess(
-        name, group, (sys.executable, "-S", "-c", code), {}, folder, folder / "logs" / f"{name}.log", cores
-    )
+ROOT = Path(__file__).parents[2]
 
 
 class Running:
@@ -161,16 +150,15 @@ async def test_cores_are_pinned_and_the_environment_is_given(tmp_path: Path) -> 
 def test_a_killed_runner_leaves_nothing_behind(tmp_path: Path) -> None:
     token = uuid.uuid4().hex
     runner = f"""
-import asyncio, sys
-sys.path[:0] = {[str(Path(__file__).parent)]!r}
+import asyncio
 from pathlib import Path
-from test_local_run import FOREVER, STOPS, process
+from tests.support.local_processes import FOREVER, STOPS, process
 from rlhf_cli.local.job_supervisor import JobSupervisor
 folder = Path({str(tmp_path)!r})
 found = [process(folder, "coordinator", STOPS), process(folder, "generation-0", FOREVER)]
 asyncio.run(JobSupervisor(found, 3, {token!r}, print).run())
 """
-    started = subprocess.Popen([sys.executable, "-c", runner])
+    started = subprocess.Popen([sys.executable, "-c", runner], cwd=ROOT)
     try:
         wait_for(lambda: len(leftover_processes.find_processes(token)) == 2)
         started.kill()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes.aio.client.configuration import Configuration
-from tests.unit.cli.seen_job import load
+from tests.support.seen_job import load
 
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.names import Group

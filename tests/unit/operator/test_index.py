@@ -3,40 +3,10 @@
 from typing import Any
 
 import pytest
+from tests.support.indexed_bodies import KEY, job, other, phase, pod
 
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
-
-KEY = "team/job"
-
-
-def pod(version: int, *, uid: str = "p1", owner: str = "u1", phase: str = "Running") -> dict[str, Any]:
-    labels = {
-        "rlhf.dev/job-name": "job",
-        "rlhf.dev/job-uid": owner,
-        "rlhf.dev/group": "generation",
-        "rlhf.dev/index": "0",
-    }
-    meta = {"name": "job-generation-0", "namespace": "team", "uid": uid, "resourceVersion": str(version)}
-    owners = [{"controller": True, "uid": owner}]
-    return {"metadata": meta | {"labels": labels, "ownerReferences": owners}, "status": {"phase": phase}}
-
-
-def job(version: int, uid: str = "u1", **status: Any) -> dict[str, Any]:
-    meta = {"name": "job", "namespace": "team", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": meta | {"managedFields": ["long"], "annotations": {"a": "b"}}, "status": status}
-
-
-def other(version: int = 1, *, uid: str = "s1", owner: str | None = "u1", **more: Any) -> dict[str, Any]:
-    """Metadata of a Service with the job's labels; `owner` None: of nobody."""
-    labels = {"rlhf.dev/job-name": "job", "rlhf.dev/job-uid": "u1"}
-    meta = {"name": "job", "namespace": "team", "uid": uid, "resourceVersion": str(version), "labels": labels}
-    return meta | ({"ownerReferences": [{"controller": True, "uid": owner}]} if owner else {}) | more
-
-
-def phase(index: Index, owner: str = "u1") -> str | None:
-    found = index.pods(KEY, owner)[0].get("job-generation-0")
-    return found.phase if found else None
 
 
 def test_an_older_version_that_comes_late_changes_nothing() -> None:

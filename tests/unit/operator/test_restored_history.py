@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.support.indexed_bodies import KEY, job, other, phase, pod
 from tests.support.recording_queue import RecordingQueue
-from tests.unit.operator.test_index import KEY, job, other, phase, pod
 
 from rlhf_operator import resync
 from rlhf_operator.api_client.errors import UnavailableError

@@ -1,4 +1,4 @@
-"""Jobs as a real API server answered them, with their pods, events, Lease, log and metrics: `seen/<state>.json`."""
+"""Jobs as a real API server answered them, with pods, events, Lease, log and metrics: `seen_jobs/<state>.json`."""
 
 import json
 from datetime import datetime
@@ -10,7 +10,7 @@ from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_pod import cluster_pods
 from rlhf_cli.cluster.job_details import JobDetails, operator_age, parse_iterations
 
-FOLDER = Path(__file__).parent / "seen"
+FOLDER = Path(__file__).parent / "seen_jobs"
 STATES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 

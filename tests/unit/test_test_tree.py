@@ -1,0 +1,36 @@
+"""The tree of tests: it mirrors the packages, and what tests share is in tests/support or in the test cluster."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(path.relative_to(ROOT) for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+PACKAGES = {path.name.removeprefix("rlhf_"): path for path in ROOT.glob("*/rlhf_*") if (path / "__init__.py").exists()}
+
+
+def imported(module: Path) -> set[str]:
+    """Return the last parts of the names of all modules that a module imports, and of what it takes from them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.rpartition(".")[2] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
+    return found
+
+
+def test_nobody_imports_a_test_or_a_conftest() -> None:
+    tests = {module.stem for module in MODULES if module.stem.startswith("test_")} | {"conftest"}
+    wrong = {str(module): names for module in MODULES if (names := imported(module) & tests)}
+    assert wrong == {}, "move what they share to tests/support"
+
+
+def test_folders_of_unit_tests_are_those_of_the_packages() -> None:
+    here = {
+        path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and not path.name.startswith("_")
+    }
+    assert here == set(PACKAGES)
+    for name, package in PACKAGES.items():
+        folders = {path for path in (ROOT / "tests" / "unit" / name).iterdir() if any(path.glob("test_*.py"))}
+        strange = {path.name for path in folders if not (package / path.name).is_dir()}
+        assert strange == set(), f"tests/unit/{name} has folders that {package.name} has not"
