@@ -19,6 +19,7 @@ from typing import Any, Final
 from rich.live import Live
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.names import ExitCode
 from rlhf_cli.console import errors, output
 from rlhf_cli.live_view import render
@@ -196,7 +197,7 @@ class _LocalRun:
         shown = _short(run_dir)
         checkpoint = summary.get("checkpoint") or (self._status.last_checkpoint if self._status else "")
         if checkpoint:
-            self._say(f"  model        {_short(Path(checkpoint) / 'actor')}")
+            self._say(f"  model        {_short(Path(checkpoint) / GENERATE.model)}")
         self._say(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
         if pictures:
             self._say(f"  pictures     {' '.join(str(_short(picture)) for picture in pictures)}")

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import ALGORITHMS, ModelRole
 
-REINFORCE: Final = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "reinforce.py"
+REINFORCE: Final = Path(__file__).resolve().parents[2] / "examples" / "your_algorithm" / "reinforce.py"
 """The plug-in of docs/tutorials/your-algorithm.md."""
 
 SMALL: Final[dict[str, dict[str, Any]]] = {

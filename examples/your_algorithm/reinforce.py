@@ -1,4 +1,4 @@
-"""REINFORCE with a moving baseline, as a plug-in: `rlhf run examples/quickstart/reinforce.yaml`.
+"""REINFORCE with a moving baseline, as a plug-in: `rlhf run examples/your_algorithm/job.yaml`.
 
 The advantage of a response is its reward minus a moving average of the rewards of earlier iterations.
 """
