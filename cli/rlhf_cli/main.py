@@ -138,11 +138,12 @@ def _explain(error: Exception) -> int | None:
     from rlhf_api.problems import ManifestError
     from rlhf_cli.cluster.errors import VerbError
     from rlhf_cli.local.errors import RunError
+    from rlhf_operator.api_client.errors import ApiError
 
     if isinstance(error, BrokenPipeError):  # `rlhf plan | head`
         sys.stderr.close()
         return ExitCode.FAILED
-    if not isinstance(error, ManifestError | RunError | VerbError):
+    if not isinstance(error, ManifestError | RunError | VerbError | ApiError):
         return None
     from rlhf_cli.console import errors
 
@@ -152,7 +153,7 @@ def _explain(error: Exception) -> int | None:
         print_problems(error, errors())
         return int(ExitCode.USAGE)
     errors().print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-    return int(error.exit_code)
+    return int(ExitCode.FAILED if isinstance(error, ApiError) else error.exit_code)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_api.names import Group
 from rlhf_operator.api_client.client import KubernetesClient
-from rlhf_operator.api_client.errors import ApiError, ConflictError, MissingError
+from rlhf_operator.api_client.errors import ApiError, ConflictError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import EventPoster
@@ -78,7 +78,9 @@ class Controller:
         except ConflictError:
             again, result = SOON_SECONDS, "conflict"
         except ApiError as error:
-            self._metrics.errors.labels(type(error).__name__).inc()
+            # Dashboards know missing rights as refusals.
+            kind = RefusedError if isinstance(error, ForbiddenError) else type(error)
+            self._metrics.errors.labels(kind.__name__).inc()
             log.warning("%s: %s", key, error, extra={"job": key})
             raise
         except Exception:

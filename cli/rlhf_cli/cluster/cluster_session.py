@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_api import names
+from rlhf_api.names import ExitCode
 from rlhf_cli.cluster.api import Api
 from rlhf_cli.cluster.cluster_job import ClusterJob, similar_names
-from rlhf_cli.cluster.connection import connect
-from rlhf_cli.cluster.errors import AbsentError, VerbError
+from rlhf_cli.cluster.errors import VerbError
 from rlhf_cli.console import errors, output
+from rlhf_operator.api_client.connection import ConnectionConfigError, find_connection
+from rlhf_operator.api_client.errors import ApiError, MissingError
 
 
 @dataclass(frozen=True)
@@ -54,24 +56,24 @@ class ClusterSession:
         self.err.print(text, markup=False, style="dim", soft_wrap=True)
 
     async def job(self, name: str) -> ClusterJob:
-        """Return the job of this name. Raises AbsentError, which offers similar names."""
+        """Return the job of this name. Raises MissingError, which offers similar names."""
         try:
             return ClusterJob(await self.api.get(names.PLURAL, self.namespace, name))
-        except AbsentError as problem:
-            raise AbsentError(await self._absent(name)) from problem
+        except MissingError as problem:
+            raise MissingError(await self._absent(name), code=problem.code) from problem
 
     async def _absent(self, name: str) -> str:
         message = f"there is no RLHFJob {name} in namespace {self.namespace}"
         try:
             jobs, _ = await self.api.listing(names.PLURAL, self.namespace)
-        except VerbError:
+        except (ApiError, VerbError):
             return message
         similar = similar_names(name, [job["metadata"]["name"] for job in jobs])
         if similar:
             return f"{message}; did you mean {' or '.join(similar)}?"
         try:
             namesakes, _ = await self.api.listing(names.PLURAL, None, fieldSelector=f"metadata.name={name}")
-        except VerbError:
+        except (ApiError, VerbError):
             namesakes = []
         if namesakes:
             others = " or ".join(f"-n {job['metadata']['namespace']}" for job in namesakes[:3])
@@ -80,10 +82,16 @@ class ClusterSession:
 
 
 def run(flags: ConnectionFlags, verb: Callable[[ClusterSession], Awaitable[int]]) -> int:
-    """Connect, carry out the verb and close the connection. Return the exit code. Raises VerbError."""
+    """Connect, carry out the verb and close the connection. Return the exit code.
+
+    Raises VerbError, ApiError.
+    """
 
     async def connected() -> int:
-        connection = await connect(flags.kubeconfig, flags.context)
+        try:
+            connection = await find_connection(flags.kubeconfig, flags.context)
+        except ConnectionConfigError as error:
+            raise VerbError(str(error), ExitCode.USAGE) from error
         async with Api(connection) as api:
             return await verb(ClusterSession(api, flags.namespace or connection.namespace))
 

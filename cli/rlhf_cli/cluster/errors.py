@@ -1,4 +1,7 @@
-"""What a verb cannot do, in a sentence with the remedy, and the exit code it ends with."""
+"""What a verb cannot do, in a sentence with the remedy, and the exit code it ends with.
+
+What the API server did not do is an `ApiError` of the shared client, with a text of `remedies`.
+"""
 
 from typing import Final
 
@@ -14,19 +17,3 @@ class VerbError(Exception):
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.exit_code = int(exit_code)
-
-
-class UnreachableError(VerbError):
-    """The API server does not answer, or has no time; it may later."""
-
-
-class ForbiddenError(VerbError):
-    """The user may not do it."""
-
-
-class AbsentError(VerbError):
-    """There is no object of that name (any more)."""
-
-
-class RefusedError(VerbError):
-    """The API server does not accept the request; the message is its own."""

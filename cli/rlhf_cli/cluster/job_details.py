@@ -19,7 +19,8 @@ from rlhf_cli.cluster.api import Api
 from rlhf_cli.cluster.cluster_job import ClusterJob, moment
 from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
 from rlhf_cli.cluster.cluster_session import ClusterSession
-from rlhf_cli.cluster.errors import AbsentError, RefusedError, VerbError
+from rlhf_cli.cluster.errors import VerbError
+from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.manifests.pods import CONTAINER
 
 Json = dict[str, Any]
@@ -60,7 +61,7 @@ class JobDetails:
 
 
 async def read_details(session: ClusterSession, name: str, now: datetime) -> JobDetails:
-    """Read a job and what belongs to it. Raises VerbError when the job itself cannot be read."""
+    """Read a job and what belongs to it. Raises VerbError or ApiError when the job itself cannot be read."""
     job = await session.job(name)
     missing: list[str] = []
     api, namespace = session.api, job.namespace
@@ -123,14 +124,16 @@ async def _read_iterations(api: Api, job: ClusterJob) -> list[PastIteration]:
     query = {"tailLines": str(LOG_LINES), "container": CONTAINER}
     try:
         return parse_iterations([line.decode(errors="replace") async for line in api.log(job.namespace, pod, query)])
-    except (AbsentError, RefusedError):
+    except ForbiddenError:
+        raise
+    except (MissingError, RefusedError):
         return []  # the pod is gone, or its container has not started
 
 
 async def _or_nothing(reading: Awaitable[list[Any]], name: str, missing: list[str]) -> list[Any]:
     try:
         return await reading
-    except VerbError as error:
+    except (ApiError, VerbError) as error:
         missing.append(f"{name}: {error}")
         return []
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from rlhf_cli.cluster.api import Api
-from rlhf_cli.cluster.errors import UnreachableError
+from rlhf_operator.api_client.errors import UnavailableError
 
 Json = dict[str, Any]
 Objects = dict[tuple[str, str], Json]
@@ -40,7 +40,7 @@ async def list_watch(
                 if event["type"] != "BOOKMARK":
                     _apply(objects, event)
                     yield dict(objects)
-        except UnreachableError as error:
+        except UnavailableError as error:
             if not listed:
                 raise
             if not in_outage:

@@ -14,9 +14,10 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
-from rlhf_cli.cluster.errors import AbsentError, RefusedError, UnreachableError, VerbError
+from rlhf_cli.cluster.errors import VerbError
 from rlhf_cli.cluster.list_watch import list_watch
 from rlhf_cli.cluster.log_lines import LogLine, LogPrinter, in_order, parse_line
+from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, RefusedError, UnavailableError
 from rlhf_operator.manifests.pods import CONTAINER
 
 Json = dict[str, Any]
@@ -71,12 +72,14 @@ async def _print_logs(session: ClusterSession, job: ClusterJob, options: LogOpti
     slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
     query = _query(options, options.tail if options.tail is not None else DEFAULT_TAIL)
 
-    async def read_log(pod: ClusterPod) -> list[LogLine] | VerbError:
+    async def read_log(pod: ClusterPod) -> list[LogLine] | ApiError:
         try:
             async with slots:
                 stream = session.api.log(job.namespace, pod.pod.name, query)
                 return [parse_line(pod.name, raw) async for raw in stream]
-        except (AbsentError, RefusedError, UnreachableError) as error:
+        except ForbiddenError:
+            raise
+        except (MissingError, RefusedError, UnavailableError) as error:
             return error
 
     results = await asyncio.gather(*(read_log(pod) for pod in pods))
@@ -86,7 +89,7 @@ async def _print_logs(session: ClusterSession, job: ClusterJob, options: LogOpti
         printer.print(line)
     if not lines:
         session.note(f"no pod of {job.name} has written anything yet ({job.state})")
-    failures = [(pod, result) for pod, result in zip(pods, results, strict=True) if isinstance(result, VerbError)]
+    failures = [(pod, result) for pod, result in zip(pods, results, strict=True) if isinstance(result, ApiError)]
     for pod, error in failures:
         session.note(f"{pod.name}: no log: {error}")
     return int(ExitCode.FAILED) if len(failures) == len(pods) else 0
@@ -100,7 +103,9 @@ async def _print_whole_log(session: ClusterSession, job: ClusterJob, pod: Cluste
         async for raw in session.api.log(job.namespace, pod.pod.name, _query(options, options.tail)):
             printer.print(parse_line(pod.name, raw))
             empty = False
-    except (AbsentError, RefusedError, UnreachableError) as error:
+    except ForbiddenError:
+        raise
+    except (MissingError, RefusedError, UnavailableError) as error:
         raise VerbError(f"{pod.name}: no log: {error}") from error
     if empty:
         session.note(f"{pod.name} has written nothing yet ({pod.state})")
@@ -151,9 +156,9 @@ class _Follower:
     async def _job_finished(self) -> bool:
         try:
             body = await self.session.api.get(names.PLURAL, self.job.namespace, self.job.name)
-        except AbsentError:
+        except MissingError:
             return True
-        except UnreachableError:
+        except UnavailableError:
             return False
         return ClusterJob(body).finished or body["metadata"]["uid"] != self.job.body["metadata"]["uid"]
 
@@ -200,11 +205,13 @@ class _Follower:
                         self.printer.print(line)
                         since = line.at or since
                 return
-            except AbsentError:
+            except MissingError:
                 return
+            except ForbiddenError:
+                raise
             except RefusedError:
                 await asyncio.sleep(RETRY_SECONDS)  # the container has not started yet
-            except UnreachableError as error:
+            except UnavailableError as error:
                 self.session.note(f"{pod.name}: {error}")
                 await asyncio.sleep(RETRY_SECONDS)
 

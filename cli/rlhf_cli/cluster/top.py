@@ -22,9 +22,9 @@ from rlhf_api.names import METRICS_PREFIX, Group
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened
 from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, notable_events
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
-from rlhf_cli.cluster.errors import AbsentError, ForbiddenError, RefusedError, UnreachableError
 from rlhf_cli.cluster.job_details import JobDetails, as_metrics, read_details
 from rlhf_cli.live_view import render
+from rlhf_operator.api_client.errors import ForbiddenError, MissingError, RefusedError, UnavailableError
 
 EVENTS_SHOWN: Final = 4
 """Latest events below the live view."""
@@ -49,7 +49,7 @@ async def top(session: ClusterSession, name: str, every: float, *, once: bool) -
                 in_outage = False
                 if details.job.finished:
                     return 0
-            except UnreachableError as error:
+            except UnavailableError as error:
                 if not in_outage:
                     session.note(f"{error}; trying again")
                 in_outage = True
@@ -152,7 +152,7 @@ async def _status(session: ClusterSession, details: JobDetails) -> tuple[pb.JobS
         return status_from_metrics(page, job, details.pods), ()
     except ForbiddenError as error:
         return status_from_job(job, details.pods), [_NO_METRICS.format(why=error)]
-    except (AbsentError, RefusedError, UnreachableError, ValueError):
+    except (MissingError, RefusedError, UnavailableError, ValueError):
         return status_from_job(job, details.pods), [_NO_METRICS.format(why="its pod does not answer")]
 
 

@@ -26,6 +26,8 @@ class ApiError(Exception):
         self.reason = reason
         self.details = details or {}
         """`details` of the Status; empty when the answer was none."""
+        self.is_status = False
+        """The API server itself said so, rather than a process behind it."""
 
 
 class UnavailableError(ApiError):
@@ -53,6 +55,10 @@ class RefusedError(ApiError):
     """Somebody has to act first: quota, rights, an invalid object."""
 
 
+class ForbiddenError(RefusedError):
+    """We may not do it, or are not known."""
+
+
 class InvalidError(RefusedError):
     """What was sent is wrong in itself: sent again, it would be refused again."""
 
@@ -63,19 +69,21 @@ def error_of(code: int, content: bytes, request: str) -> ApiError:
     message = str(status.get("message") or content.decode(errors="replace").strip()[:MAX_BODY_SHOWN])
     kind = _KINDS.get(code, UnavailableError)
     details = status.get("details")
-    return kind(
+    error = kind(
         f"{code} {message}" if kind is UnavailableError else message,
         request=request,
         code=code,
         reason=str(status.get("reason") or ""),
         details=details if isinstance(details, dict) else {},
     )
+    error.is_status = bool(status)
+    return error
 
 
 _KINDS: dict[int, type[ApiError]] = {
     400: InvalidError,
-    401: RefusedError,
-    403: RefusedError,
+    401: ForbiddenError,
+    403: ForbiddenError,
     404: MissingError,
     405: RefusedError,
     409: ConflictError,

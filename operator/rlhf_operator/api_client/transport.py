@@ -178,7 +178,7 @@ async def _lines(request: ApiRequest, response: aiohttp.ClientResponse) -> Async
             for line in lines:
                 yield line
             if len(rest) > MAX_LINE:
-                raise UnavailableError(f"a line of more than {MAX_LINE} bytes", request=str(request))
+                raise UnavailableError(f"a line of more than {MAX_LINE} bytes", request=str(request), code=200)
         if rest:
             yield rest
     finally:
@@ -193,7 +193,8 @@ def decoded(content: bytes) -> Json:
 
 def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
     """Return the error of a request that got no answer."""
-    message = " ".join(str(error).split()) or type(error).__name__
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    message = " ".join(str(error).split()) or silent
     return UnavailableError(message, request=str(request))
 
 

@@ -10,13 +10,21 @@ from tests.support.seen_job import load
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError
-from rlhf_cli.cluster import answers, spec_change
+from rlhf_cli.cluster import spec_change
 from rlhf_cli.cluster.cluster_job import ClusterJob
-from rlhf_cli.cluster.connection import Connection, connect
-from rlhf_cli.cluster.errors import ForbiddenError, UnreachableError, VerbError
+from rlhf_cli.cluster.cluster_session import ClusterSession, ConnectionFlags, run
+from rlhf_cli.cluster.errors import VerbError
+from rlhf_cli.cluster.remedies import explained
 from rlhf_cli.cluster.wait import parse_duration, parse_goal, unattainable, wait_result
+from rlhf_operator.api_client.connection import Connection, ConnectionConfigError, find_connection
+from rlhf_operator.api_client.errors import ForbiddenError, UnavailableError, error_of
+from rlhf_operator.api_client.resources import CORE_RESOURCES
+from rlhf_operator.api_client.transport import ApiRequest, unanswered
 
-HERE = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
+CONNECTION = Connection(Configuration(host="https://server:6443"), "prod", "alice", "default")
+
+
+JOBS, PODS = CORE_RESOURCES["RLHFJob"], CORE_RESOURCES["Pod"]
 
 
 def job(state: str = "running") -> ClusterJob:
@@ -145,23 +153,28 @@ def status_of(code: int, message: str, **details: str) -> bytes:
     ],
 )
 def test_a_refusal_of_the_api_server_says_what_would_help(code: int, content: bytes, words: str) -> None:
-    asked = answers.Asked("rlhfjobs", "team")
-    assert words in str(answers.problem(code, content, "list", asked, HERE))
+    assert words in str(refusal(code, content, ApiRequest("list", JOBS, "team")))
+
+
+def refusal(code: int, content: bytes, request: ApiRequest) -> Exception:
+    return explained(error_of(code, content, str(request)), request, CONNECTION)
 
 
 def test_rights_on_subresources_and_changes_name_the_role_that_has_them() -> None:
-    told = str(answers.problem(403, b"{}", "get", answers.Asked("pods", "team", "a", "log"), HERE))
-    assert "you may not get pods/log in namespace team: ask for the ClusterRole view" in told
-    told = str(answers.problem(403, b"{}", "patch", answers.Asked("rlhfjobs", None, "a"), HERE))
-    assert "patch rlhfjobs.rlhf.dev in all namespaces: ask for the ClusterRole edit by a clusterrolebinding" in told
-    assert isinstance(answers.problem(403, b"", "get", answers.Asked("pods"), HERE), ForbiddenError)
+    log, change = ApiRequest("get", PODS, "team", "a", "log"), ApiRequest("patch", JOBS, None, "a")
+    assert "you may not get pods/log in namespace team: ask for the ClusterRole view" in str(refusal(403, b"{}", log))
+    words = "patch rlhfjobs.rlhf.dev in all namespaces: ask for the ClusterRole edit by a clusterrolebinding"
+    assert words in str(refusal(403, b"{}", change))
+    assert isinstance(refusal(403, b"", ApiRequest("get", PODS)), ForbiddenError)
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    problem = answers.unreachable(HERE, TimeoutError())
-    assert isinstance(problem, UnreachableError)
-    assert "https://server:6443 (context prod) cannot be reached: no answer in time" in str(problem)
-    assert "fetch the kubeconfig anew" in str(answers.unreachable(HERE, OSError("certificate verify failed")))
+    request = ApiRequest("list", JOBS)
+    silent = explained(unanswered(request, TimeoutError()), request, CONNECTION)
+    assert isinstance(silent, UnavailableError)
+    assert "https://server:6443 (context prod) cannot be reached: no answer in time" in str(silent)
+    stranger = explained(unanswered(request, OSError("certificate verify failed")), request, CONNECTION)
+    assert "fetch the kubeconfig anew" in str(stranger)
 
 
 KUBECONFIG = {
@@ -180,8 +193,8 @@ KUBECONFIG = {
 async def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(json.dumps(KUBECONFIG))
-    assert (await connect(path, None)).namespace == "team"
-    other = await connect(path, "two")
+    assert (await find_connection(path)).namespace == "team"
+    other = await find_connection(path, "two")
     assert (other.namespace, other.context, other.configuration.host) == ("default", "two", "https://server:6443")
 
 
@@ -200,18 +213,26 @@ async def test_an_unusable_kubeconfig_is_one_summarize(
 ) -> None:
     path = tmp_path / "config"
     path.write_text(content)
-    with pytest.raises(VerbError, match=words) as refused:
-        await connect(path, context)
+    with pytest.raises(ConnectionConfigError, match=words):
+        await find_connection(path, context)
+
+
+def test_a_verb_without_a_way_to_a_cluster_ends_as_wrong_usage(tmp_path: Path) -> None:
+    async def verb(session: ClusterSession) -> int:
+        raise AssertionError("there is no session")
+
+    with pytest.raises(VerbError, match="there is no such file") as refused:
+        run(ConnectionFlags(kubeconfig=tmp_path / "none"), verb)
     assert refused.value.exit_code == 2
 
 
 async def test_no_kubeconfig_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
-    with pytest.raises(VerbError, match="KUBECONFIG names"):
-        await connect(None, None)
-    with pytest.raises(VerbError, match="--kubeconfig"):
-        await connect(tmp_path / "gone", None)
+    with pytest.raises(ConnectionConfigError, match="KUBECONFIG names"):
+        await find_connection()
+    with pytest.raises(ConnectionConfigError, match="--kubeconfig"):
+        await find_connection(tmp_path / "gone")
 
 
 def test_the_fixtures_are_of_this_version_of_the_contract() -> None:

@@ -13,6 +13,7 @@ from rlhf_operator.api_client import transport as transport_module
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import (
     ConflictError,
+    ForbiddenError,
     InvalidError,
     MissingError,
     RefusedError,
@@ -94,8 +95,9 @@ def test_only_an_answer_that_says_when_is_followed_by_the_request_again(
     ("code", "kind"),
     [
         (400, InvalidError),
-        (401, RefusedError),
-        (403, RefusedError),
+        (401, ForbiddenError),
+        (403, ForbiddenError),
+        (405, RefusedError),
         (404, MissingError),
         (409, ConflictError),
         (410, MissingError),
