@@ -1,7 +1,13 @@
-"""The tick of the coordinator: take in what workers say, decide, carry it out.
+"""The loop of the coordinator: messages change the state, the state is decided on, decisions are carried out.
 
-Owns the order of the three, and the checks that a message passes before anything is believed.
-Rule: a result is in the journal before it is decided on; what makes no sense ends the session that it came by.
-What to do follows from the state alone. The one message that is answered at once is a report of a sample that the
-worker's lease does not cover any more: it is told to forget the sample (`sample_moves.fenced`).
+  loop            the ticks: decide, carry out, until nothing is left to decide
+  event_handlers  what a message changes; command_results of these the answers to commands
+  message_checks  what a message must be before anything looks at it; device_memory_check, of a registration
+  actions         how each kind of decision is carried out
+  recovery        how a coordinator comes back from its journal
+
+Owns the order of the three, and the checks that a message passes before it is believed.
+Rule: a result is in the journal before it is decided on; a message that makes no sense ends the session that it came
+by. What to do follows from the state, by the scheduler. Two answers are sent at once, as they need no decision: a
+worker that decodes a sample of an old lease is told to drop it, and a session that is refused is told why.
 """

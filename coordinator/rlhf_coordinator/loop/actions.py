@@ -1,6 +1,7 @@
-"""Carries out decisions: hands out samples, sends commands, writes the journal, ends iterations and the job.
+"""Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one small method a kind of decision, in the order they were decided; no method decides anything itself.
+Rule: one small method per kind of decision, called in the order of the decisions; what to do was decided before, by the
+scheduler alone.
 """
 
 import logging
@@ -32,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class Actions:
-    """Changes a run as was decided."""
+    """Carries out the decisions of one job."""
 
-    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
+    def __init__(self, run: JobRun, checkpoints: CheckpointSaver) -> None:
         self._run = run
-        self._saving = saving
+        self._checkpoints = checkpoints
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
             d.Generate: self._generate,
             d.Score: self._score,
@@ -54,17 +55,17 @@ class Actions:
             d.RestartGroup: self._restart_group,
             d.CommitBatch: lambda _: run.journal.commit(),
             d.CommitTrained: self._commit_trained,
-            d.SaveCheckpoint: lambda decision: saving.begin(decision.version),
+            d.SaveCheckpoint: lambda decision: checkpoints.begin(decision.version),
             d.CloseIteration: self._close_iteration,
             d.Finish: self._finish,
         }
 
     def carry_out(self, decision: d.Decision) -> None:
-        """Does what was decided; raises JobError when the journal cannot be written."""
+        """Carry out one decision. Raises JobError when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
     def begin_iteration(self, iteration: int) -> None:
-        """A segment and a ledger for an iteration nobody has begun."""
+        """Begin an iteration of which the journal has no segment yet."""
         run = self._run
         run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
         spec = run.context.spec
@@ -187,7 +188,7 @@ class Actions:
         self._run.sessions.send(worker.name, pb.CoordinatorMessage(command=pb.Command(exit=order)))
         worker.leaving, worker.since = True, time.monotonic()
         if decision.code:
-            log.warning("%s is told to restart: %s", worker.name, decision.reason)
+            log.warning("%s is asked to restart: %s", worker.name, decision.reason)
             self._run.event("worker-restart-asked", decision.reason, worker=worker.name)
 
     def _restart_group(self, decision: d.RestartGroup) -> None:
@@ -195,7 +196,7 @@ class Actions:
         run.totals.group_restarts += 1
         run.state.group_failures += decision.counted
         for name in decision.members:
-            self._saving.lost(name)
+            self._checkpoints.lost(name)
             self._exit_worker(d.ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
 
     # ---------------------------------------------------------------- iterations
@@ -235,11 +236,9 @@ class Actions:
             metrics["samples_per_second"],
             metrics["seconds/iteration"],
         )
-        if run.context.last(iteration):
-            self._finish(d.Finish("Complete"))
-            return
-        run.times.begin_iteration(time.monotonic())
-        self.begin_iteration(iteration + 1)
+        if not decision.last:
+            run.times.begin_iteration(time.monotonic())
+            self.begin_iteration(iteration + 1)
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

@@ -1,7 +1,8 @@
-"""CommandResults to commands: what a worker now is, or why a command failed and what follows from that.
+"""The answers to commands: what a worker now is, or why a command failed and what follows from that.
 
-Rule: an answer changes what the coordinator believes of the worker, nothing else; what to do about it is decided later.
-A failure that another try may cure delays the next try; one that it cannot cure ends the job with the worker's words.
+Rule: an answer changes what the coordinator believes of the worker, of samples that it gave away and of what was
+measured; the scheduler decides what to do about it. A failure that a retry may cure delays the retry; one that it
+cannot cure ends the job with the worker's message.
 """
 
 import logging
@@ -18,22 +19,22 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
-LONGEST_DELAY_SECONDS: Final = 10.0
-"""Between tries of a failed command."""
+MAX_RETRY_SECONDS: Final = 10.0
+"""Between retries of a failed command."""
 
-VERDICTS: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
+FINAL_EXIT_CODES: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
 """Exit codes of a worker that no restart cures."""
 
 
 class CommandResults:
-    """Takes CommandDone messages."""
+    """Takes in the CommandDone messages of one job."""
 
-    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
+    def __init__(self, run: JobRun, checkpoints: CheckpointSaver) -> None:
         self._run = run
-        self._saving = saving
+        self._checkpoints = checkpoints
 
     def done(self, name: str, message: pb.CommandDone) -> None:
-        """One answer; an unknown id belongs to a command of an earlier session and says nothing."""
+        """Take in one answer; an unknown id belongs to a command of an earlier session and says nothing."""
         worker = self._run.state.fleet.workers[name]
         if not message.command_id:
             self._take_worker_failure(worker, message.failure)
@@ -61,7 +62,7 @@ class CommandResults:
         elif kind == "train":
             worker.trained_version, worker.last_train = message.train.version, message.train
         elif pending.kind is CommandKind.CHECKPOINT:
-            self._saving.written(worker.name, message.checkpoint)
+            self._checkpoints.written(worker.name, message.checkpoint)
         elif pending.kind is CommandKind.BECOME:
             worker.add_role(pending.role)
             if pending.role == Group.TRAINING:
@@ -87,7 +88,7 @@ class CommandResults:
         log.warning("%s failed to %s: %s", worker.name, pending.detail, failure.message)
         self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
         if pending.kind is CommandKind.CHECKPOINT:
-            self._saving.failed(failure)
+            self._checkpoints.failed(failure)
         elif worker.rank is not None and self._of_rank(pending):
             if pending.kind is CommandKind.MEASURE and failure.exit_code != ExitCode.RESTART:
                 schedule_choice.use_serial_schedule(
@@ -110,14 +111,14 @@ class CommandResults:
         return pending.role == Group.TRAINING or (pending.kind is CommandKind.UNKNOWN and not pending.from_ranks)
 
     def _can_do_without(self, worker: Worker) -> bool:
-        """A generation worker need not score: there are inference workers."""
+        """Return whether a worker need not score: it generates, and there are inference workers."""
         return worker.group is Group.GENERATION and bool(self._run.state.fleet.sizes.get(Group.INFERENCE))
 
     def _take_worker_failure(self, worker: Worker, failure: pb.Failure) -> None:
-        """It broke outside any command and ends now; most causes pass with a new process, a verdict does not."""
+        """Take in that a worker broke outside any command and ends now; a new process cures most causes, not all."""
         log.error("%s ends: %s", worker.name, failure.message)
         self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
-        if not failure.retryable and failure.exit_code in VERDICTS:
+        if not failure.retryable and failure.exit_code in FINAL_EXIT_CODES:
             self._run.state.failure = failure
             self._run.wake()
 
@@ -128,4 +129,4 @@ class CommandResults:
         worker.failures += 1
         if not failure.retryable or worker.failures > self._run.context.spec.run_policy.backoff_limit:
             self._run.state.failure = failure
-        worker.not_before = time.monotonic() + min(LONGEST_DELAY_SECONDS, 0.5 * 2.0**worker.failures)
+        worker.not_before = time.monotonic() + min(MAX_RETRY_SECONDS, 0.5 * 2.0**worker.failures)

@@ -1,9 +1,9 @@
-"""What workers say, brought into the ledger, the fleet and the journal.
+"""What each message of a worker changes: the ledger, the fleet, the journal, what is learned.
 
-Rule: a result is journaled in the same step in which the ledger takes it, before anything is decided on it. What is
-stale is counted and dropped; what makes no sense ends the session (the worker comes back and gives back what it
-holds); what failed stays open, to be tried again elsewhere, and ends the job when its tries are used up. Must never let
-a result in whose shape, numbers or weight version are not what was asked for.
+Rule: a result is journaled in the same step in which the ledger takes it, before anything is decided on it. A result
+of an old lease is counted and dropped. A message that makes no sense ends the session; the worker then opens another
+one and gives back what it holds. A task that failed stays open, to be retried elsewhere, and ends the job when its
+retries are used up. Must never take a result whose shape, numbers or weight version are not what was asked for.
 """
 
 import logging
@@ -31,22 +31,23 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
-"""Before the first repetition of a failed score; doubles with each, so that a short outage passes."""
+"""Before the first retry of a failed score; doubles with each, so that a short outage passes."""
 
 
 class EventHandlers:
-    """Applies messages to a run."""
+    """Applies the messages of workers to one job."""
 
-    def __init__(self, run: JobRun, saving: CheckpointSaver) -> None:
+    def __init__(self, run: JobRun, checkpoints: CheckpointSaver) -> None:
         self._run = run
-        self._saving = saving
-        self._answers = CommandResults(run, saving)
+        self._checkpoints = checkpoints
+        self._command_results = CommandResults(run, checkpoints)
         self._memory = DeviceMemory(run.context)
 
     # ---------------------------------------------------------------- sessions
 
     def register(self, message: pb.Register, session: int) -> Joined | Refused:
-        """A worker opens a session; what it held goes back to the queue, with the tokens it brings."""
+        """Take in that a worker opens a session: what it held goes back to the queue, with the tokens it brings.
+        Return the worker, or why it is refused. Raises ValueError when the message makes no sense."""
         run = self._run
         check_registration(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
         held = {
@@ -62,7 +63,7 @@ class EventHandlers:
         run.state.ledger.reclaim(message.worker, held)
         incremental_scoring.worker_lost(run, message.worker)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
-        self._saving.lost(message.worker)
+        self._checkpoints.lost(message.worker)
         run.state.failure = run.state.failure or self._memory.problem(message, result.worker.rank)
         kind = "worker-restarted" if result.restarted else "worker-registered"
         run.event(kind, f"{message.worker} registered from process {message.pid}", worker=message.worker)
@@ -70,17 +71,17 @@ class EventHandlers:
         return result
 
     def closed(self, worker: str, session: int) -> None:
-        """A session ended."""
+        """Take in that a session ended."""
         if self._run.state.fleet.closed(worker, session, time.monotonic()):
             self._run.wake()
 
     def expire(self, now: float) -> None:
-        """Takes back what workers held that are lost."""
+        """Take back what lost workers held."""
         run = self._run
         for worker in run.state.fleet.expire(now):
             released = run.state.ledger.reclaim(worker.name)
             incremental_scoring.worker_lost(run, worker.name)
-            self._saving.lost(worker.name)
+            self._checkpoints.lost(worker.name)
             run.sessions.end(worker.name)
             wanted = worker.index < run.state.fleet.sizes[worker.group]
             kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, as its group shrank")
@@ -91,7 +92,7 @@ class EventHandlers:
     # ---------------------------------------------------------------- messages
 
     def message(self, worker: str, message: pb.WorkerMessage) -> None:
-        """One message; raises ValueError when it makes no sense."""
+        """Take in one message. Raises ValueError when it makes no sense."""
         if message.WhichOneof("message") != "batch":
             self._one(worker, message)
             return
@@ -112,7 +113,7 @@ class EventHandlers:
             case "prefix":
                 incremental_scoring.prefix_scored(run, worker, message.prefix)
             case "done":
-                self._answers.done(worker, message.done)
+                self._command_results.done(worker, message.done)
             case "heartbeat":
                 run.state.fleet.beat(worker, message.heartbeat, time.monotonic())
             case "span":
@@ -218,7 +219,7 @@ class EventHandlers:
         raise ValueError(f"a score of task {name!r}; this job has {', '.join(t.name for t in self._run.context.tasks)}")
 
     def _begins(self, index: int, new: int) -> bool:
-        """New tokens make a block that can be scored early."""
+        """Return whether the new tokens complete a block that can be scored early."""
         state = self._run.state
         known = len(state.ledger.samples[index].response)
         return incremental_dispatch.is_enabled(self._run.context, state) and incremental_dispatch.gained_block(
@@ -226,7 +227,7 @@ class EventHandlers:
         )
 
     def _current(self, response: PackedResponse) -> bool:
-        """Sampled by the iteration's weights alone."""
+        """Return whether a response was sampled by the iteration's weights alone."""
         tokens = sum(count for _, count in response.versions)
         return tokens == len(response) and all(v == self._run.state.iteration for v, _ in response.versions)
 
@@ -235,7 +236,7 @@ class EventHandlers:
 
 
 def _failure_of(message: pb.ScoredSample, sample: Sample, task: Task) -> pb.Failure | None:
-    """The reported failure, or what is wrong with the result."""
+    """Return the reported failure, or what is wrong with the result; None for a good one."""
     if message.HasField("failure"):
         return message.failure
     if message.abstained:
@@ -255,7 +256,7 @@ def _failure_of(message: pb.ScoredSample, sample: Sample, task: Task) -> pb.Fail
 
 
 def _final(task: Task, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:
-    """The failure that ends the job when a task's tries are used up."""
+    """Return the failure that ends the job when a task's retries are used up."""
     final = pb.Failure()
     final.CopyFrom(failure)
     final.message = f"{task.name} of sample {sample} failed {tries} times: {failure.message}"

@@ -1,4 +1,4 @@
-"""The coordinator's heartbeat: take in what arrived, decide, carry out, until nothing more is decided; then wait.
+"""The ticks of the coordinator: decide on what arrived and carry it out, until nothing is left to decide; then wait.
 
 Rule: what the scheduler decides is carried out here alone, and the last of it is kept for status and metrics. It wakes
 on every message worth deciding on and on a slow tick for what only time changes (lost workers, time-outs, retries).
@@ -45,20 +45,20 @@ class Loop:
         self._actions = actions
 
     async def until_over(self) -> None:
-        """Returns when the job is Complete, Failed or Stopped."""
-        run, spent = self._run, 0.0
+        """Tick until the job is Complete, Failed or Stopped."""
+        run, tick_seconds = self._run, 0.0
         while run.outcome is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await run.changed.wait()
-                await asyncio.sleep(max(DEBOUNCE_SECONDS, min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * spent)))
+                await asyncio.sleep(max(DEBOUNCE_SECONDS, min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * tick_seconds)))
             run.changed.clear()
-            begun = time.monotonic()
+            start = time.monotonic()
             self.tick()
-            spent = time.monotonic() - begun
+            tick_seconds = time.monotonic() - start
 
     def tick(self) -> None:
-        """Decides and acts until there is nothing left to decide."""
+        """Decide and act until there is nothing left to decide."""
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
         before = run.scheduled.consolidation

@@ -42,23 +42,27 @@ def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | No
 
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
-    return _close(state, now, facts) or _drain(context, state, now, facts)
+    return _close(context, state, now, facts) or _drain(context, state, now, facts)
 
 
-def _close(state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     if state.trained:
-        return _after_training(state, now, facts)
+        return _after_training(context, state, now, facts)
     if facts.group.version == state.iteration + 1 and state.ledger.all_scored:
         return [CommitTrained()]
     return _stop(state, now, facts) if state.stop is not None else []
 
 
-def _after_training(state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _after_training(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     if not facts.published or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due:
         return _save(state, now, facts)
-    return [] if facts.group.is_read and state.stop is not None else [CloseIteration()]
+    if facts.group.is_read and state.stop is not None:
+        return []
+    if context.last(state.iteration):
+        return [CloseIteration(last=True), Finish("Complete")]
+    return [CloseIteration()]
 
 
 def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:

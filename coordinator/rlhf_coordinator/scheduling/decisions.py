@@ -145,7 +145,10 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True)
 class CloseIteration:
-    """End the iteration: report its metrics, and begin the next one or complete the job."""
+    """Close the iteration: report its metrics, and begin the next segment and ledger unless it was the last."""
+
+    last: bool = False
+    """Of the job, which then ends."""
 
 
 @dataclass(frozen=True)

@@ -120,14 +120,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                     await self._run.over.wait()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
-        """CommandResults when the job has stopped."""
+        """Stop the job; return when it has stopped."""
         order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason[:WORDS_MAX] or "asked to stop")
         await self._run.over.wait()
         state = self._run.state
         return pb.StopReply(iteration=state.version, checkpoint=state.checkpoint.folder)
 
     async def Resize(self, request: pb.ResizeRequest, context: Context) -> pb.ResizeReply:  # noqa: N802
-        """CommandResults when the sizes are in force; INVALID_ARGUMENT when a group cannot have its size."""
+        """Resize groups; return when the sizes are in force. INVALID_ARGUMENT when a group cannot have its size."""
         try:
             changed = self._run.state.fleet.resize(request.replicas, time.monotonic())
         except ValueError as error:

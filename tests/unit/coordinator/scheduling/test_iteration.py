@@ -97,6 +97,12 @@ def test_the_next_iteration_waits_for_publishing_and_checkpoint(context: JobCont
     assert decided(context, state, NOW) == [d.SaveCheckpoint(2)]
     state.checkpoint.newest = 2
     assert decided(context, state, NOW) == [d.CloseIteration()]
+    state.ledger.iteration = context.spec.iterations - 1
+    for worker in state.fleet:
+        worker.trained_version = worker.trained_version and state.version
+        worker.versions = dict.fromkeys(worker.versions, state.version)
+    state.checkpoint.newest = state.version
+    assert decided(context, state, NOW) == [d.CloseIteration(last=True), d.Finish("Complete")]
 
 
 def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
