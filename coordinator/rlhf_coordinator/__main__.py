@@ -1,8 +1,8 @@
 """`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables alone.
 
 Ends with `names.ExitCode`: 0 when the job is complete, 130 when it was stopped (SIGTERM, or the Stop call) after a
-checkpoint, else the code of its failure, whose words are the last log line. Killed at any moment, it goes on from its
-journal when it is started again with the same RLHF_RUN_DIR. This process never loads torch.
+checkpoint, else the code of its failure, whose message is the last log line. Killed at any moment, it goes on from its
+journal (`loop.recovery`) when it is started again with the same RLHF_RUN_DIR. This process never loads torch.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ EXIT_CODES: Final = {"Complete": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED, "
 
 
 def environment(name: Env) -> str:
-    """A variable that must be set."""
+    """Return a variable that must be set. Raises JobError."""
     value = os.environ.get(name, "")
     if not value:
         raise JobError("Usage", f"{name} is not set", field=name, exit_code=ExitCode.USAGE)
@@ -48,7 +48,7 @@ def environment(name: Env) -> str:
 
 
 def read_job(path: Path) -> RLHFJob:
-    """The resolved job."""
+    """Return the resolved job. Raises JobError."""
     try:
         return protocol.read_job(read_document(path.read_text()).data)
     except (OSError, ManifestError, ValidationError) as error:
@@ -66,7 +66,7 @@ def prepare() -> tuple[JobRun, Restored]:
 
 
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:
-    """Serves the job with signals as the way to stop it."""
+    """Serve the job with signals as the way to stop it; return how it ended."""
     certificates = os.environ.get(Env.CERTIFICATES)
     addresses = Addresses(
         listen=environment(Env.LISTEN),
@@ -82,14 +82,14 @@ async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) ->
 
 
 def failed(failure: pb.Failure) -> int:
-    """The last log line, and the exit code."""
+    """Write the last log line; return the exit code."""
     where = f"{failure.field}: " if failure.field else ""
     log.error("%s: %s%s", failure.reason or "Failed", where, failure.message)
     return failure.exit_code or ExitCode.FAILED
 
 
 def main() -> int:
-    """Runs the process."""
+    """Run the process; return its exit code."""
     # transformers imports torch wherever it is installed; this process needs its tokenizers alone.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     configure_logs()

@@ -18,7 +18,7 @@ class JobError(Exception):
 
 
 def storage_error(what: str, path: Path, error: OSError, field: str) -> JobError:
-    """A folder that cannot be written: exit code 23, naming the path and the system's reason."""
+    """Return the error of a folder that cannot be written: exit code 23, with the path and the system's reason."""
     message = f"{what} cannot be written at {path}: {error.strerror or error}"
     return JobError(
         "StorageFull" if error.errno == 28 else "StorageFailed", message, field=field, exit_code=ExitCode.STORAGE

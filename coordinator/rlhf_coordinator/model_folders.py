@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder itself, or the snapshot of a hub id in this machine's cache; None when neither is there."""
+    """Return the folder itself, or the snapshot of a hub id in this machine's cache; None when neither is there."""
     folder = Path(source)
     if folder.is_dir():
         return folder

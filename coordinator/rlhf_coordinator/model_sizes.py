@@ -19,14 +19,14 @@ _MAX_HEADER: Final = 100 * 1024 * 1024
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[ModelRole, ModelSize | None]:
-    """Model role -> its size, of every role that has a model; of a resolved job."""
+    """Return the size of the model of every role that has one, by role; `spec` is of a resolved job."""
     sources = {role: spec.models.given(role) for role in ModelRole}
     folders = {role: local_folder(source.path) for role, source in sources.items() if source is not None}
     return {role: read_size(folder) if folder is not None else None for role, folder in folders.items()}
 
 
 def read_size(folder: Path) -> ModelSize | None:
-    """Size of a Hugging Face folder; None when it is not on this disk or not readable as one."""
+    """Return the size of a Hugging Face folder; None when it is not on this disk or not readable as one."""
     try:
         config = json.loads((folder / "config.json").read_text())
         files = sorted(folder.glob("*.safetensors"))
@@ -39,7 +39,7 @@ def read_size(folder: Path) -> ModelSize | None:
 
 
 def _parameters(file: Path) -> int:
-    """Values in a safetensors file: eight bytes of length, a JSON header, the data."""
+    """Return the number of values in a safetensors file: eight bytes of length, a JSON header, the data."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _MAX_HEADER:

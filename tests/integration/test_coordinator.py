@@ -242,7 +242,7 @@ async def test_nonsense_is_never_taken_for_a_result(jobs: list[Coordinated], tmp
 async def test_a_full_disk_at_checkpoint_time_is_retried_then_ends_the_job(
     jobs: list[Coordinated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr("rlhf_coordinator.training.checkpoint_saver.DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("rlhf_coordinator.training.checkpoint_saver.RETRY_SECONDS", 0.1)
     given: list[pb.Failure] = []
 
     def full() -> pb.Failure | None:

@@ -1,8 +1,8 @@
-"""Incremental scoring in mode Auto: a scored iteration is replayed with and without, and the next one follows.
+"""The counterfactual of incremental scoring in mode Auto: what would the last iteration have taken with it, or without?
 
-Rule: until an iteration was seen whole nothing is scored early, and whatever goes wrong leaves it at that. Replaying
-takes milliseconds to a second, in a thread while training runs; nobody waits for it. When the process dies the first
-iteration of the next one does without.
+Rule: the next iteration does what was faster. Until an iteration was observed whole nothing is scored early, and
+whatever goes wrong leaves it at that. The simulation takes milliseconds to a second, in a thread while training runs,
+and nothing waits for it. When the process dies the first iteration of the next one scores nothing early.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MODE: Final = "Auto"
 
 
 def estimate_gain(run: JobRun) -> None:
-    """All of an iteration is scored: what does scoring early gain in it?"""
+    """Simulate, of an iteration of which all is scored, what scoring early gains in it; the answer comes later."""
     if run.context.spec.inference.incremental != MODE or not incremental_dispatch.is_possible(run.context):
         return
     trace = trace_of(run)
@@ -34,19 +34,19 @@ def estimate_gain(run: JobRun) -> None:
 
 
 def trace_of(run: JobRun) -> Trace | None:
-    """The iteration as it went; None when this process has not seen all of it."""
-    state, fusion = run.state, run.state.incremental
+    """Return the iteration as it went, seconds from its first lease; None when this process has not seen all of it."""
+    state, incremental_state = run.state, run.state.incremental
     indices = range(len(state.ledger.samples))
-    if any(index not in fusion.begun or index not in fusion.finished for index in indices):
+    if any(index not in incremental_state.begun or index not in incremental_state.finished for index in indices):
         return None
-    first = min(fusion.begun.values())
-    joined = {name: moment - first for name, moment in fusion.joined.items()}
+    first = min(incremental_state.begun.values())
+    joined = {name: moment - first for name, moment in incremental_state.joined.items()}
     joined |= {worker.name: 0.0 for worker in state.fleet.of(Group.INFERENCE) if worker.connected}
     if not joined:
         return None
     return Trace(
-        begun=np.array([fusion.begun[index] - first for index in indices]),
-        finished=np.array([fusion.finished[index] - first for index in indices]),
+        begun=np.array([incremental_state.begun[index] - first for index in indices]),
+        finished=np.array([incremental_state.finished[index] - first for index in indices]),
         prompts=np.array(state.prompt_tokens, dtype=np.int64),
         responses=np.array([len(sample.response) for sample in state.ledger.samples], dtype=np.int64),
         joined=dict(enumerate(joined.values())),
@@ -54,7 +54,7 @@ def trace_of(run: JobRun) -> Trace | None:
 
 
 def costs_of(run: JobRun) -> TokenCosts:
-    """What scoring took in the iteration, by the spans of its passes."""
+    """Return what scoring took in the iteration, by the observations of its passes."""
     early, late = PassCost(), PassCost()
     for task, line in run.state.incremental.passes.items():
         work = line.fitted()
@@ -66,22 +66,22 @@ def costs_of(run: JobRun) -> TokenCosts:
 
 
 async def _estimate(run: JobRun, iteration: int, trace: Trace, costs: TokenCosts) -> None:
-    fusion = run.state.incremental
-    told = await asyncio.to_thread(incremental_gain, trace, costs)
-    if told.worthwhile != fusion.chosen:
-        text = _choice_message(told)
+    incremental_state = run.state.incremental
+    gain = await asyncio.to_thread(incremental_gain, trace, costs)
+    if gain.worthwhile != incremental_state.chosen:
+        text = _choice_message(gain)
         log.info(text)
         run.event("incremental-choice", text)
-    fusion.planned = told.worthwhile
+    incremental_state.planned = gain.worthwhile
     if run.state.iteration == iteration:
-        fusion.predicted = told.without - told.with_prefixes
+        incremental_state.predicted = gain.without - gain.with_prefixes
     else:
-        fusion.adopt()
+        incremental_state.adopt()
         run.wake()
 
 
-def _choice_message(told: IncrementalGain) -> str:
-    change = f"take {told.with_prefixes:.3g} s instead of {told.without:.3g} s"
-    if told.worthwhile:
+def _choice_message(gain: IncrementalGain) -> str:
+    change = f"take {gain.with_prefixes:.3g} s instead of {gain.without:.3g} s"
+    if gain.worthwhile:
         return f"unfinished samples are scored early: the last iteration would {change}"
     return f"samples are scored when they are finished: with prefixes the last iteration would {change}"

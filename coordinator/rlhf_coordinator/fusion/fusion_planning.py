@@ -1,9 +1,9 @@
-"""Inter-stage fusion over a job's life: costs are measured once, lengths learned, every iteration's tail planned.
+"""Inter-stage fusion over the life of a job: costs measured once, lengths learned, the tail of every iteration planned.
 
-    measure (Auto, once a job) -> costs, written down -> all is scored: learn, and choose for the next iteration
-Choosing simulates, in a thread, while training runs; until it is done an iteration fuses nothing, and nobody waits for
-it. Whatever goes wrong in measuring or choosing leaves generation and inference as they are without fusion: slower,
-never wrong. When the process dies the costs are in the journal's facts, and the next plan is made anew.
+    measure (Auto, once per job) -> costs, stored with the job -> all is scored: learn, choose for the next iteration
+A plan is chosen by simulation, in a thread, while training runs. Until it is there an iteration fuses nothing, and
+nothing waits for it. Whatever goes wrong in measuring or choosing leaves generation and inference as they are without
+fusion: slower, never wrong. When the process dies the costs are in the journal's facts, and the next plan is made anew.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.fusion import counterfactual, learning
-from rlhf_coordinator.fusion.learning import layout_of
+from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
 from rlhf_coordinator.scheduling import decisions as d
@@ -30,7 +30,7 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 log = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_SECONDS: Final = 0.25
-"""Between two looks at how evenly samples are spread."""
+"""Between two checks of how evenly samples are spread."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 """Ids of measurements start at the coordinator's epoch times this."""
 
@@ -39,7 +39,7 @@ MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 
 
 def measure_costs(run: JobRun, decision: d.MeasureCosts) -> None:
-    """Lets a worker measure what the work of a role costs."""
+    """Let a worker measure what the work of a role costs."""
     fusion = run.state.fusion
     fusion.measurement_id = fusion.measurement_id or run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR + 1
     order = pb.Measure(measurement_id=fusion.measurement_id, role=decision.role)
@@ -48,13 +48,13 @@ def measure_costs(run: JobRun, decision: d.MeasureCosts) -> None:
 
 
 def take_measured_costs(run: JobRun, worker: str, role: str, result: pb.MeasureResult) -> None:
-    """A worker has measured one of its roles."""
+    """Take in what a worker measured of one of its roles; the answer to an earlier measurement is dropped."""
     if result.measurement_id == run.state.fusion.measurement_id:
         run.state.fusion.results[worker, role] = result
 
 
 def disable_fusion(run: JobRun, why: str) -> None:
-    """This job fuses nothing any more."""
+    """Fuse nothing any more in this job, and say why."""
     if run.state.fusion.given_up:
         return
     run.state.fusion.given_up = why
@@ -64,14 +64,14 @@ def disable_fusion(run: JobRun, why: str) -> None:
 
 
 def adopt_costs(run: JobRun) -> None:
-    """Everybody has measured: the costs are the job's from here on."""
+    """Make the costs the job's from here on: all workers have measured."""
     fusion, results = run.state.fusion, run.state.fusion.results
     generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
     scoring = [result.scoring for (_, role), result in results.items() if role == Group.INFERENCE]
     try:
         fusion.costs = _costs(run, generation, scoring)
     except ValueError as error:
-        disable_fusion(run, f"what was measured makes no sense: {error}")
+        disable_fusion(run, f"the measured costs make no sense: {error}")
         return
     fusion.measured = True
     learning.store_costs(run)
@@ -86,18 +86,18 @@ def adopt_costs(run: JobRun) -> None:
 
 
 def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
-    """The median of what the workers measured; they are alike, and one may have been held up."""
+    """Return the median of what the workers measured; they are alike, and one may have been held up."""
     spec, first = run.context.spec, generation[0]
     tasks: dict[str, list[list[pb.StepCost]]] = {}
-    for one in scoring:
-        for task in one.tasks:
+    for costs_of_worker in scoring:
+        for task in costs_of_worker.tasks:
             tasks.setdefault(task.task, []).append(list(task.costs))
     return StageCosts.measured(
-        decode=_medians([list(one.decode) for one in generation]),
-        prefill=_medians([list(one.prefill) for one in generation]),
+        decode=_medians([list(costs.decode) for costs in generation]),
+        prefill=_medians([list(costs.prefill) for costs in generation]),
         tasks={name: _medians(costs) for name, costs in tasks.items()},
         max_batch_size=first.max_batch_size or spec.generation.max_batch_size,
-        wake_seconds=statistics.median([one.onload_seconds for one in scoring] or [0.0]),
+        wake_seconds=statistics.median([costs.onload_seconds for costs in scoring] or [0.0]),
         kv_bytes_per_token=float(first.kv_bytes_per_token),
         kv_room_bytes=float(first.kv_room_bytes) or None,
         bandwidth=LINK_BYTES_PER_SECOND,
@@ -118,7 +118,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 
 
 def begin_iteration(run: JobRun) -> None:
-    """An iteration begins (or the costs have come): what is its tail to do?"""
+    """Plan the tail of an iteration that begins, or of the one in progress when the costs have come."""
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
     fusion.begin_iteration()
@@ -129,39 +129,40 @@ def begin_iteration(run: JobRun) -> None:
             settings.threshold or 0, settings.pool or 0, settings.transfer, 0.0, 0.0, (), "as set in the manifest"
         )
     elif fusion.measured:
-        asked = run.state.iteration, layout_of(run, run.state.prompt_tokens, run.state.prompt_lines)
-        if fusion.planning != asked:
-            _plan_in_background(run, *asked)
+        iteration, setup = run.state.iteration, iteration_setup(run, run.state.prompt_tokens, run.state.prompt_lines)
+        if fusion.planning != (iteration, setup):
+            _plan_in_background(run, iteration, setup)
         elif ahead is not None:
             _adopt(run, ahead)
 
 
 def plan_next_iteration(run: JobRun) -> None:
-    """All of an iteration is scored: while training runs, the next one's tail is planned, and what is scored early."""
+    """Learn from an iteration of which all is scored; while training runs, plan the tail of the next one, and whether
+    it scores incrementally."""
     learning.learn(run)
     counterfactual.estimate_gain(run)
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
         prompts = iteration_prompts(run.prompts, after, run.context.spec.rollout.batch_size)
-        _plan_in_background(run, after, layout_of(run, *prompts))
+        _plan_in_background(run, after, iteration_setup(run, *prompts))
 
 
-def _plan_in_background(run: JobRun, iteration: int, layout: IterationSetup) -> None:
-    run.state.fusion.planning = iteration, layout
-    run.background.start("fusion choice", _choose(run, iteration, layout))
+def _plan_in_background(run: JobRun, iteration: int, setup: IterationSetup) -> None:
+    run.state.fusion.planning = iteration, setup
+    run.background.start("fusion choice", _choose(run, iteration, setup))
 
 
-async def _choose(run: JobRun, iteration: int, layout: IterationSetup) -> None:
+async def _choose(run: JobRun, iteration: int, setup: IterationSetup) -> None:
     state, fusion = run.state, run.state.fusion
     try:
         choice = await asyncio.to_thread(
-            choose, fusion.lengths, layout, fusion.costs, run.context.spec.seed + iteration
+            choose, fusion.lengths, setup, fusion.costs, run.context.spec.seed + iteration
         )  # fmt: skip
     except ValueError as error:
         disable_fusion(run, f"no plan could be simulated: {error}")
         return
-    if fusion.given_up or fusion.planning != (iteration, layout):
+    if fusion.given_up or fusion.planning != (iteration, setup):
         return
     if iteration > state.iteration:
         fusion.planned = choice
@@ -171,7 +172,7 @@ async def _choose(run: JobRun, iteration: int, layout: IterationSetup) -> None:
 
 
 def _adopt(run: JobRun, choice: FusionChoice) -> None:
-    """The iteration in progress goes by it from now on."""
+    """Let the iteration in progress go by a choice from now on."""
     run.state.fusion.choice = choice
     run.event("fusion-choice", choice.reason, threshold=str(choice.threshold), pool=str(choice.pool))
     log.info("iteration %d: %s", run.state.iteration, choice.reason)
@@ -187,6 +188,8 @@ def track_consolidation(run: JobRun, before: Consolidation) -> None:
     pool = run.scheduled.consolidation.pool
     if bool(pool) == bool(before.pool):
         return
-    kind, words = ("pool-formed", ", ".join(pool)) if pool else ("pool-dissolved", "every response is finished")
-    text = f"{state.ledger.unfinished} samples are unfinished; the tail consolidates on {words}" if pool else words
-    run.event(kind, text, workers=",".join(pool))
+    if pool:
+        text = f"{state.ledger.unfinished} samples are unfinished; the tail consolidates on {', '.join(pool)}"
+        run.event("pool-formed", text, workers=",".join(pool))
+    else:
+        run.event("pool-dissolved", "every response is finished", workers="")

@@ -1,6 +1,6 @@
 """Carries out incremental scoring: sends prefixes, takes in what became of them, keeps its counts.
 
-Rule: nothing here touches the ledger or the journal. A worker that is lost, or answers nothing, takes its prefixes with
+Rule: nothing here changes the ledger or the journal. A worker that is lost, or does not answer, takes its prefixes with
 it: its samples are begun anew elsewhere, or scored as a whole when they are finished.
 """
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
-    """Sends all that is known of some unfinished samples to a worker."""
+    """Send all that is known of some unfinished samples to a worker."""
     ledger, tasks = run.state.ledger, incremental_tasks(run.context.tasks)
     samples = []
     for index in decision.samples:
@@ -42,7 +42,7 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
 
 
 def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
-    """A worker has gone as far as it can with a sample."""
+    """Take in that a worker went as far as it can with a sample."""
     incremental_state, index = run.state.incremental, message.key.sample
     if message.key.iteration != run.state.iteration:
         return
@@ -66,18 +66,18 @@ def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
 
 
 def decoding_started(run: JobRun, index: int) -> None:
-    """A sample was handed out to decode."""
+    """Note when a sample was first leased for decoding."""
     run.state.incremental.begun.setdefault(index, time.monotonic())
 
 
 def response_finished(run: JobRun, index: int) -> None:
-    """A response is complete: nothing more is begun, what is there is kept for its Score."""
+    """Note that a response is complete: nothing more of it is scored early, and what is held is kept for its Score."""
     run.state.incremental.asked.pop(index, None)
     run.state.incremental.finished[index] = time.monotonic()
 
 
 def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-    """A finished sample's tasks went to a worker: a prefix is used there, or for nothing."""
+    """Note that a finished sample's tasks went to a worker: a prefix that another worker holds is lost."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
     if index in incremental_state.held and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
@@ -85,7 +85,7 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
-    """A score was taken in: how much of it was there before the sample ended?"""
+    """Count how many tokens of a score had been scored before the sample ended."""
     if message.task in incremental_tasks(run.context.tasks):
         incremental_state, index = run.state.incremental, message.key.sample
         incremental_state.early_tokens += message.early_tokens
@@ -100,7 +100,7 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """A worker is gone, or its session is a new one: it holds nothing."""
+    """Forget what a worker held: it is gone, or its session is a new one."""
     incremental_state = run.state.incremental
     before = len(incremental_state.held)
     incremental_state.held = {index: item for index, item in incremental_state.held.items() if item.worker != worker}
@@ -111,7 +111,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
-    """A worker could not begin: it is asked for nothing more in this iteration."""
+    """Ask a worker for nothing more in this iteration: it could not begin."""
     log.warning("%s could not score what is unfinished: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

@@ -1,9 +1,9 @@
-"""What inter-stage fusion learns from an iteration: how long responses get, and what work really takes.
+"""What inter-stage fusion learns from an iteration: how long responses get, and what work takes.
 
 Rule: an iteration is learned from as soon as all of it is scored, so that the next one is planned while training runs.
-Costs follow the work that was done (so many steps of so many rows), never a simulation of it: what was simulated
-wrongly would be learned as a cost. When the process dies the lengths are read again from the segments that are kept,
-and the costs from the journal's facts.
+Costs follow the observations of workers (so many steps of so many rows), never a simulation: an error of the simulation
+would be learned as a cost. When the process dies the lengths are read again from the segments that are kept, and the
+costs from the journal's facts.
 """
 
 import logging
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
-    """After a start: the costs that were written down, and the lengths of iterations whose segments are kept."""
+    """Take over the costs that were stored, and the lengths of iterations whose segments are kept. `written`: the entry
+    JOB_KEY of the journal's facts."""
     fusion = run.state.fusion
     if run.context.spec.fusion.inter_stage.mode == "Disabled":
         return
@@ -58,8 +59,8 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
         log.info("response lengths of %d iterations are remembered", len(before[-WINDOW:]))
 
 
-def layout_of(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
-    """An iteration with prompts of so many tokens, and of these lines, as the planner sees it."""
+def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
+    """Return an iteration as the planner sees it: [n] tokens and [n] lines of the prompt file, one per sample."""
     sizes, settings = run.state.fleet.sizes, run.context.spec.fusion.inter_stage
     return IterationSetup(
         generation_workers=sizes[Group.GENERATION],
@@ -72,9 +73,9 @@ def layout_of(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> Iter
 
 
 def learn(run: JobRun) -> None:
-    """All of the iteration is scored: lengths and costs follow what was seen, once.
+    """Learn lengths and costs from an iteration of which all is scored; a second call does nothing.
 
-    Leaves metrics in the state: what was predicted, and what the simulation makes of the lengths that came out.
+    Metrics of it stay in the state: what was predicted, and what the simulation makes of the lengths that came out.
     """
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
@@ -91,19 +92,19 @@ def learn(run: JobRun) -> None:
     if fusion.measured:
         choice, workers = fusion.choice, state.fleet.sizes[Group.GENERATION]
         pool = choice.pool if run.scheduled.consolidation.planned else workers
-        threshold, layout = (
+        threshold, setup = (
             choice.threshold if pool < workers else 0,
-            layout_of(run, state.prompt_tokens, state.prompt_lines),
+            iteration_setup(run, state.prompt_tokens, state.prompt_lines),
         )
         try:
-            again = simulate(lengths, layout, fusion.costs, threshold, pool, choice.transfer, model=fusion.lengths)
+            hindsight = simulate(lengths, setup, fusion.costs, threshold, pool, choice.transfer, model=fusion.lengths)
         except ValueError as error:
-            log.warning("iteration %d could not be simulated again: %s", state.iteration, error)
+            log.warning("iteration %d could not be simulated with its own lengths: %s", state.iteration, error)
             return
-        metrics["fusion/simulated_seconds"] = again.seconds
-        metrics["fusion/simulated_generation_seconds"] = again.generation_seconds
-        metrics["fusion/simulated_decode_busy"] = again.decode_busy
-        metrics["fusion/simulated_score_busy"] = again.score_busy
+        metrics["fusion/simulated_seconds"] = hindsight.seconds
+        metrics["fusion/simulated_generation_seconds"] = hindsight.generation_seconds
+        metrics["fusion/simulated_decode_busy"] = hindsight.decode_busy
+        metrics["fusion/simulated_score_busy"] = hindsight.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in fusion.costs.scale.items()}
         metrics["fusion/contention_ratio"] = fusion.costs.contention_ratio
         fusion.costs = refined(fusion.costs, [*fusion.observed, *with_contention(fusion.decoded, fusion.scored)])
@@ -111,7 +112,7 @@ def learn(run: JobRun) -> None:
 
 
 def store_costs(run: JobRun) -> None:
-    """The costs as they are now go into the job's facts: `recall` and `rlhf plan` read them there."""
+    """Write the costs as they are now into the job's facts, where `restore_learned` and `rlhf plan` read them."""
     run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.state.fusion.costs.document()}})
 
 
@@ -119,8 +120,8 @@ def store_costs(run: JobRun) -> None:
 
 
 def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
-    """Add what a worker did to what it was busy with, and to what work takes. Work of another iteration than the one in
-    progress tells nothing of this one."""
+    """Take in what a worker did: what it was busy with, and what work takes. Work of another iteration than the one in
+    progress says nothing of this one."""
     fusion, kind = run.state.fusion, observation.WhichOneof("work")
     if observation.iteration != run.state.iteration or kind not in ("decode", "rebuild", "scoring"):
         return
@@ -142,10 +143,10 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
 def with_contention(
     decoded: Iterable[tuple[WorkInterval, ObservedWork]], scored: Iterable[WorkInterval]
 ) -> Iterator[ObservedWork]:
-    """What was decoded, each with the share of its time in which a generation worker scored; not itself, for a worker
-    does one thing at a time."""
+    """Yield the decoded work, each with the share of its interval in which another generation worker scored: a worker
+    does one thing at a time, so it is never itself."""
     starts, ends, before = [0], [0], [0]
-    for _, start, end in sorted(scored, key=lambda one: one.start_ns):
+    for _, start, end in sorted(scored, key=lambda interval: interval.start_ns):
         if start > ends[-1]:
             before.append(before[-1] + ends[-1] - starts[-1])
             starts.append(start)
@@ -156,24 +157,25 @@ def with_contention(
         at = bisect_right(starts, moment) - 1
         return before[at] + min(moment, ends[at]) - starts[at]
 
-    for own, work in decoded:
-        shared = scoring_until(own.end_ns) - scoring_until(own.start_ns)
-        yield work._replace(contended=shared / max(1, own.end_ns - own.start_ns))
+    for interval, work in decoded:
+        shared_ns = scoring_until(interval.end_ns) - scoring_until(interval.start_ns)
+        yield work._replace(contended=shared_ns / max(1, interval.end_ns - interval.start_ns))
 
 
 def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
-    """A worker has answered a Migrate: these samples moved with their caches."""
+    """Take in the answer to a Migrate: these samples moved with their caches."""
     fusion = run.state.fusion
     fusion.observed += transfer_work(samples, fusion.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
 
 
 def observe_withdrawal(run: JobRun, pending: PendingCommand) -> None:
-    """A worker has answered a Withdraw: of all commands the one that is acted on at once."""
+    """Take in the answer to a Withdraw, the one command that a worker acts on at once: it shows what a command
+    takes."""
     run.state.fusion.observed.append(ObservedWork("command", 1, 1, 1, time.monotonic() - pending.sent))
 
 
 def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[ObservedWork]:
-    """What one Migrate tells of costs: these samples were with their destination after so many seconds."""
+    """Return the work of one Migrate: these samples were with their destination after so many seconds."""
     if not samples or bytes_per_token <= 0:
         return []
     count, paused = len(samples), sum(item.paused_seconds for item in samples)

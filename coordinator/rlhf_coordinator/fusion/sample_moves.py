@@ -1,6 +1,6 @@
-"""Samples on their way from worker to worker: the commands, and what the answers make of the ledger.
+"""Samples on their way from worker to worker: the commands, and what their answers change in the ledger.
 
-Rule: what was asked is kept with the pending command, so an answer is judged against that and the ledger alone. A
+Rule: what was asked is kept with the pending command, so an answer is judged by that and the ledger alone. A
 sample that a worker reports under an attempt that is not in force is taken from it: whatever way it got there (a
 receipt that was lost, a source that died after the hand-over), nobody decodes it twice for long.
 """
@@ -27,7 +27,7 @@ MIGRATE_SECONDS: Final = 30.0
 
 
 def migrate(run: JobRun, decision: d.Migrate) -> None:
-    """Asks a worker to move samples to another with their KV cache."""
+    """Ask a worker to move samples to another one with their KV cache."""
     ledger, leaving = run.state.ledger, []
     address = run.state.fleet.workers[decision.destination].address
     order = pb.Migrate(destination=address, timeout_seconds=MIGRATE_SECONDS)
@@ -47,7 +47,7 @@ def migrate(run: JobRun, decision: d.Migrate) -> None:
 
 
 def withdraw(run: JobRun, decision: d.Withdraw) -> None:
-    """Asks a worker to give samples back with their tokens."""
+    """Ask a worker to give samples back with their tokens."""
     ledger = run.state.ledger
     leaving = tuple(
         LeavingSample(ledger.iteration, index, Lease(*ledger.withdraw(index))) for index in decision.samples
@@ -64,10 +64,10 @@ def withdraw(run: JobRun, decision: d.Withdraw) -> None:
 
 
 def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
-    """A worker decodes a sample that is not its own any more: it is to stop.
+    """Let a worker drop a sample that it decodes under an old lease.
 
-    Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is.
-    Told to stop now it would answer that the sample did not move.
+    Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is. If
+    it dropped the sample now, it would answer that the sample did not move.
     """
     left = (key.iteration, key.sample, key.attempt)
     pending = run.state.fleet.workers[worker].pending.values()
@@ -78,7 +78,7 @@ def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
 
 
 def take_answer(run: JobRun, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
-    """The answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
+    """Take in the answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
     if message.HasField("failure"):
         log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
         run.event("migration-failed", f"{worker} could not {pending.detail}: {message.failure.message}", worker=worker)
@@ -91,10 +91,10 @@ def take_answer(run: JobRun, worker: str, pending: PendingCommand, message: pb.C
 
 def _migrated(run: JobRun, pending: PendingCommand, result: pb.MigrateResult) -> None:
     ledger, counts = run.state.ledger, run.state.fusion.moved
-    told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
+    answered = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     stayed = []
     for leaving in _current(run, pending):
-        item = told.get((leaving.iteration, leaving.sample, leaving.source.attempt))
+        item = answered.get((leaving.iteration, leaving.sample, leaving.source.attempt))
         if item is None or not item.moved:
             stayed.append(leaving)
             if item is not None:
@@ -122,12 +122,12 @@ def _stay(run: JobRun, leaving: Iterable[LeavingSample]) -> None:
 
 def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) -> None:
     ledger = run.state.ledger
-    told = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
+    answered = {(item.key.iteration, item.key.sample, item.key.attempt): item for item in result.samples}
     if pending.leaving:
         learning.observe_withdrawal(run, pending)
     for leaving in _current(run, pending):
         index, source = leaving.sample, leaving.source
-        item = told.get((leaving.iteration, index, source.attempt))
+        item = answered.get((leaving.iteration, index, source.attempt))
         if item is None:
             ledger.unknown(index, source.attempt, source.worker)
         elif ledger.withdrawn(index, source.attempt, source.worker, _response(run, item)):
@@ -135,7 +135,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
 
 
 def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
-    """Samples of the iteration in progress; those of an earlier one are long trained on."""
+    """Return the samples of the iteration in progress; those of an earlier one are trained on already."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 

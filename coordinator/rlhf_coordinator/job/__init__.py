@@ -1,5 +1,5 @@
-"""The running job: all its mutable parts, its numbers, and the one way by which commands leave for workers.
+"""The running job: all its mutable parts, its metrics, and the one way by which commands leave for workers.
 
-Owns the `JobRun` that the rooms above change, all on the thread of the event loop.
-Rule: state only; who changes it says so. Must never decide, nor know who calls it.
+Owns the `JobRun` that the packages above change, on the thread of the event loop.
+Rule: it holds, counts and sends; the scheduler decides, and whoever changes the state says so. It knows no caller.
 """

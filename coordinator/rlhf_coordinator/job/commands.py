@@ -11,9 +11,9 @@ from rlhf_coordinator.state.worker import PendingCommand
 
 
 def send(run: JobRun, worker: str, command: pb.Command, pending: PendingCommand) -> None:
-    """Numbers the command and queues it; a worker that is gone is asked again when it is back."""
+    """Number the command and queue it; a worker that is gone is asked again when it is back."""
     command.id = next(run.command_ids)
-    here = run.state.fleet.workers[worker]
-    pending.sent = here.last_progress = time.monotonic()
-    here.pending[command.id] = pending
+    receiver = run.state.fleet.workers[worker]
+    pending.sent = receiver.last_progress = time.monotonic()
+    receiver.pending[command.id] = pending
     run.sessions.send(worker, pb.CoordinatorMessage(command=command))

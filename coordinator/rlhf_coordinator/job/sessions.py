@@ -1,7 +1,7 @@
-"""The open sessions: one outgoing queue a worker.
+"""The open sessions: one outgoing queue per worker.
 
 Rule: sending never blocks and never fails; a message to a worker that is gone is dropped, because the worker says in
-its next Register what it is, and the coordinator decides anew.
+its next Register what it is, and the scheduler decides anew.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class WorkerStream:
     outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
     problem: str = ""
-    """What the worker said that made no sense; it is told as the stream ends."""
+    """What was wrong with a message of the worker; the status that ends the stream says it."""
 
 
 class Sessions:
@@ -31,36 +31,36 @@ class Sessions:
         self._closed = asyncio.Event()
 
     def number(self) -> int:
-        """A new session number."""
+        """Return a new session number."""
         self._count += 1
         return self._count
 
     def open(self, worker: str, number: int) -> WorkerStream:
-        """Makes this the worker's session; an older one is ended."""
+        """Make this the worker's session, and end an older one; return it."""
         self.end(worker)
         self._open[worker] = session = WorkerStream(number, worker)
         return session
 
     def close(self, session: WorkerStream) -> None:
-        """The stream is over."""
+        """Take in that a stream is over."""
         if self._open.get(session.worker) is session:
             del self._open[session.worker]
         self._closed.set()
 
     def end(self, worker: str) -> None:
-        """Ends a worker's stream from our side."""
+        """End a worker's stream from our side."""
         session = self._open.pop(worker, None)
         if session is not None:
             session.outgoing.put_nowait(None)
 
     def send(self, worker: str, message: pb.CoordinatorMessage) -> None:
-        """Queues a message."""
+        """Queue a message; without a session it is dropped."""
         session = self._open.get(worker)
         if session is not None:
             session.outgoing.put_nowait(message)
 
     async def until_empty(self) -> None:
-        """Returns when every stream is over."""
+        """Wait until every stream is over."""
         while self._open:
             self._closed.clear()
             await self._closed.wait()

@@ -1,4 +1,7 @@
-"""The last words of a job: what summary.json says beside what the reports add themselves."""
+"""The facts of a job that is over, which trackers get for their summary.
+
+Rule: they are about all coordinators that ran the job, by what the journal kept.
+"""
 
 import math
 import time
@@ -9,8 +12,8 @@ from rlhf_coordinator.storage.restore import mean
 
 
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
-    """Facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means of the
-    first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
+    """Return facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means
+    of the first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
     assert run.outcome is not None
     rewards = run.rewards
     seconds = max(1e-9, (time.time_ns() - run.started_ns) / 1e9)

@@ -19,7 +19,7 @@ class DeviceMemory:
         self._context = context
 
     def problem(self, register: pb.Register, rank: int | None) -> pb.Failure | None:
-        """Why the job cannot run on the device of a worker; None when nothing says so."""
+        """Return why the job cannot run on the device of a worker; None when nothing says so."""
         spec = self._context.spec
         if rank is None or spec.rank_group is Group.TRAINING or not register.device.startswith("cuda"):
             return None

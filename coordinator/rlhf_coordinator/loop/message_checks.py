@@ -16,19 +16,19 @@ from rlhf_api.names import Group
 from rlhf_api.worker_roles import roles_of
 from rlhf_coordinator.state.worker import Worker
 
-NAME_MAX: Final = 256
+MAX_NAME_CHARACTERS: Final = 256
 """Characters of a name, an address, an attribute."""
-TEXT_MAX: Final = 65536
-"""Characters of words about a failure."""
-LISTED_MAX: Final = 100_000
+MAX_TEXT_CHARACTERS: Final = 65536
+"""Characters of a message about a failure."""
+MAX_ENTRIES: Final = 100_000
 """Entries of a list or a map that is no batch and no response."""
-NUMBER_MAX: Final = 1e18
+MAX_NUMBER: Final = 1e18
 """Of a number in a span or an observation: bytes, nanoseconds, tokens."""
-EPOCH_MAX: Final = 2**30
+MAX_GROUP_EPOCH: Final = 2**30
 """Of a training group: it is counted up from what workers say, and has 32 bits."""
 _CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation"})
-"""Kinds that are looked at field by field. Progress and results are arrays, and too many for that: their few numbers
-are checked where they are used."""
+"""Kinds that are checked field by field. Progress and results are arrays, and too many for that: their few numbers are
+checked where they are used."""
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
 """Fields with numbers of any kind: a metric may be NaN and is left out later, a code may have a sign."""
 _TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
@@ -39,7 +39,8 @@ _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64
 
 
 def check_message(worker: str, message: pb.WorkerMessage) -> None:
-    """Raises ValueError naming the field, what it holds, and what would be right."""
+    """Raise ValueError for a message that no worker can mean, with the field, what it holds, and what would be
+    right."""
     kind = message.WhichOneof("message")
     if kind not in _CHECKED:
         return
@@ -53,7 +54,7 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
 def _span(worker: str, span: pb.Span) -> None:
     """Attributes are texts; those that are numbers are drawn as such."""
     if span.worker != worker:
-        raise ValueError(f"span.worker is {span.worker[:NAME_MAX]!r}, must be {worker!r}, who sends it")
+        raise ValueError(f"span.worker is {span.worker[:MAX_NAME_CHARACTERS]!r}, must be {worker!r}, who sends it")
     if span.end_ns < span.start_ns:
         raise ValueError(f"span.end_ns is {span.end_ns}, must not be before start_ns {span.start_ns}")
     for name, value in span.attributes.items():
@@ -61,8 +62,8 @@ def _span(worker: str, span: pb.Span) -> None:
             number = float(value)
         except ValueError:
             continue
-        if not 0 <= number <= NUMBER_MAX:
-            raise ValueError(f"span.attributes[{name}] is {value[:20]}, must be a number from 0 to {NUMBER_MAX:g}")
+        if not 0 <= number <= MAX_NUMBER:
+            raise ValueError(f"span.attributes[{name}] is {value[:20]}, must be a number from 0 to {MAX_NUMBER:g}")
 
 
 def _observation(observation: pb.Observation) -> None:
@@ -74,12 +75,12 @@ def _observation(observation: pb.Observation) -> None:
     if kind is None:
         return  # of work that only newer workers know
     for field, value in getattr(observation, kind).ListFields():
-        if field.cpp_type in (*_FLOATS, *_INTEGERS) and value > NUMBER_MAX:
-            raise ValueError(f"observation.{kind}.{field.name} is {value}, must be at most {NUMBER_MAX:g}")
+        if field.cpp_type in (*_FLOATS, *_INTEGERS) and value > MAX_NUMBER:
+            raise ValueError(f"observation.{kind}.{field.name} is {value}, must be at most {MAX_NUMBER:g}")
 
 
 def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
-    """Raises ValueError when a worker says of itself what no worker of its place can be."""
+    """Raise ValueError when a worker says of itself what no worker of its place can be."""
     _fields(message, "register")
     state = message.state
     roles = roles_of(state)
@@ -88,8 +89,8 @@ def check_registration(worker: Worker | None, message: pb.Register, iterations: 
     for field, value in (("trained_version", state.trained_version), *state.versions.items()):
         if value > iterations:
             raise ValueError(f"state: version {value} of {field}, the job has {iterations} iterations")
-    if state.group_epoch > EPOCH_MAX:
-        raise ValueError(f"state.group_epoch is {state.group_epoch}, must be at most {EPOCH_MAX}")
+    if state.group_epoch > MAX_GROUP_EPOCH:
+        raise ValueError(f"state.group_epoch is {state.group_epoch}, must be at most {MAX_GROUP_EPOCH}")
 
 
 def _fields(message: Any, place: str) -> None:
@@ -100,16 +101,16 @@ def _fields(message: Any, place: str) -> None:
         if not field.is_repeated:
             _value(field, value, inner)
             continue
-        if len(value) > LISTED_MAX:
-            raise ValueError(f"{inner} has {len(value)} entries, allowed are {LISTED_MAX}")
+        if len(value) > MAX_ENTRIES:
+            raise ValueError(f"{inner} has {len(value)} entries, allowed are {MAX_ENTRIES}")
         entry = field.message_type
         if entry is not None and entry.GetOptions().map_entry:
-            for key, each in value.items():
-                _value(entry.fields_by_name["key"], key, f"{inner}: name")
-                _value(entry.fields_by_name["value"], each, f"{inner}: value")
+            for name, mapped in value.items():
+                _value(entry.fields_by_name["key"], name, f"{inner}: name")
+                _value(entry.fields_by_name["value"], mapped, f"{inner}: value")
             continue
-        for each in value:
-            _value(field, each, inner)
+        for element in value:
+            _value(field, element, inner)
 
 
 def _value(field: Any, value: Any, place: str) -> None:
@@ -124,6 +125,12 @@ def _value(field: Any, value: Any, place: str) -> None:
         if value < 0:
             raise ValueError(f"{place} is {value}, must not be below 0")
     elif kind == FieldDescriptor.CPPTYPE_STRING:
-        most = TEXT_MAX if field.full_name in _TEXTS else NAME_MAX if field.name != "parameters" else TEXT_MAX
-        if len(value) > most:
-            raise ValueError(f"{place} has {len(value)} characters, allowed are {most}")
+        limit = (
+            MAX_TEXT_CHARACTERS
+            if field.full_name in _TEXTS
+            else MAX_NAME_CHARACTERS
+            if field.name != "parameters"
+            else MAX_TEXT_CHARACTERS
+        )
+        if len(value) > limit:
+            raise ValueError(f"{place} has {len(value)} characters, allowed are {limit}")

@@ -12,21 +12,22 @@ KEPT = 2
 
 
 class Batches:
-    """The batches of a run."""
+    """The batches of one job."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._parts: dict[int, list[pb.BatchPart]] = {}
 
     def parts(self, iteration: int) -> list[pb.BatchPart]:
-        """All parts of a batch; LookupError when it is not complete, JobError when its segment is damaged."""
+        """Return all parts of a batch. Raises LookupError when it is not complete, JobError when its segment is
+        damaged."""
         run = self._run
         if iteration not in self._parts:
             if not 0 <= iteration <= run.state.iteration:
                 raise LookupError(f"iteration {iteration} has not begun; the job is in {run.state.iteration}")
             ledger = run.state.ledger
             if iteration < run.state.iteration and iteration not in run.journal.iterations():
-                # Whoever asks is wrong, or late: no checkpoint that is kept needs it.
+                # The rank that asks is wrong, or late: no checkpoint that is kept needs it.
                 raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.state.iteration}")
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)

@@ -1,4 +1,4 @@
-"""What a coordinator says last, for the operator, which may have read its status ten seconds ago: the kubelet keeps it.
+"""The last report of a coordinator, which the kubelet keeps for an operator that read the status ten seconds ago.
 
 A line of the log that carries the report, as the kubelet keeps the log's end of a process that failed or was stopped;
 of one that ended well it keeps only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. When the process
@@ -22,7 +22,7 @@ METRICS: Final = ("reward", "kl", "kl_per_token", "samples_per_second", "nonfini
 
 
 def last_report(run: JobRun) -> dict[str, Any]:
-    """Iterations trained, the newest checkpoint, and metrics of the last iteration."""
+    """Return the iterations trained, the newest checkpoint, and metrics of the last iteration."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
     return {
@@ -33,14 +33,14 @@ def last_report(run: JobRun) -> dict[str, Any]:
 
 
 def write_last_report(run: JobRun) -> None:
-    """Says it once; never raises, as the job has its outcome already."""
-    last, phase = last_report(run), run.outcome.phase if run.outcome else "over"
-    kept = f"the last checkpoint is {last['checkpoint']}" if last["checkpoint"] else "there is no checkpoint"
-    message = f"the job is {phase} after {last['iteration']} iterations; {kept}"
-    log.info(message, extra={"report": last})
+    """Log the last report, and write it where the kubelet looks; never raises, as the job has its outcome already."""
+    report, phase = last_report(run), run.outcome.phase if run.outcome else "over"
+    kept = f"the last checkpoint is {report['checkpoint']}" if report["checkpoint"] else "there is no checkpoint"
+    message = f"the job is {phase} after {report['iteration']} iterations; {kept}"
+    log.info(message, extra={"report": report})
     path = os.environ.get(Env.TERMINATION_MESSAGE)
     if path and phase == "Complete":
         try:
-            Path(path).write_text(json.dumps({"message": message, "report": last}), encoding="utf-8")
+            Path(path).write_text(json.dumps({"message": message, "report": report}), encoding="utf-8")
         except OSError as error:
             log.warning("%s cannot be written: %s", path, error)

@@ -1,6 +1,6 @@
-"""The coordinator's Prometheus series, `rlhf_*`.
+"""Serves Prometheus: the coordinator's series, `rlhf_*`.
 
-Rule: values are read from the run when scraped, nothing is counted twice. Scrapes come from another thread and
+Rule: values are read from the job's parts when scraped; nothing is counted twice. Scrapes come from another thread and
 only read.
 """
 
@@ -29,7 +29,7 @@ class JobCollector(Collector):
         self._job = run.context.job.name
 
     def collect(self) -> Iterator[Metric]:
-        """Every series."""
+        """Yield every series."""
         run, state = self._run, self._run.state
         phase = run.outcome.phase if run.outcome else run.scheduled.phase
         trained, now = run.context.graph.trained, time.monotonic()
@@ -42,7 +42,7 @@ class JobCollector(Collector):
         states = {(w.worker, w.state): 1 for w in workers}
         yield self._gauge("worker_state", "1 for the state a worker is in.", states, "worker", "state")
         rates = {(w.worker,): w.tokens_per_second for w in workers}
-        yield self._gauge("worker_tokens_per_second", "Tokens a second of a worker.", rates, "worker")
+        yield self._gauge("worker_tokens_per_second", "Tokens per second of a worker.", rates, "worker")
         yield from self._fusion()
         last = {(name,): value for name, value in run.last_metrics.items()}
         yield self._gauge("iteration_metric", "Metrics of the last finished iteration.", last, "name")
@@ -98,7 +98,7 @@ class JobCollector(Collector):
 
 
 def prometheus_application(run: JobRun) -> Application:
-    """What an endpoint serves as the metrics of a run."""
+    """Return what an endpoint serves as the metrics of a job."""
     registry = CollectorRegistry()
     registry.register(JobCollector(run))
     application: Application = make_wsgi_app(registry)
@@ -106,7 +106,7 @@ def prometheus_application(run: JobRun) -> Application:
 
 
 def open_endpoint(address: str) -> Endpoint:
-    """The HTTP endpoint at host:port; raises JobError (exit code 24) when it cannot be bound."""
+    """Return the HTTP endpoint at host:port. Raises JobError (exit code 24) when it cannot be bound."""
     host, _, port = address.rpartition(":")
     try:
         return Endpoint(host.strip("[]"), int(port))

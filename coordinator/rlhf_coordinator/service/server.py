@@ -1,8 +1,8 @@
 """The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and mutual TLS if given.
 
-Rule: methods translate between the wire and the run; they decide nothing and keep nothing but the stream itself. Nobody
-without a certificate of the job gets in; what comes from those who have one is untrusted all the same: a message that
-cannot be taken in ends its own session, with a status that says why, and nothing else.
+Rule: methods translate between the wire and the job's parts; they decide nothing and keep nothing but the stream
+itself. A caller needs a certificate of the job, and is untrusted all the same: a message that cannot be taken in ends
+its own session, with a status that says why, and nothing else.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 REGISTER_SECONDS: Final = 10.0
 """A stream that says nothing for this long is not a worker."""
-WORKERS_A_PROGRESS_STEP: Final = 16
-"""Progress comes every quarter second up to this many workers, and more seldom in proportion beyond."""
-FASTEST_WATCH_HZ: Final = 20.0
-WORDS_MAX: Final = 1000
-"""Characters of what a caller is told: a status travels in a header, of 8 KiB at most."""
+WORKERS_PER_PROGRESS_STEP: Final = 16
+"""Progress comes every quarter second up to this many workers, and less often in proportion beyond."""
+MAX_WATCH_HZ: Final = 20.0
+MAX_STATUS_CHARACTERS: Final = 1000
+"""A gRPC status travels in a header, of 8 KiB at most."""
 
 _CODES: Final = {
     Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
@@ -53,7 +53,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
-    """`rlhf.v1.Coordinator` of one run."""
+    """`rlhf.v1.Coordinator` of one job."""
 
     def __init__(self, run: JobRun, event_handlers: EventHandlers) -> None:
         self._run = run
@@ -64,12 +64,12 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        """One worker's stream."""
+        """Serve one worker's stream."""
         register = await self._first(context)
         number = self._run.sessions.number()
         joined = self._register(register, number)
         if isinstance(joined, Refused):
-            await context.abort(_CODES[joined.cause], joined.reason[:WORDS_MAX])
+            await context.abort(_CODES[joined.cause], joined.reason[:MAX_STATUS_CHARACTERS])
         session = self._run.sessions.open(register.worker, number)
         reader = asyncio.create_task(self._read(session, context))
         try:
@@ -77,7 +77,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             while (message := await session.outgoing.get()) is not None:
                 yield message
             if session.problem:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.problem[:WORDS_MAX])
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.problem[:MAX_STATUS_CHARACTERS])
         finally:
             reader.cancel()
             self._run.sessions.close(session)
@@ -86,11 +86,11 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def FetchBatch(  # noqa: N802
         self, request: pb.FetchBatchRequest, context: Context
     ) -> AsyncIterator[pb.BatchPart]:
-        """An iteration's batch in parts."""
+        """Send an iteration's batch in parts."""
         try:
             parts = self._batches.parts(request.iteration)
         except LookupError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0])[:WORDS_MAX])
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0])[:MAX_STATUS_CHARACTERS])
         except JobError as error:
             self._fail(error)
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
@@ -98,14 +98,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             yield part
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.JobStatus:  # noqa: N802
-        """The status now."""
+        """Return the status now."""
         return job_status(self._run)
 
     async def WatchStatus(  # noqa: N802
         self, request: pb.WatchStatusRequest, context: Context
     ) -> AsyncIterator[pb.JobStatus]:
-        """A status whenever it differs from the last one sent; ends with the job."""
-        rate = min(FASTEST_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
+        """Send a status whenever it differs from the last one sent; the stream ends with the job."""
+        rate = min(MAX_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
         last = pb.JobStatus()
         while True:
             over = self._run.outcome is not None  # asked first: the job may end while a status is being sent
@@ -121,7 +121,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Stop the job; return when it has stopped."""
-        order_stop(self._run, checkpoint=request.checkpoint, reason=request.reason[:WORDS_MAX] or "asked to stop")
+        reason = request.reason[:MAX_STATUS_CHARACTERS] or "asked to stop"
+        order_stop(self._run, checkpoint=request.checkpoint, reason=reason)
         await self._run.over.wait()
         state = self._run.state
         return pb.StopReply(iteration=state.version, checkpoint=state.checkpoint.folder)
@@ -131,7 +132,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         try:
             changed = self._run.state.fleet.resize(request.replicas, time.monotonic())
         except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:WORDS_MAX])
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:MAX_STATUS_CHARACTERS])
         if changed:
             sizes = ", ".join(f"{name} {count}" for name, count in sorted(request.replicas.items()))
             log.info("the groups are resized: %s", sizes)
@@ -158,7 +159,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         return joined if isinstance(joined, Refused) else None
 
     async def _read(self, session: WorkerStream, context: Context) -> None:
-        """Takes in messages until the worker ends the stream or says something that makes no sense."""
+        """Take in messages until the worker ends the stream or sends one that makes no sense."""
         workers = self._run.state.fleet.workers
         try:
             while (message := await _next(context)) is not grpc.aio.EOF:
@@ -166,7 +167,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                     break
                 self._take(session, message)
         except ValueError as error:
-            session.problem = str(error)[:WORDS_MAX]
+            session.problem = str(error)[:MAX_STATUS_CHARACTERS]
             log.error("%s: %s; its session is ended", session.worker, session.problem)
             self._run.event("bad-message", session.problem, worker=session.worker)
             self._count_bad_message(session.worker, session.problem)
@@ -176,8 +177,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             session.outgoing.put_nowait(None)
 
     def _take(self, session: WorkerStream, message: pb.WorkerMessage) -> None:
-        """Raises ValueError when the message makes no sense, and when taking it in fails for a reason nobody thought
-        of: a session whose reader is gone would look alive and be heard by nobody."""
+        """Take in one message. Raises ValueError when it makes no sense, and when taking it in fails for an unforeseen
+        reason: a session whose reader is gone would look alive, and nothing would read it."""
         try:
             self._event_handlers.message(session.worker, message)
         except (ValueError, JobError):
@@ -190,7 +191,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         worker = self._run.state.fleet.workers[name]
         worker.failures += 1
         if worker.failures > self._run.context.spec.run_policy.backoff_limit:
-            self._fail(JobError("BadMessage", f"{name} keeps sending what makes no sense: {what}"))
+            self._fail(JobError("BadMessage", f"{name} keeps sending messages that make no sense: {what}"))
 
     def _fail(self, error: JobError) -> None:
         self._run.state.failure = error.failure
@@ -203,12 +204,12 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             job=self._written_job(min(reader, PROTOCOL)),
             protocol=PROTOCOL,
             heartbeat_seconds=fleet.heartbeat,
-            progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_A_PROGRESS_STEP),
+            progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_PER_PROGRESS_STEP),
         )
 
 
 async def _next(context: Context) -> Any:
-    """The next message of a stream. Raises ValueError for bytes that are none."""
+    """Return the next message of a stream. Raises ValueError for bytes that are none."""
     try:
         return await context.read()
     except DecodeError as error:
@@ -216,7 +217,7 @@ async def _next(context: Context) -> Any:
 
 
 def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
-    """Ends the job after the optimizer batch that is running."""
+    """Let the job end after the optimizer batch that is running."""
     log.info("stopping: %s", reason)
     run.event("stop", reason)
     run.state.stop = StopOrder(checkpoint, reason)
@@ -224,7 +225,7 @@ def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
 
 
 async def start_server(service: CoordinatorService, listen: str, certificates: Path | None) -> grpc.aio.Server:
-    """Binds and serves; raises JobError (exit code 24) when the address cannot be used."""
+    """Return the server, which serves. Raises JobError (exit code 24) when the address cannot be used."""
     server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
     control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
     checks = health.aio.HealthServicer()

@@ -1,6 +1,7 @@
-"""One coordinator process between its start and its end: the service up, the loop running, the last farewells.
+"""One coordinator process between its start and its end: the service is up, the loop runs, workers are told to exit.
 
-When it dies in here, at any line, the next one restores the run from the journal and calls this again.
+Rule: when the process dies in here, at any line, the next one comes back from the journal (`loop.recovery`) and calls
+this again.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
 
-FAREWELL_SECONDS: Final = 5.0
-"""Workers get their Exit and hang up within a second; more waiting helps nobody."""
+EXIT_SECONDS: Final = 5.0
+"""Workers get their Exit and end their sessions within a second; waiting longer helps nobody."""
 STOP_SECONDS: Final = 1.0
 """Open calls (a status watcher, the answer to Stop) get this long to end."""
 
@@ -42,9 +43,9 @@ class Addresses:
 
 
 async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> JobOutcome:
-    """Runs the job to its end. Raises JobError when an address cannot be used."""
-    saving = CheckpointSaver(run)
-    event_handlers, actions = EventHandlers(run, saving), Actions(run, saving)
+    """Run the job to its end; return how it ended. Raises JobError when an address cannot be used."""
+    checkpoints = CheckpointSaver(run)
+    event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)
     if restored.ledger.iteration >= run.context.spec.iterations:
         log.info("all %d iterations are done", run.context.spec.iterations)
         actions.carry_out(Finish("Complete"))
@@ -58,7 +59,7 @@ async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint:
         resume_iteration(run, restored, actions)
         await Loop(run, event_handlers, actions).until_over()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(EXIT_SECONDS):
                 await run.sessions.until_empty()
         await server.stop(STOP_SECONDS)
     finally:
@@ -70,8 +71,8 @@ async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint:
 
 
 async def _watch(journal: Journal) -> None:
-    """Ends this process when it was cut off for so long that another coordinator has taken its journal over."""
+    """End this process when it was cut off for so long that another coordinator has taken its journal over."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        with contextlib.suppress(JobError):  # a disk that does not answer is told by whoever writes to it
+        with contextlib.suppress(JobError):  # whoever writes to a disk that does not answer says so
             await asyncio.to_thread(journal.check)

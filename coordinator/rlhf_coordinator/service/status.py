@@ -1,6 +1,6 @@
-"""The JobStatus message: what the coordinator tells the operator, the live view and whoever asks.
+"""The JobStatus message: what the operator, the live view and every other caller is told of the job.
 
-Rule: built from the run on request, never stored; says in words what the job waits for.
+Rule: built on request, never stored; says in words what the job waits for.
 """
 
 import time
@@ -14,7 +14,7 @@ from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
 def job_status(run: JobRun) -> pb.JobStatus:
-    """The state of the job now."""
+    """Return the status of the job now."""
     state, now = run.state, time.monotonic()
     status = pb.JobStatus(
         job=run.context.job.name,
@@ -46,7 +46,7 @@ def job_status(run: JobRun) -> pb.JobStatus:
 
 
 def fusion_status(run: JobRun) -> pb.FusionStatus:
-    """The fusion of the iteration in progress."""
+    """Return the fusion of the iteration in progress."""
     state, tail = run.state.fusion, run.scheduled.consolidation
     choice = state.choice
     return pb.FusionStatus(
@@ -62,7 +62,8 @@ def fusion_status(run: JobRun) -> pb.FusionStatus:
 
 
 def seconds_left(run: JobRun, now: float) -> float:
-    """Remaining iterations at the pace of the last one; 0 while that is not known or nothing is left."""
+    """Return the seconds of the remaining iterations at the pace of the last one; 0 while that is not known or nothing
+    is left."""
     pace = run.last_metrics.get("seconds/iteration", 0.0)
     if run.outcome is not None or not pace:
         return 0.0
@@ -71,7 +72,8 @@ def seconds_left(run: JobRun, now: float) -> float:
 
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
-    """What one worker is and does. What it decodes and scores by counts before what its rank holds."""
+    """Return what one worker is and does. Versions that it decodes and scores by come before those that its rank
+    holds."""
     held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates

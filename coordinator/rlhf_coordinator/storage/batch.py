@@ -17,7 +17,7 @@ from rlhf_coordinator.storage.sample_codec import response_of, train_sample, unp
 
 
 def apply_record(ledger: Ledger, record: Record) -> None:
-    """Brings a journaled response or score back into a ledger."""
+    """Bring a journaled response or score back into a ledger."""
     kind = record.WhichOneof("record")
     if kind == "finished":
         message = record.finished
@@ -30,7 +30,7 @@ def apply_record(ledger: Ledger, record: Record) -> None:
 
 
 def replayed(iteration: int, size: int, tasks: Sequence[Task], records: Iterable[Record]) -> Ledger:
-    """The complete ledger of a journaled iteration; raises JobError when its segment is gone or damaged."""
+    """Return the complete ledger of a journaled iteration. Raises JobError when its segment is gone or damaged."""
     ledger = Ledger(iteration, size, tasks, 0)
     for record in records:
         apply_record(ledger, record)
@@ -41,7 +41,7 @@ def replayed(iteration: int, size: int, tasks: Sequence[Task], records: Iterable
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """The batch in sample order, in parts of about CHUNK_BYTES."""
+    """Yield the batch in sample order, in parts of about CHUNK_BYTES."""
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
     total = len(ledger.samples)

@@ -41,7 +41,7 @@ _WEIGHTS: Final = (
     ".msgpack",
 )
 _HASH_THREADS: Final = 4
-"""Hashing releases the interpreter; more than a few threads only fight for the disk."""
+"""Hashing releases the interpreter; more than a few threads only compete for the disk."""
 _HASH_BLOCK: Final = 1 << 22
 """Bytes read at once."""
 
@@ -55,12 +55,12 @@ class Checkpoint:
 
 
 def folder_of(path: Path, version: int) -> Path:
-    """Final folder of a version."""
+    """Return the final folder of a version."""
     return path / f"iteration-{version:06d}"
 
 
 def prepare(path: Path, version: int) -> Path:
-    """An empty temporary folder for a version; raises OSError."""
+    """Return an empty temporary folder for a version. Raises OSError."""
     temporary = path / f".tmp-iteration-{version:06d}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -68,7 +68,7 @@ def prepare(path: Path, version: int) -> Path:
 
 
 def discard(temporary: Path) -> None:
-    """Removes a temporary folder, whatever is in it."""
+    """Remove a temporary folder, whatever is in it."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -80,7 +80,8 @@ def finish(
     sources: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> Checkpoint:
-    """Completes, checks and publishes a folder the ranks have written; `sources`: model role -> its first folder.
+    """Complete, check and publish a folder that the ranks have written, and return it; `sources`: model role -> its
+    first folder.
 
     Raises JobError when a file is not what its rank reported, or nobody has the model's configuration; OSError when the
     disk does not take it.
@@ -103,7 +104,8 @@ def finish(
 
 
 def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """(newest complete checkpoint of a version up to `at_most`, a sentence for each damaged one that is newer)."""
+    """Return the newest complete checkpoint of a version up to `at_most`, and a sentence for each damaged one that is
+    newer."""
     problems: list[str] = []
     for version in versions(path):
         if at_most is not None and version > at_most:
@@ -116,7 +118,7 @@ def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
 
 
 def versions(path: Path) -> list[int]:
-    """Versions that have a final folder, newest first."""
+    """Return the versions that have a final folder, newest first."""
     if not path.is_dir():
         return []
     matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
@@ -124,7 +126,7 @@ def versions(path: Path) -> list[int]:
 
 
 def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder; None when every file is as it was written."""
+    """Return what is wrong with a checkpoint folder; None when every file is as it was written."""
     try:
         content = json.loads((folder / _FACTS).read_bytes())
         sums = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
@@ -138,26 +140,26 @@ def verify(folder: Path) -> str | None:
 
 
 def prune(path: Path, newest: int, keep: int) -> list[int]:
-    """Removes all but the `keep` newest up to version `newest`; returns those, newest first.
+    """Remove all but the `keep` newest up to version `newest`; return those, newest first.
 
     A folder ahead of `newest` is a damaged one that was passed over: it takes no place, and is replaced in its turn.
     """
-    listed = [version for version in versions(path) if version <= newest]
-    for version in listed[keep:]:
+    known = [version for version in versions(path) if version <= newest]
+    for version in known[keep:]:
         doomed = path / f".tmp-remove-{version:06d}"
         folder_of(path, version).rename(doomed)  # never seen half-removed under its final name
         shutil.rmtree(doomed, ignore_errors=True)
-    return listed[:keep]
+    return known[:keep]
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what processes that died in the middle left behind."""
+    """Remove what processes that died in the middle left behind."""
     for item in path.glob(".tmp-*") if path.is_dir() else ():
         shutil.rmtree(item, ignore_errors=True)
 
 
 def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
-    """Makes a Hugging Face folder of the stages' files: an index, or the single file's usual name."""
+    """Make a Hugging Face folder of the stages' files: an index, or the single file's usual name."""
     if len(weights) == 1:
         name = weights[0].path
         target = folder / "model.safetensors"
@@ -170,9 +172,9 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
 
 
 def _add_source_files(folder: Path, model: str, source: str) -> None:
-    """Copies what the source folder has beside its weights and the ranks have not written."""
-    found = local_folder(source)
-    for item in sorted(found.iterdir()) if found is not None else ():
+    """Copy what the source folder has besides its weights and the ranks have not written."""
+    local = local_folder(source)
+    for item in sorted(local.iterdir()) if local is not None else ():
         if item.is_file() and not item.name.endswith(_WEIGHTS) and not (folder / item.name).exists():
             shutil.copyfile(item, folder / item.name)
     if not (folder / _CONFIG).is_file():
@@ -185,13 +187,13 @@ def _add_source_files(folder: Path, model: str, source: str) -> None:
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
-    """The first file that differs from (bytes, sha256)."""
+    """Return what is wrong with the first file that differs from (bytes, sha256); None when none does."""
     for name, (size, _) in sums.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
-        found = (folder / name).stat().st_size
-        if found != size:
-            return f"{name} has {found} bytes, not {size}"
+        actual = (folder / name).stat().st_size
+        if actual != size:
+            return f"{name} has {actual} bytes, not {size}"
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         digests = pool.map(lambda name: _digest(folder / name), sums)
         return next((f"{n} has another SHA-256" for n, d in zip(sums, digests, strict=True) if d != sums[n][1]), None)

@@ -1,4 +1,4 @@
-"""The journal: what survives the coordinator. One append-only segment of framed records an iteration, and `job.json`.
+"""The journal: what survives the coordinator. One append-only segment of framed records per iteration, and `job.json`.
 
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
 written at once, so a killed process loses nothing it acted on; they are flushed to the disk at commits (before training
@@ -30,13 +30,13 @@ _FIELD: Final = "RLHF_RUN_DIR"
 
 
 def frame(record: Record) -> bytes:
-    """The bytes of one record on disk."""
+    """Return the bytes of one record on disk."""
     payload = record.SerializeToString()
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def unframe(data: bytes) -> Iterator[tuple[Record, int]]:
-    """(record, offset after it) for every whole record; stops at the first torn or damaged one.
+    """Yield (record, offset after it) for every whole record, up to the first torn or damaged one.
 
     A record is never empty, so a tail of zeros, which some file systems leave behind, is not one either.
     """
@@ -54,7 +54,7 @@ def unframe(data: bytes) -> Iterator[tuple[Record, int]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes created, renamed and removed names in a folder durable."""
+    """Make created, renamed and removed names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,7 +63,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file under its name, or nothing; durable when it returns. Raises OSError."""
+    """Write the whole file under its name, or nothing; it is durable on return. Raises OSError."""
     temporary = path.with_name(f".tmp-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -92,14 +92,14 @@ class Journal:
             raise storage_error("the journal", folder, error, _FIELD) from error
 
     def check(self) -> None:
-        """Before something is made durable: ends the process when the journal is another coordinator's."""
+        """End the process when the journal is another coordinator's; called before something is made durable."""
         if self.lock is not None:
             self.lock.check()
 
     # ---------------------------------------------------------------- the job's own facts
 
     def job(self) -> dict[str, Any]:
-        """What `write_job` wrote last; {} in a fresh journal."""
+        """Return what `write_job` wrote last; {} in a fresh journal."""
         path = self.folder / _JOB_FILE
         try:
             facts = json.loads(path.read_bytes())
@@ -111,7 +111,7 @@ class Journal:
         return facts
 
     def write_job(self, facts: dict[str, Any]) -> None:
-        """Replaces the job's facts."""
+        """Replace the job's facts."""
         self.check()
         try:
             write_atomically(self.folder / _JOB_FILE, json.dumps(facts, indent=1, sort_keys=True).encode())
@@ -121,22 +121,22 @@ class Journal:
     # ---------------------------------------------------------------- segments
 
     def path(self, iteration: int) -> Path:
-        """The segment file of an iteration."""
+        """Return the segment file of an iteration."""
         return self.folder / _SEGMENT.format(iteration)
 
     def iterations(self) -> list[int]:
-        """Iterations with a segment, in order."""
+        """Return the iterations with a segment, in order."""
         return sorted(int(path.stem.removeprefix("iteration-")) for path in self.folder.glob("iteration-*.log"))
 
     def read(self, iteration: int) -> list[Record]:
-        """All whole records of a segment."""
+        """Return all whole records of a segment."""
         try:
             return [record for record, _ in unframe(self.path(iteration).read_bytes())]
         except FileNotFoundError:
             return []
 
     def begin(self, begun: Begun) -> None:
-        """A new segment (over a leftover that held no whole record); the one before is closed."""
+        """Begin a new segment (over a leftover that held no whole record) and close the one before."""
         self.check()
         path = self.path(begun.iteration)
         try:
@@ -148,7 +148,7 @@ class Journal:
         self.append(Record(begun=begun))
 
     def resume(self, iteration: int) -> None:
-        """Goes on with a segment after its last whole record."""
+        """Go on with a segment after its last whole record."""
         path, end = self.path(iteration), 0
         data = path.read_bytes()
         for _, offset in unframe(data):
@@ -161,7 +161,7 @@ class Journal:
         self._open(path, end)
 
     def append(self, record: Record) -> None:
-        """Hands a record to the operating system: it survives this process from here on."""
+        """Hand a record to the operating system: it survives this process from here on."""
         assert self._segment is not None, "no segment is open"
         data = frame(record)
         end = self._segment.tell()
@@ -174,7 +174,7 @@ class Journal:
         self.bytes_written += len(data)
 
     def commit(self) -> None:
-        """Makes everything appended survive the machine."""
+        """Make everything appended survive the machine."""
         assert self._segment is not None, "no segment is open"
         self.check()
         try:
@@ -186,14 +186,14 @@ class Journal:
             raise storage_error("the journal", self.folder, error, _FIELD) from error
 
     def prune(self, before: int) -> list[int]:
-        """Removes the segments of iterations before this one; returns them."""
+        """Remove the segments of iterations before this one; return those iterations."""
         old = [iteration for iteration in self.iterations() if iteration < before]
         for iteration in old:
             self.path(iteration).unlink(missing_ok=True)
         return old
 
     def close(self) -> None:
-        """Closes the open segment."""
+        """Close the open segment."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None

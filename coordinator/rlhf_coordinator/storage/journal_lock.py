@@ -1,4 +1,4 @@
-"""One coordinator a journal: the folder's lock, held until the process ends.
+"""One coordinator per journal: the folder's lock, held until the process ends.
 
 A pod that is deleted by force is gone from the API server at once, while its coordinator may still save its last
 checkpoint, or run on a node that nobody reaches; the next one must not write the same journal meanwhile, so it waits.
@@ -31,9 +31,10 @@ log = logging.getLogger("coordinator")
 LOCK_FILE: Final = "coordinator.lock"
 PATIENCE_SECONDS: Final = 360.0
 """The 300 s of grace that a coordinator's pod has for its last checkpoint, and a minute."""
-LOOK_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 0.5
+"""Between two tries to get the lock."""
 WATCH_SECONDS: Final = 5.0
-"""Between two looks whose lock it is: one small read, and far below the lease of a file server."""
+"""Between two checks whose lock it is: one small read, and far below the lease of a file server."""
 UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """What a volume without locks says."""
 ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
@@ -59,7 +60,8 @@ class JournalLock:
 
     @property
     def ours(self) -> bool:
-        """Nobody else has got it meanwhile. Opened anew each time: that is when NFS asks its server."""
+        """Return whether nobody else got it meanwhile. The file is opened anew each time: that is when NFS asks its
+        server."""
         if not self.name:
             return True
         try:
@@ -70,7 +72,7 @@ class JournalLock:
             raise storage_error("the journal", self.path.parent, error, _FIELD) from error
 
     def check(self, end: Callable[[int], NoReturn] = os._exit) -> None:
-        """Ends the process when the lock is another's: it must not write one more byte."""
+        """End the process when the lock is another's: it must not write one more byte."""
         if self.ours:
             return
         log.error("JournalTaken: %s has another coordinator's name by now; this one was cut off, and ends", self.path)
@@ -78,18 +80,18 @@ class JournalLock:
         end(int(ExitCode.RESTART))
 
     def close(self) -> None:
-        """Lets it go; the end of the process does the same."""
+        """Release the lock; the end of the process does the same."""
         os.close(self.descriptor)
 
 
 def hold(
     folder: Path, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> JournalLock:
-    """Waits until no other process has the journal in `folder`, and takes it.
+    """Wait until no other process has the journal in `folder`, and return its lock.
 
     Raises JobError when the other one does not end (exit code 75: not a failure of the job) or the disk refuses (23).
     """
-    path, told = folder / LOCK_FILE, False
+    path, warned = folder / LOCK_FILE, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -101,9 +103,9 @@ def hold(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return JournalLock(path, descriptor, _sign(folder, descriptor), doubt_of(folder))
         except BlockingIOError:
-            if not told:
+            if not warned:
                 log.warning("waits for the coordinator before it, which still has %s", path)
-            told = True
+            warned = True
         except OSError as error:
             if error.errno not in UNKNOWN:
                 os.close(descriptor)
@@ -114,18 +116,18 @@ def hold(
             os.close(descriptor)
             message = f"waited {PATIENCE_SECONDS:.0f} s for another coordinator of this job to end: it holds {path}"
             raise JobError("JournalInUse", message, field=_FIELD, exit_code=ExitCode.RESTART)
-        sleep(LOOK_SECONDS)
+        sleep(RETRY_SECONDS)
 
 
 def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
-    """Why another node that has the volume of `folder` might not see a lock in it; empty when it does."""
+    """Return why another node that has the volume of `folder` might not see a lock in it; empty when it does."""
     try:
-        found = _mount_of(folder.resolve(), mounts.read_text())
+        mount = _mount_of(folder.resolve(), mounts.read_text())
     except OSError as error:
         return f"{mounts} cannot be read: {error.strerror}"
-    if found is None:
+    if mount is None:
         return f"{mounts} names no volume of {folder}"
-    kind, options = found
+    kind, options = mount
     if kind in ONE_NODE:
         return ""
     if kind not in SHARED:
@@ -138,21 +140,21 @@ def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
 
 
 def _mount_of(folder: Path, text: str) -> tuple[str, frozenset[str]] | None:
-    """(type, options) of the last mount of the longest path that `folder` is below; see proc_pid_mountinfo(5)."""
-    best, found = -1, None
+    """Return (type, options) of the last mount of the longest path above `folder`; see proc_pid_mountinfo(5)."""
+    longest, mount = -1, None
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         if len(fields) < 6 or len(rest) < 3:
             continue
         place = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4]))
-        if folder.is_relative_to(place) and len(place.parts) >= best:
-            best, found = len(place.parts), (rest[0], frozenset(f"{fields[5]},{rest[2]}".split(",")))
-    return found
+        if folder.is_relative_to(place) and len(place.parts) >= longest:
+            longest, mount = len(place.parts), (rest[0], frozenset(f"{fields[5]},{rest[2]}".split(",")))
+    return mount
 
 
 def _sign(folder: Path, descriptor: int) -> str:
-    """Writes our name into the lock's file."""
+    """Write our name into the lock's file; return it."""
     name = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}\n"
     try:
         os.ftruncate(descriptor, 0)

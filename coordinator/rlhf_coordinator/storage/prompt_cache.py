@@ -17,7 +17,8 @@ def _path(journal: Journal, digest: str) -> Path:
 
 
 def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
-    """The prompts as they were tokenized when the journal was begun; None when they were not, or cannot be read."""
+    """Return the prompts as they were tokenized when the journal was begun; None when they were not, or cannot be
+    read."""
     try:
         data = _path(journal, digest).read_bytes()
     except OSError:
@@ -30,7 +31,7 @@ def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
 
 
 def keep_tokenized(journal: Journal, digest: str, prompts: Sequence[Prompt]) -> None:
-    """Writes them down. Raises JobError (exit code 23)."""
+    """Store the tokenized prompts. Raises JobError (exit code 23)."""
     records = (
         Record(prompt=TokenizedPrompt(line=item.line, tokens=item.tokens, text=item.text, record=item.record))
         for item in prompts

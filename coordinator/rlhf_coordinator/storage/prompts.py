@@ -1,10 +1,10 @@
 """Prompts: reads the JSONL file, tokenizes it, and says which prompt every sample of every iteration gets.
 
-Order: sample s of iteration i belongs to group s // n (n samples a prompt); groups count on through the iterations, and
-group number g visits entry g mod N of pass g // N. With shuffle the order of a pass is by the 64-bit hash of (seed,
-pass, entry), so it depends on nothing else. That hash, and the `random_key` of a sample: the first 8 bytes (little
-endian) of BLAKE2b over three unsigned 64-bit little-endian integers, here (seed, iteration, sample).
-Rule: a bad line is an error with its number before anything starts (exit code 22); nothing is skipped or cut.
+Order: sample s of iteration i belongs to group s // n (n samples per prompt); groups count on through the iterations,
+and group number g visits entry g mod N of epoch g // N. With shuffle the order of an epoch is by the 64-bit hash of
+(seed, epoch, entry), so it depends on nothing else. That hash, and the `random_key` of a sample: the first 8 bytes
+(little endian) of BLAKE2b over three unsigned 64-bit little-endian integers, here (seed, iteration, sample). Rule: a
+bad line is an error with its number before anything starts (exit code 22); nothing is skipped or cut.
 """
 
 import hashlib
@@ -55,32 +55,32 @@ class PromptSet:
         self._shuffle = shuffle
         self._per_iteration = per_iteration
         self._samples_per_prompt = samples_per_prompt
-        # The passes that one iteration goes through, and those of the one before, which may be replayed.
+        # The epochs that one iteration goes through, and those of the one before, which may be replayed.
         self._order_of = lru_cache(maxsize=4 + 2 * per_iteration // len(prompts))(self._order)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def group(self, sample: int) -> int:
-        """The group of a sample inside its iteration: samples of one prompt share it."""
+        """Return the group of a sample inside its iteration: samples of one prompt share it."""
         return sample // self._samples_per_prompt
 
     def of(self, iteration: int, sample: int) -> Prompt:
-        """The prompt of a sample."""
+        """Return the prompt of a sample."""
         position = iteration * self._per_iteration + self.group(sample)
-        turn, place = divmod(position, len(self._prompts))
-        return self._prompts[int(self._order_of(turn)[place])]
+        epoch, place = divmod(position, len(self._prompts))
+        return self._prompts[int(self._order_of(epoch)[place])]
 
-    def _order(self, turn: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         count = len(self._prompts)
         if not self._shuffle:
             return np.arange(count, dtype=np.int64)
-        keys = [_hash(self._seed, turn, index) for index in range(count)]
+        keys = [_hash(self._seed, epoch, index) for index in range(count)]
         return np.argsort(np.array(keys, dtype=np.uint64), kind="stable")
 
 
 def random_key(seed: int, iteration: int, sample: int) -> int:
-    """With the position in the response, the only source of a sample's randomness (unsigned, 64 bits)."""
+    """Return the only source, with the position in the response, of a sample's randomness (unsigned, 64 bits)."""
     return _hash(seed, iteration, sample)
 
 
@@ -90,7 +90,7 @@ def _hash(*numbers: int) -> int:
 
 
 def prompts_digest(spec: RLHFJobSpec) -> str:
-    """SHA-256 of the prompt file and of how it is read, so that a journal is never continued with other prompts."""
+    """Return the SHA-256 of the prompt file and of how it is read: a journal is never continued with other prompts."""
     how = (spec.prompts.prompt_key, spec.prompts.chat_template, spec.models.actor.path, spec.rollout.max_prompt_tokens)
     digest = hashlib.sha256(json.dumps(how).encode())
     digest.update(_bytes(Path(spec.prompts.path)))
@@ -98,7 +98,7 @@ def prompts_digest(spec: RLHFJobSpec) -> str:
 
 
 def read_prompts(prompts: Prompts, tokenizer: Any, max_tokens: int) -> list[Prompt]:
-    """Every line of the file, tokenized; raises JobError (exit code 22) naming the first bad line."""
+    """Return every line of the file, tokenized. Raises JobError (exit code 22) naming the first bad line."""
     path = Path(prompts.path)
     rendered = list(_texts(path, prompts, tokenizer))
     if not rendered:
@@ -115,7 +115,7 @@ def read_prompts(prompts: Prompts, tokenizer: Any, max_tokens: int) -> list[Prom
 
 def _checked(path: Path, line: int, ids: list[int], max_tokens: int) -> bytes:
     if not ids:
-        raise _bad(path, line, "is an empty prompt: it has no tokens, so there is nothing to go on from")
+        raise _bad(path, line, "is an empty prompt: it has no tokens, so there is nothing to continue")
     if len(ids) > max_tokens:
         message = f"has {len(ids)} tokens, rollout.maxPromptTokens is {max_tokens}; shorten it or raise the limit"
         raise _bad(path, line, message)
@@ -123,7 +123,7 @@ def _checked(path: Path, line: int, ids: list[int], max_tokens: int) -> bytes:
 
 
 def _texts(path: Path, prompts: Prompts, tokenizer: Any) -> Iterator[tuple[int, str, str]]:
-    """(line number, text, record) of every line that is not blank."""
+    """Yield (line number, text, record) of every line that is not blank."""
     try:
         content = _bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -181,7 +181,7 @@ def _bad(path: Path, line: int, what: str) -> JobError:
 
 
 def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:
-    """The actor's tokenizer, of a folder or of a hub id; raises JobError (exit code 21) when there is none.
+    """Return the actor's tokenizer, of a folder or of a hub id. Raises JobError (exit code 21) when there is none.
 
     `rank_group`: whose template says what the coordinator mounts and where hub models are. Loads no torch by itself.
     """

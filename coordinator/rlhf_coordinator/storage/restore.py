@@ -1,7 +1,8 @@
-"""Where a coordinator goes on: from its journal, from a checkpoint when asked to resume, or from the beginning.
+"""The position of a job: by its journal, by a checkpoint when asked to resume, or the beginning.
 
 A folder with a journal is always continued (that is how a killed coordinator comes back). A fresh journal beside old
-checkpoints is refused unless resuming is asked for: training over them unasked would prune them away.
+checkpoints is refused unless resuming is asked for: training over them would prune them away. `loop.recovery` says
+what comes after.
 """
 
 import logging
@@ -29,7 +30,7 @@ LENGTHS_KEY: Final = "iterations"
 
 @dataclass
 class Restored:
-    """Everything a new coordinator process knows."""
+    """What a new coordinator process knows of its job."""
 
     coordinator_epoch: int
     """Counts the processes of the job's coordinator, this one included: fences what an earlier one asked for."""
@@ -44,18 +45,18 @@ class Restored:
     rewards: list[float]
     """Mean reward of every closed iteration of the run."""
     last_closed: tuple[int, dict[str, float]] | None
-    """(iteration, metrics), given to the recorder again in case it was lost."""
+    """(iteration, metrics), given to the trackers again in case they lost it."""
     warnings: list[str] = field(default_factory=list)
     schedule: dict[str, Any] = field(default_factory=dict)
-    """The choice of a training schedule, when one was written down."""
+    """The choice of a training schedule, when one was stored."""
     inter_stage: dict[str, Any] = field(default_factory=dict)
-    """What generation and inference cost, when that was written down."""
+    """What generation and inference cost, when that was stored."""
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
 
 
 def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
-    """Reads journal and checkpoints, and makes the new coordinator epoch durable. Raises JobError when it cannot go on
-    without losing something."""
+    """Return the position by journal and checkpoints, and make the new coordinator epoch durable. Raises JobError when
+    the job cannot go on without losing something."""
     facts = journal.job()
     path = Path(context.spec.checkpoints.path) if context.spec.checkpoints else None
     identity = _identity(context, prompts_sha256)
@@ -64,15 +65,15 @@ def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: 
         facts["coordinator_epoch"] += 1
         restored = _position(context, journal, facts)
         version = restored.ledger.iteration + restored.trained
-        found, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
+        newest, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
     else:
         _may_begin(path, resume)
-        found, warnings = checkpoint.discover(path) if path else (None, [])
-        version = found.version if found else 0
+        newest, warnings = checkpoint.discover(path) if path else (None, [])
+        version = newest.version if newest else 0
         facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
         restored = _position(context, journal, facts)
         restored.warnings = warnings
-    restored.checkpoint = _base(version, found, journal, int(facts["base"]))
+    restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
     restored.inter_stage = facts.get(JOB_KEY, {})
     restored.iteration_totals = read_iteration_totals(facts.get(LENGTHS_KEY, ())).now(
@@ -84,7 +85,7 @@ def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: 
 
 
 def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
-    """What must not change while a journal is continued, by manifest path."""
+    """Return what must not change while a journal is continued, by manifest path."""
     spec = context.spec
     return {
         "spec.algorithm": spec.algorithm.name,
@@ -97,7 +98,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """A name that an older version did not write down yet is no difference."""
+    """Raise JobError unless the job is the one of the journal; a name that an older version did not store is none."""
     for name, value in new.items():
         if name in old and old[name] != value:
             message = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}; use a new run folder"
@@ -105,18 +106,18 @@ def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
 
 
 def _may_begin(path: Path | None, resume: bool) -> None:
-    listed = checkpoint.versions(path) if path else []
-    if resume or not listed:
+    versions = checkpoint.versions(path) if path else []
+    if resume or not versions:
         return
     message = (
-        f"{path} already holds checkpoints ({', '.join(f'iteration-{version:06d}' for version in listed)}); "
+        f"{path} already holds checkpoints ({', '.join(f'iteration-{version:06d}' for version in versions)}); "
         "resume from the newest with `--resume` (RLHF_RESUME=1), or set another spec.checkpoints.path"
     )
     raise JobError("CheckpointsExist", message, field=checkpoint.FIELD, exit_code=ExitCode.USAGE)
 
 
 def _position(context: JobContext, journal: Journal, facts: dict[str, Any]) -> Restored:
-    """The iteration in progress, rebuilt from its segment; the one before it gives the history."""
+    """Return the iteration in progress, rebuilt from its segment; the one before it gives the history."""
     segments = journal.iterations()
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, facts, iteration)
@@ -148,19 +149,20 @@ def _read(context: JobContext, journal: Journal, facts: dict[str, Any], iteratio
     return state
 
 
-def _base(version: int, found: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
-    """The checkpoint a training group starts from: every batch from there up to the job's version can be replayed."""
-    start = found.version if found else 0
+def _base(version: int, newest: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
+    """Return the checkpoint that a training group starts from: every batch from there up to the job's version can be
+    replayed. Raises JobError when one is missing."""
+    start = newest.version if newest else 0
     segments = set(journal.iterations())
     missing = [iteration for iteration in range(start, version) if iteration not in segments]
-    if missing or (found is None and base):
-        have = f"the newest usable checkpoint is of version {start}" if found else "there is no usable checkpoint"
+    if missing or (newest is None and base):
+        have = f"the newest usable checkpoint is of version {start}" if newest else "there is no usable checkpoint"
         message = f"the job is at version {version}, {have}, and the journal lacks iterations {missing or 'before it'}"
         raise JobError("JournalDamaged", message, field="RLHF_RUN_DIR")
-    return CheckpointState(newest=start, folder=str(found.folder) if found else "")
+    return CheckpointState(newest=start, folder=str(newest.folder) if newest else "")
 
 
 def mean(values: list[float]) -> float | None:
-    """Mean of the finite ones; None when there is none."""
+    """Return the mean of the finite values; None when there is none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None

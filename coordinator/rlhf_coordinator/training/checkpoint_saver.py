@@ -1,4 +1,4 @@
-"""The making of one checkpoint at a time: a folder, its ranks, the finishing thread; tried again, then the job fails.
+"""Saves one checkpoint at a time: a folder, its ranks, the finishing thread; retried, then the job fails.
 
 Only the ranks of data replica 0 write: the other replicas hold the same state. A rank that is lost ends the attempt
 (the group replays first, then the checkpoint is made); a disk that is full or a damaged file is a failed try.
@@ -21,14 +21,14 @@ from rlhf_coordinator.storage import checkpoint
 
 log = logging.getLogger(__name__)
 
-TRIES: Final = 3
-"""A disk that is full stays full more often than not; a shared one may hiccup."""
-DELAY_SECONDS: Final = 2.0
+MAX_TRIES: Final = 3
+"""A disk that is full stays full more often than not; a shared one may fail once."""
+RETRY_SECONDS: Final = 2.0
 """Between tries."""
 
 
 class CheckpointSaver:
-    """Makes checkpoints of a run."""
+    """Saves the checkpoints of one job."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -36,10 +36,10 @@ class CheckpointSaver:
         self._version = 0
         self._waiting: set[str] = set()
         self._results: list[pb.CheckpointResult] = []
-        self._begun = 0
+        self._start_ns = 0
 
     def begin(self, version: int) -> None:
-        """Asks the ranks to write this version."""
+        """Ask the ranks to write this version. Raises JobError when the journal is another coordinator's by now."""
         run = self._run
         run.journal.check()
         try:
@@ -48,7 +48,7 @@ class CheckpointSaver:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
         writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.pipeline]
-        self._version, self._results, self._begun = version, [], time.time_ns()
+        self._version, self._results, self._start_ns = version, [], time.time_ns()
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
@@ -57,7 +57,7 @@ class CheckpointSaver:
             send(run, name, pb.Command(save_checkpoint=order), pending)
 
     def written(self, rank: str, result: pb.CheckpointResult) -> None:
-        """A rank has written its part."""
+        """Take in that a rank has written its part."""
         if self._run.state.checkpoint.stage != "saving" or rank not in self._waiting:
             return
         self._waiting.discard(rank)
@@ -67,19 +67,19 @@ class CheckpointSaver:
             self._run.background.start("checkpoint", self._finish())
 
     def lost(self, rank: str) -> None:
-        """A rank is gone: when its part was missing, so is the checkpoint."""
+        """Take in that a rank is gone: when its part was missing, the attempt ends."""
         if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
             self._abandon()
 
     def failed(self, failure: pb.Failure) -> None:
-        """A try failed: another one later, or the end of the job."""
+        """Take in that a try failed: retry later, or end the job."""
         state = self._run.state.checkpoint
         self._abandon()
         state.tries += 1
-        state.not_before = time.monotonic() + DELAY_SECONDS
-        log.error("checkpoint failed (try %d of %d): %s", state.tries, TRIES, failure.message)
+        state.not_before = time.monotonic() + RETRY_SECONDS
+        log.error("checkpoint failed (try %d of %d): %s", state.tries, MAX_TRIES, failure.message)
         self._run.event("checkpoint-failed", failure.message, reason=failure.reason)
-        if state.tries >= TRIES:
+        if state.tries >= MAX_TRIES:
             final = pb.Failure()
             final.CopyFrom(failure)
             final.exit_code = failure.exit_code or ExitCode.STORAGE
@@ -136,6 +136,6 @@ class CheckpointSaver:
         # open one, which says where the job is.
         run.journal.prune(min(*kept, run.state.iteration))
         run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
-        run.record_span("checkpoint", self._begun, time.time_ns(), made.version - 1)
+        run.record_span("checkpoint", self._start_ns, time.time_ns(), made.version - 1)
         log.info("checkpoint %s", made.folder)
         run.wake()

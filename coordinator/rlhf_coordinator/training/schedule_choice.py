@@ -1,4 +1,4 @@
-"""The choice of the schedule that training runs: measured on the ranks, searched in a child process, written down.
+"""The choice of the schedule that training runs: measured on the ranks, searched in a child process, stored.
 
   stages -> the ranks time their stages and transfers     searching -> fused tables are looked for (schedule_search)
   tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
@@ -36,7 +36,7 @@ MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
 
 
 def measure_schedules(run: JobRun) -> None:
-    """Lets all ranks measure at once; what an earlier measurement brought is dropped."""
+    """Let all ranks measure at once; what an earlier measurement brought is dropped."""
     state, group = run.state.schedule, run.state.fleet.ranks()
     state.measurement_id = max(state.measurement_id, run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR) + 1
     state.results = {}
@@ -53,7 +53,7 @@ def measure_schedules(run: JobRun) -> None:
 
 
 def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
-    """A rank has measured; the last one's answer takes the choice on."""
+    """Take in what a rank measured; with the last answer the choice goes on."""
     state = run.state.schedule
     if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
         return
@@ -68,7 +68,7 @@ def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
 
 
 def use_serial_schedule(run: JobRun, why: str) -> None:
-    """Training stays with the serial table."""
+    """Stay with the serial table, and say why."""
     if run.state.schedule.stage == "decided":
         return
     log.warning("no fused training schedule is used: %s", why)
@@ -87,14 +87,14 @@ async def _search(run: JobRun) -> None:
         use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
         run.wake()
         return
-    for method, found in state.candidates.items():
+    for method, table in state.candidates.items():
         log.info(
-            "training schedule %s: predicted %.4g s a mini-batch%s",
+            "training schedule %s: predicted %.4g s per mini-batch%s",
             method,
-            found["predicted"],
-            f", found by {found['by']} in {found['seconds']:.1f} s" if "by" in found else "",
+            table["predicted"],
+            f", found by {table['by']} in {table['seconds']:.1f} s" if "by" in table else "",
         )
-    predicted = {method: found["predicted"] for method, found in state.candidates.items()}
+    predicted = {method: table["predicted"] for method, table in state.candidates.items()}
     mode = run.context.spec.fusion.intra_stage.mode
     if mode == "Auto" and pick(predicted) != SERIAL:
         state.timed = tuple(m for m in METHODS if m == SERIAL or predicted.get(m, 1e300) < predicted[SERIAL])
@@ -111,10 +111,10 @@ def _question(run: JobRun) -> dict[str, Any]:
     stages: dict[tuple[str, int], pb.StageTime] = {}
     transfers: dict[tuple[int, int], float] = {}
     for result in state.schedule.results.values():
-        for one in result.stages:  # of several replicas the slowest counts: a mini-batch waits for it
-            known = stages.get((one.model, one.stage))
-            if known is None or one.forward + one.backward > known.forward + known.backward:
-                stages[one.model, one.stage] = one
+        for time in result.stages:  # of several replicas the slowest counts: a mini-batch waits for it
+            known = stages.get((time.model, time.stage))
+            if known is None or time.forward + time.backward > known.forward + known.backward:
+                stages[time.model, time.stage] = time
         for edge in result.transfers:
             transfers[edge.rank, edge.peer] = max(edge.seconds, transfers.get((edge.rank, edge.peer), 0.0))
     fields = spec.algorithm.fields
@@ -126,10 +126,11 @@ def _question(run: JobRun) -> dict[str, Any]:
                 "model": model,
                 "stage": stage,
                 "cost": [
-                    one.forward, one.backward, one.input_gradient, one.weight_gradient, float(one.activation_bytes),
+                    time.forward, time.backward, time.input_gradient, time.weight_gradient,
+                    float(time.activation_bytes),
                 ],
             }
-            for (model, stage), one in sorted(stages.items())
+            for (model, stage), time in sorted(stages.items())
         ],
         "transfers": [{"rank": a, "peer": b, "seconds": seconds} for (a, b), seconds in sorted(transfers.items())],
         "room": min(result.activation_room_bytes for result in state.schedule.results.values()),
@@ -138,14 +139,15 @@ def _question(run: JobRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _ask_child(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `schedule_search`. Raises RuntimeError with its last line, TimeoutError naming what it was."""
+async def _ask_child(question: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of `schedule_search`, a table per method. Raises RuntimeError with its last line, TimeoutError
+    with the limit."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rlhf_coordinator.training.schedule_search",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = await asyncio.wait_for(child.communicate(json.dumps(asked).encode()), SEARCH_TIMEOUT_SECONDS)
+        out, err = await asyncio.wait_for(child.communicate(json.dumps(question).encode()), SEARCH_TIMEOUT_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"it took more than {SEARCH_TIMEOUT_SECONDS:.0f} s") from None
     finally:
@@ -164,21 +166,21 @@ async def _ask_child(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mini_batch_seconds(run: JobRun) -> dict[str, float]:
-    """Method -> median over rounds of the slowest rank's time."""
+    """Return for each method the median over rounds of the slowest rank's seconds."""
     state = run.state.schedule
     seconds = {}
-    for place, method in enumerate(state.timed):
-        rounds = zip(*(result.tables[place].seconds for result in state.results.values()), strict=True)
-        slowest = sorted(max(each) for each in rounds)
+    for index, method in enumerate(state.timed):
+        rounds = zip(*(result.tables[index].seconds for result in state.results.values()), strict=True)
+        slowest = sorted(max(seconds_of_ranks) for seconds_of_ranks in rounds)
         seconds[method] = slowest[len(slowest) // 2]
     return seconds
 
 
 def _decide(run: JobRun, seconds: dict[str, float]) -> None:
-    """Auto takes what was measured to be the fastest; otherwise what was asked for."""
+    """Take what was measured to be the fastest (mode Auto), or what was asked for."""
     state = run.state.schedule
     method = pick(seconds) if seconds else candidates(run.context.spec)[0]
-    predicted = {name: found["predicted"] for name, found in state.candidates.items()}
+    predicted = {name: table["predicted"] for name, table in state.candidates.items()}
     parts = [
         f"{name} {seconds[name]:.4g} s (predicted {predicted[name]:.4g} s)"
         if name in seconds
@@ -189,17 +191,17 @@ def _decide(run: JobRun, seconds: dict[str, float]) -> None:
 
 
 def _store_choice(run: JobRun, method: str, seconds: dict[str, float], why: str) -> None:
-    """The choice is durable before anybody trains by it."""
+    """Make the choice durable, before any rank trains by it."""
     state, context = run.state.schedule, run.context
-    found = state.candidates.get(method, {})
-    predicted = {name: one["predicted"] for name, one in state.candidates.items()}
+    chosen = state.candidates.get(method, {})
+    predicted = {name: table["predicted"] for name, table in state.candidates.items()}
     record = {
         "question": question(context.spec, context.schedule),
         "method": method,
-        "table": found.get("table", context.schedule),
+        "table": chosen.get("table", context.schedule),
         "predicted": predicted,
         "measured": seconds,
-        "steps": found.get("steps", []),
+        "steps": chosen.get("steps", []),
         "why": why,
     }
     run.journal.write_job(run.journal.job() | {"schedule": record})

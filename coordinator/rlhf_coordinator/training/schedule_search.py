@@ -1,4 +1,4 @@
-"""`python -m rlhf_coordinator.training.schedule_search`: finds the fused tables of a job from measured times.
+"""`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
 A process of its own, so that the solvers (seconds of computation, hundreds of megabytes of libraries) never hold up
 the coordinator and can be ended at a time-out. One JSON question on standard input, one JSON answer on standard
@@ -33,28 +33,28 @@ from rlhf_planner.schedule.solve import SearchOptions, solve
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Method -> table, predicted seconds and steps, and how it was found; the serial table under its own method."""
-    costs: Costs = {(one["model"], one["stage"]): StageCost(*one["cost"]) for one in question["costs"]}
-    transfers: Transfers = {(one["rank"], one["peer"]): one["seconds"] for one in question["transfers"]}
+    """Return for each method its table, predicted seconds and steps, and how it was found; the serial one included."""
+    costs: Costs = {(row["model"], row["stage"]): StageCost(*row["cost"]) for row in question["costs"]}
+    transfers: Transfers = {(row["rank"], row["peer"]): row["seconds"] for row in question["transfers"]}
     serial = ScheduleTable.model_validate_json(question["serial"])
-    found = {serial.method: _described(serial, costs, transfers)}
-    serial_seconds = found[serial.method]["predicted"]
+    tables = {serial.method: _described(serial, costs, transfers)}
+    serial_seconds = tables[serial.method]["predicted"]
     for method in question["methods"]:
         split = method == FUSED_SPLIT
         exact = exact_instance(serial.pipelines, costs, transfers, split, question["room"] or None)
-        asked = coarse(exact)
+        instance = coarse(exact)
         how = search_options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
-        begun = time.monotonic()
-        solved, cached = solve_cached(Path(question["cache"]), asked, how, partial(_solved, asked, how))
-        table = table_of(asked, serial.pipelines, solved, method)
+        start = time.monotonic()
+        solved, cached = solve_cached(Path(question["cache"]), instance, how, partial(_solved, instance, how))
+        table = table_of(instance, serial.pipelines, solved, method)
         described = _described(table, costs, transfers)
         described |= {"by": "cache" if cached else solved["method"], "atBound": solved["atBound"]}
-        found[method] = described | {"seconds": round(time.monotonic() - begun, 3)}
-    return found
+        tables[method] = described | {"seconds": round(time.monotonic() - start, 3)}
+    return tables
 
 
-def _solved(asked: Instance, how: SearchOptions) -> dict[str, Any]:
-    return solution_json(solve(asked, how, time.monotonic))
+def _solved(instance: Instance, how: SearchOptions) -> dict[str, Any]:
+    return solution_json(solve(instance, how, time.monotonic))
 
 
 def _described(table: ScheduleTable, costs: Costs, transfers: Transfers) -> dict[str, Any]:
