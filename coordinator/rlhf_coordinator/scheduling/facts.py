@@ -8,6 +8,7 @@ facts again. Status and metrics read what came of them (`iteration.SchedulerOutp
 
 from dataclasses import dataclass
 
+from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import readiness
 from rlhf_coordinator.scheduling.consolidation import (
     Consolidation,
@@ -26,6 +27,8 @@ class Facts:
     """What is true of a job in one state at one time."""
 
     group: TrainingGroup
+    serving: frozenset[str]
+    """Names of the workers whose device decoding and scoring have now; training has that of the other ranks."""
     can_score: bool
     """Generation workers hold the scoring models too."""
     ready: tuple[Worker, ...]
@@ -47,21 +50,31 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
     """Return the facts of a state. `now`: seconds of the monotonic clock that the state's times are of."""
     possible = fusion_possible(context, state)
     can_score = generation_can_score(context, state, possible)
-    ready = readiness.ready_to_decode(context, state, can_score)
+    serving = readiness.serving_workers(state)
+    current = {
+        group: readiness.current_workers(context, state, state.fleet.of(group), group, serving)
+        for group in (Group.GENERATION, Group.INFERENCE)
+    }
+    ready = tuple(w for w in current[Group.GENERATION] if not can_score or Group.INFERENCE in w.roles)
     measures = measures_costs(context, state, possible)
     tail = consolidate(context, state, now, ready, can_score)
     decoders = () if measures else ready
     if tail.begun:
         decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
+    released = [state.fleet.workers[name] for name in tail.released]
     return Facts(
-        group=observe(state),
+        group=observe(state, serving),
+        serving=serving,
         can_score=can_score,
         ready=ready,
         measures=measures,
         consolidation=tail,
         decoders=decoders,
-        scorers=readiness.ready_to_score(context, state, tail.released),
-        published=state.trained and readiness.is_published(context, state),
+        scorers=(
+            *current[Group.INFERENCE],
+            *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
+        ),
+        published=state.trained and readiness.is_published(context, state, current),
         checkpoint_due=_checkpoint_due(context, state),
     )
 

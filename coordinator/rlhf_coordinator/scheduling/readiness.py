@@ -8,7 +8,7 @@ when a command comes; what follows here is only which commands are sent at all.
 Rule: pure, and of the state as it is: nothing is remembered.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from rlhf_api.names import Group
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -16,28 +16,36 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
-def has_turn(state: JobState, worker: Worker) -> bool:
-    """Whether decoding and scoring have the worker's device now: always without a training rank, never on a worker
-    that is only a rank."""
-    if worker.rank is None:
-        return True
-    if worker.group is not Group.GENERATION:
-        return False
+def serving_workers(state: JobState) -> frozenset[str]:
+    """Return the names of the workers whose device decoding and scoring have now: always that of a worker without a
+    training rank, never that of a worker that is only a rank."""
+    return frozenset(worker.name for worker in state.fleet if worker.rank is None or _has_turn(state, worker))
+
+
+def _has_turn(state: JobState, worker: Worker) -> bool:
     batch_waits = state.ledger.all_scored and not state.trained
     at_version = worker.trains and worker.train_failure is None and worker.trained_version == state.version
-    return at_version and not batch_waits and state.schedule.stage != "stages"
+    return worker.group is Group.GENERATION and at_version and not batch_waits and state.schedule.stage != "stages"
 
 
-def is_current(context: JobContext, state: JobState, worker: Worker, role: Group) -> bool:
-    """Whether the worker is idle and has this role, its turn, and every weight of the role at the job's version."""
-    if not worker.idle or role not in worker.roles or not has_turn(state, worker):
-        return False
+def current_workers(
+    context: JobContext, state: JobState, workers: Iterable[Worker], role: Group, serving: Collection[str]
+) -> tuple[Worker, ...]:
+    """Return those of `workers` that are idle and have this role, their turn, and every weight of the role at the job's
+    version, in their order."""
     models = (context.graph.policy,) if role is Group.GENERATION else context.scored_models
-    return all(worker.versions.get(model) == state.version for model in models)
+    return tuple(
+        worker
+        for worker in workers
+        if worker.idle
+        and role in worker.roles
+        and worker.name in serving
+        and all(worker.versions.get(model) == state.version for model in models)
+    )
 
 
-def is_published(context: JobContext, state: JobState) -> bool:
-    """Whether every worker that can take part in the next iteration holds its version, and each group has one.
+def is_published(context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]]) -> bool:
+    """Return whether every worker that can take part in the next iteration is `current`, and each group has one.
 
     A worker that is away or only just starting is not waited for: it gets the weights when it is there. Nobody needs
     the weights of a last iteration.
@@ -47,18 +55,10 @@ def is_published(context: JobContext, state: JobState) -> bool:
     for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, context.scored_models)):
         workers = state.fleet.of(group)
         present = [worker for worker in workers if worker.connected and group in worker.roles]
-        if workers and models and not (present and all(is_current(context, state, w, group) for w in present)):
+        up_to_date = {worker.name for worker in current[group]}
+        if workers and models and not (present and all(worker.name in up_to_date for worker in present)):
             return False
     return True
-
-
-def ready_to_decode(context: JobContext, state: JobState, can_score: bool) -> tuple[Worker, ...]:
-    """Return the generation workers that can decode now, by index. Where they `can_score`, both roles are there."""
-    return tuple(
-        worker
-        for worker in state.fleet.of(Group.GENERATION)
-        if is_current(context, state, worker, Group.GENERATION) and (not can_score or Group.INFERENCE in worker.roles)
-    )
 
 
 def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -> tuple[Worker, ...]:
@@ -76,10 +76,3 @@ def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -
         and not (ledger.decoding_on(worker.name) or ledger.arriving_on(worker.name))
         and not (unplaced and worker.name in pool)
     )
-
-
-def ready_to_score(context: JobContext, state: JobState, released: Collection[str]) -> tuple[Worker, ...]:
-    """Return the workers that can be given finished samples now: of the inference group, and those that are
-    `released`."""
-    candidates = (*state.fleet.of(Group.INFERENCE), *(state.fleet.workers[name] for name in released))
-    return tuple(worker for worker in candidates if is_current(context, state, worker, Group.INFERENCE))

@@ -12,7 +12,6 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
 from rlhf_coordinator.scheduling.facts import Facts
-from rlhf_coordinator.scheduling.readiness import has_turn
 from rlhf_coordinator.scheduling.training_group import TrainingGroup
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
@@ -28,7 +27,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     sources = _sources(context, state, facts.group)
     decisions: list[Decision] = []
     for worker in state.fleet.of(Group.GENERATION):
-        if worker.idle and now >= worker.not_before and has_turn(state, worker):
+        if worker.idle and now >= worker.not_before and worker.name in facts.serving:
             decisions += _generation(context, state, sources, worker, facts)
     for worker in state.fleet.of(Group.INFERENCE):
         if worker.idle and now >= worker.not_before:

@@ -7,6 +7,7 @@ A lost rank takes the group with it: the others sit in collectives that never en
 Rule: pure. Must never let ranks train while a worker reads weights from them.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,6 @@ from rlhf_coordinator.scheduling.decisions import (
     RestartGroup,
     Train,
 )
-from rlhf_coordinator.scheduling.readiness import has_turn
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
@@ -40,6 +40,8 @@ class TrainingGroup:
     """The version that every rank holds, idle; None while they train, restart, or differ."""
     train_under_way: bool
     """Some rank trains on the current batch, or has."""
+    has_devices: bool
+    """It is training's turn on the device of every rank."""
     measures: bool
     """Its ranks measure for the choice of a schedule."""
     draining: tuple[Worker, ...]
@@ -48,8 +50,8 @@ class TrainingGroup:
     """Some worker reads weights from ranks, which therefore must not train."""
 
 
-def observe(state: JobState) -> TrainingGroup:
-    """Return what is true of the training group now."""
+def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
+    """Return what is true of the training group now. `serving`: workers whose device is not training's."""
     ranks = tuple(state.fleet.ranks())
     one_epoch = len({rank.group_epoch for rank in ranks}) == 1
     formed = one_epoch and all(rank.connected and rank.trains and rank.train_failure is None for rank in ranks)
@@ -59,6 +61,7 @@ def observe(state: JobState) -> TrainingGroup:
         formed=formed,
         version=held.pop() if len(held) == 1 else None,
         train_under_way=not state.trained and any(_has_begun(rank, state.iteration) for rank in ranks),
+        has_devices=not any(rank.name in serving for rank in ranks),
         measures=any(_rank_does(rank, CommandKind.MEASURE) for rank in ranks),
         draining=tuple(rank for rank in ranks if rank.connected and rank.draining_since),
         is_read=any(item.from_ranks for worker in state.fleet for item in worker.pending.values()),
@@ -150,5 +153,5 @@ def _train(state: JobState, group: TrainingGroup) -> list[Decision]:
 def _measure(state: JobState, group: TrainingGroup, ending: bool) -> list[Decision]:
     """All ranks at once, or none: a rank that measures waits for the others."""
     wanted = state.schedule.stage in ("stages", "tables") and not ending
-    ready = all(rank.idle and not has_turn(state, rank) for rank in group.ranks)
+    ready = all(rank.idle for rank in group.ranks) and group.has_devices
     return [MeasureSchedule()] if wanted and ready else []

@@ -8,7 +8,8 @@ from tests.support.job_states import NOW, decided, finish_all, kinds, pend, read
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import iteration, training_group, waits
+from rlhf_coordinator.scheduling import iteration, waits
+from rlhf_coordinator.scheduling.facts import derive
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.worker import CommandKind, Worker
@@ -49,7 +50,7 @@ def test_there_is_no_training_group_of_its_own(context: JobContext) -> None:
     state = together(context)
     assert [worker.name for worker in state.fleet] == ["generation-0", "generation-1", "generation-2"]
     assert [rank.name for rank in state.fleet.ranks()] == ["generation-0", "generation-1"]
-    assert training_group.observe(state).version == 1
+    assert derive(context, state, NOW).group.version == 1
     with pytest.raises(ValueError, match="generation = 1: must be 2 to 4096, the first of which hold the training"):
         state.fleet.resize({"generation": 1}, NOW)
     assert state.fleet.resize({"generation": 2}, NOW)
