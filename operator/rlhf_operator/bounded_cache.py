@@ -29,31 +29,31 @@ class BoundedCache(Generic[Given, Result]):
         update_wrapper(self, function)
 
     def __call__(self, *given: Given.args, **named: Given.kwargs) -> Result:
-        """Its result; by positional arguments alone, which are texts or hold texts."""
+        """Return the function's result. Only positional arguments are remembered by; they are texts or hold texts."""
         if given in self._kept:
             self._kept.move_to_end(given)
             return self._kept[given][1]
-        found, weight = self._function(*given, **named), sum(map(_weight, given))
+        result, weight = self._function(*given, **named), sum(map(_weight, given))
         if weight <= LONGEST:
-            self._kept[given] = weight, found
+            self._kept[given] = weight, result
             self._held += weight
         while len(self._kept) > self._most or self._held > CHARACTERS:
             self._held -= self._kept.popitem(last=False)[1][0]
-        return found
+        return result
 
     def cache_clear(self) -> None:
-        """Nothing is remembered any more."""
+        """Forget all results."""
         self._kept.clear()
         self._held = 0
 
 
 def cached(most: int) -> Callable[[Callable[Given, Result]], BoundedCache[Given, Result]]:
-    """As functools.lru_cache, for `most` results, and for no more text than CHARACTERS."""
+    """Return a decorator as functools.lru_cache is one, for `most` results, and for no more text than CHARACTERS."""
     return lambda function: BoundedCache(function, most)
 
 
 def _weight(value: Any) -> int:
-    """Characters of a text, or of those that a record is made of."""
+    """Return the characters of a text, or of those that a record is made of."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | frozenset):

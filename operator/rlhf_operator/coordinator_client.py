@@ -2,7 +2,7 @@
 
 Rule: a reading is data with the time it was taken; what could not be read is said in words. A coordinator runs in a
 pod of its user's, so a reply may hold anything that its message can: `reading_of` takes from it what has its type and
-bounds, and leaves the rest. The one thing it is ever told is how many workers there are; a job is stopped by deleting
+bounds, and leaves the rest. All that it is sent is how many workers there are; a job is stopped by deleting
 its coordinator's pod, which needs no connection.
 """
 
@@ -52,7 +52,7 @@ UNKNOWN: Final = "Unknown"
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
 """Of an estimate: ten years."""
 WAITS_KEPT: Final = 16
-"""Sentences on what a job waits for; one or two are told."""
+"""Sentences on what a job waits for; one or two are shown."""
 SENTENCE_MAX: Final = 300
 """Characters of each."""
 POOL_MAX: Final = 5000
@@ -87,7 +87,7 @@ class Coordinators:
         self._closing: set[asyncio.Task[None]] = set()
 
     def latest(self, key: str) -> tuple[CoordinatorReading | None, str]:
-        """(last reading, why there is no newer one)."""
+        """Return (last reading, why there is no newer one)."""
         known = self._known.get(key)
         return (None, "") if known is None else (known.reading, known.problem)
 
@@ -116,7 +116,7 @@ class Coordinators:
             known.task = asyncio.create_task(self._read(key, known, pb.ResizeRequest(replicas=replicas)))
 
     def forget(self, key: str) -> None:
-        """The job runs no more."""
+        """Forget a job that runs no more."""
         known = self._known.pop(key, None)
         if known is not None:
             if known.task is not None:
@@ -126,7 +126,7 @@ class Coordinators:
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Ends all channels."""
+        """End all channels."""
         for key in list(self._known):
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -138,7 +138,7 @@ class Coordinators:
                 if resize is not None:
                     await stub.Resize(resize, timeout=TIMEOUT_SECONDS)
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
-            found = reading_of(answer, datetime.now(UTC))
+            reading = reading_of(answer, datetime.now(UTC))
         except grpc.aio.AioRpcError as error:
             before = known.problem
             known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
@@ -150,7 +150,7 @@ class Coordinators:
             known.failures += 1
             news = known.problem != before
         else:
-            known.reading, known.problem, known.failures = found, "", 0
+            known.reading, known.problem, known.failures = reading, "", 0
             news = True
         finally:
             known.task = None
@@ -159,20 +159,20 @@ class Coordinators:
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
-        options = [each for each in OPTIONS if each[0] != _RECEIVED]
+        options = [option for option in OPTIONS if option[0] != _RECEIVED]
         options += [(_RECEIVED, REPLY_BYTES), ("grpc.ssl_target_name_override", SERVER_NAME)]
         host = f"[{address}]" if ":" in address else address
         return grpc.aio.secure_channel(f"{host}:{self._port}", credentials, options=options)
 
 
 def pause(failures: int) -> float:
-    """Seconds between two attempts after so many in a row without an answer."""
+    """Return the seconds between two attempts after so many in a row without an answer."""
     return min(READ_EVERY_SECONDS * 2.0 ** min(failures, 16), LONGEST_PAUSE_SECONDS)
 
 
 def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
-    """The part of a JobStatus that reconcile reads, within bounds."""
-    working = Counter(each.worker.rpartition("-")[0] for each in status.workers if each.state in WORKING)
+    """Return the part of a JobStatus that reconcile reads, within bounds."""
+    working = Counter(worker.worker.rpartition("-")[0] for worker in status.workers if worker.state in WORKING)
     return CoordinatorReading(
         at=now,
         phase=status.phase if status.phase in PHASES or not status.phase else UNKNOWN,
@@ -183,19 +183,21 @@ def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
         metrics=metrics(status.metrics),
         seconds_left=_seconds(status.seconds_left, LONGEST_SECONDS),
         last_checkpoint=clean(status.last_checkpoint) if len(status.last_checkpoint) <= PATH_MAX else "",
-        waiting_for=tuple(clean(each[:SENTENCE_MAX]) for each in status.waiting_for[:WAITS_KEPT]),
-        pool=tuple(dict.fromkeys(each for each in status.pool[:POOL_MAX] if _WORKER.fullmatch(each))),
+        waiting_for=tuple(clean(sentence[:SENTENCE_MAX]) for sentence in status.waiting_for[:WAITS_KEPT]),
+        pool=tuple(dict.fromkeys(worker for worker in status.pool[:POOL_MAX] if _WORKER.fullmatch(worker))),
         threshold=_count(status.fusion.threshold),
         released=len(status.fusion.released),
-        streams=sum(each.state not in AWAY for each in status.workers),
+        streams=sum(worker.state not in AWAY for worker in status.workers),
         fusion=clean(status.fusion.choice[:TEXT_MAX]),
         predicted_seconds=_seconds(status.fusion.predicted_seconds, LONGEST_SECONDS),
         lock_shared=status.journal_lock_shared,
         lock_doubt=clean(status.journal_lock_doubt[:DOUBT_MAX]),
         silent={
-            each.worker: now - timedelta(seconds=each.silent_seconds)
-            for each in status.workers
-            if each.state == LOST and 0 < each.silent_seconds < SILENT_MAX_SECONDS and _WORKER.fullmatch(each.worker)
+            worker.worker: now - timedelta(seconds=worker.silent_seconds)
+            for worker in status.workers
+            if worker.state == LOST
+            and 0 < worker.silent_seconds < SILENT_MAX_SECONDS
+            and _WORKER.fullmatch(worker.worker)
         },
     )
 
@@ -205,5 +207,5 @@ def _count(value: int) -> int:
 
 
 def _seconds(value: float, most: float) -> float:
-    """0 for what is no such time, NaN included."""
+    """Return 0 for what is no such time, NaN included."""
     return value if 0 <= value <= most else 0.0

@@ -47,15 +47,17 @@ class StoredJob:
 
 
 def stored_of(body: Mapping[str, Any]) -> StoredJob:
-    """From the API server's object. Raises UnreadableError when it cannot even be told which job it is."""
+    """Return the job to remember, from the API server's object. Raises UnreadableError when it cannot even be said
+    which job it is.
+    """
     meta = body.get("metadata")
-    found = identity_of(meta)
+    identity = identity_of(meta)
     assert isinstance(meta, dict)
     kept: Json = {
-        "name": found.name,
+        "name": identity.name,
         "namespace": text(meta.get("namespace"), "metadata.namespace", NAME_MAX, empty=False),
-        "uid": found.uid,
-        "resourceVersion": str(found.version),
+        "uid": identity.uid,
+        "resourceVersion": str(identity.version),
     }
     kept |= _metadata(meta)
     spec, wrong = _spec(body.get("spec"))
@@ -64,23 +66,23 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
     job |= ({"status": status} if status is not None else {}) | ({UNREADABLE: wrong} if wrong else {})
     named = spec.get("operatorClass") if isinstance(spec, dict) else None
     written = json.dumps(job, separators=(",", ":")).encode()
-    return StoredJob(found.version, found.uid, written, wrong or odd, named if isinstance(named, str) else "")
+    return StoredJob(identity.version, identity.uid, written, wrong or odd, named if isinstance(named, str) else "")
 
 
 def _metadata(meta: Mapping[str, Any]) -> Json:
-    found: Json = {name: meta[name] for name in _KEPT if isinstance(meta.get(name), str)}
+    kept: Json = {name: meta[name] for name in _KEPT if isinstance(meta.get(name), str)}
     labels, finalizers = meta.get("labels"), meta.get("finalizers")
     if isinstance(labels, dict):
-        found["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
+        kept["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
     if isinstance(finalizers, list):
-        found["finalizers"] = [each for each in finalizers if isinstance(each, str)]
+        kept["finalizers"] = [finalizer for finalizer in finalizers if isinstance(finalizer, str)]
     if meta.get("generation") is not None:
-        found["generation"] = whole(meta["generation"], "metadata.generation")
-    return found
+        kept["generation"] = whole(meta["generation"], "metadata.generation")
+    return kept
 
 
 def _spec(spec: Any) -> tuple[Any, str]:
-    """What is kept of a manifest, and what is wrong with it."""
+    """Return what is kept of a manifest, and what is wrong with it."""
     if place := too_deep(spec):
         wrong = f"spec.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
     elif len(json.dumps(spec)) > SPEC_MAX:
@@ -89,36 +91,36 @@ def _spec(spec: Any) -> tuple[Any, str]:
         return spec, ""
     # Whose job it is, and whether it is to rest, is said by fields beside what cannot be read.
     said = spec.items() if isinstance(spec, dict) else ()
-    return {name: each for name, each in said if isinstance(each, _SCALARS)}, wrong
+    return {name: value for name, value in said if isinstance(value, _SCALARS)}, wrong
 
 
 def status_of(status: Any) -> tuple[Json | None, str]:
-    """What is kept of a status, and what is wrong with it."""
+    """Return what is kept of a status, and what is wrong with it."""
     if status is None:
         return None, ""
     if not isinstance(status, dict):
         return {}, f"status is {shown(status)}, must be an object"
     if place := too_deep(status):
         return {}, f"status.{place[:NAME_MAX]}: it is nested more than {MAX_DEPTH} levels deep"
-    found, told = dict(status), ""
+    kept, wrong = dict(status), ""
     for _ in range(_ROUNDS):
         try:
-            RLHFJobStatus.model_validate(found)
+            RLHFJobStatus.model_validate(kept)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            told = told or f"status.{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {first['msg']}"
-            _leave_out(found, first["loc"])
+            wrong = wrong or f"status.{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {first['msg']}"
+            _leave_out(kept, first["loc"])
         else:
-            return found, told
-    return {}, told
+            return kept, wrong
+    return {}, wrong
 
 
 def _leave_out(status: Json, place: tuple[int | str, ...]) -> None:
-    """The entry, or the whole field, that an error is in."""
+    """Leave out of `status` the entry, or the whole field, that an error is in."""
     field = next((name for name in status if name == place[0]), None) if place else None
     if field is None:
         status.clear()
     elif field in _ENTRIES and len(place) > 1 and isinstance(place[1], int):
-        status[field] = [each for number, each in enumerate(status[field]) if number != place[1]]
+        status[field] = [entry for number, entry in enumerate(status[field]) if number != place[1]]
     else:
         del status[field]

@@ -27,7 +27,7 @@ PARSER_LEVELS: Final = 11_000
 """Levels that the parser of the API server's answers takes. The API server stores objects of up to 10,000 levels, and
 what cannot be parsed cannot be told from the objects beside it; 2 MB of stack are enough for these."""
 SHOWN_MAX: Final = 60
-"""Characters of a wrong value that are told."""
+"""Characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 """Digits of other scripts are digits to Python, and 5,000 of any kind are an error."""
 _FIRST_YEAR: Final = 1970
@@ -40,7 +40,7 @@ class UnreadableError(ValueError):
 
 
 def wrong(field: str, value: Any, wanted: str) -> UnreadableError:
-    """A field holds something else than it should."""
+    """Return the error that a field holds something else than it should."""
     return UnreadableError(f"{field} is {shown(value)}, must be {wanted}")
 
 
@@ -76,29 +76,31 @@ class ObjectIdentity:
 
 
 def identity_of(meta: Any) -> ObjectIdentity:
-    """From `metadata`. Raises UnreadableError."""
-    found = mapping(meta, "metadata")
+    """Return which object it is, from its `metadata`. Raises UnreadableError."""
+    metadata = mapping(meta, "metadata")
     return ObjectIdentity(
-        text(found.get("name"), "metadata.name", NAME_MAX, empty=False),
-        text(found.get("uid"), "metadata.uid", NAME_MAX, empty=False),
-        whole(found.get("resourceVersion"), "metadata.resourceVersion"),
-        owner_of(found),
+        text(metadata.get("name"), "metadata.name", NAME_MAX, empty=False),
+        text(metadata.get("uid"), "metadata.uid", NAME_MAX, empty=False),
+        whole(metadata.get("resourceVersion"), "metadata.resourceVersion"),
+        owner_of(metadata),
     )
 
 
 def owner_of(meta: Json) -> str:
-    """uid of the object that controls this one, by its ownerReferences: a label may be anybody's. Empty: none does."""
+    """Return the uid of the object that controls this one, by its ownerReferences: a label may be anybody's. Empty:
+    none does.
+    """
     owners = meta.get("ownerReferences")
     if type(owners) is list:
-        for each in owners:
-            if type(each) is dict and each.get("controller") is True:
-                uid = each.get("uid")
+        for owner in owners:
+            if type(owner) is dict and owner.get("controller") is True:
+                uid = owner.get("uid")
                 return uid if type(uid) is str else ""
     return ""
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
-    """At most `most` characters of a text, none for None; `empty`: it may be."""
+    """Return at most `most` characters of a text, none for None; `empty`: it may be. Raises UnreadableError."""
     if value is None and empty:
         return ""
     if type(value) is not str or not (value or empty):
@@ -107,29 +109,31 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
 
 
 def clean(value: str) -> str:
-    """Without halves of pairs of surrogates, which no encoding takes."""
+    """Return the text without halves of pairs of surrogates, which no encoding takes."""
     return value.encode(errors="replace").decode()
 
 
 @lru_cache(maxsize=4096)
 def _digits(value: str) -> int:
-    """-1: it is no number; a number is a text in labels, and few of them are seen again and again."""
+    """Return the number that a text is, -1 for no number. Numbers are texts in labels, and few are seen again and
+    again.
+    """
     return int(value) if _WHOLE.fullmatch(value) else -1
 
 
 def whole(value: Any, field: str, most: int = NUMBER_MAX) -> int:
-    """A number from 0 to `most`, or its digits; 0 for None and an empty text."""
+    """Return a number from 0 to `most`, or from its digits; 0 for None and an empty text. Raises UnreadableError."""
     if value is None or value == "":
         return 0
     kind = type(value)
-    found = _digits(value) if kind is str and len(value) < 20 else value if kind is int else -1
-    if not 0 <= found <= most:
+    number = _digits(value) if kind is str and len(value) < 20 else value if kind is int else -1
+    if not 0 <= number <= most:
         raise wrong(field, value, f"a whole number from 0 to {most}")
-    return int(found)
+    return int(number)
 
 
 def mapping(value: Any, field: str) -> Json:
-    """An object; empty for None."""
+    """Return an object; an empty one for None. Raises UnreadableError."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -138,32 +142,32 @@ def mapping(value: Any, field: str) -> Json:
 
 
 def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
-    """A list of at most `most` objects; empty for None."""
+    """Return a list of at most `most` objects; an empty one for None. Raises UnreadableError."""
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > most:
         raise wrong(field, value, f"a list of at most {most} objects")
-    for number, each in enumerate(value):
-        if not isinstance(each, dict):
-            raise wrong(f"{field}[{number}]", each, "an object")
+    for number, entry in enumerate(value):
+        if not isinstance(entry, dict):
+            raise wrong(f"{field}[{number}]", entry, "an object")
     return value
 
 
 def moment(value: Any, field: str) -> datetime | None:
-    """A time of the API server, which is RFC 3339; None for none."""
+    """Return a time of the API server, which is RFC 3339; None for none. Raises UnreadableError."""
     if not value:
         return None
     try:
-        found = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        found = None
-    if found is None or found.tzinfo is None or not _FIRST_YEAR < found.year <= _LAST_YEAR:
+        time = None
+    if time is None or time.tzinfo is None or not _FIRST_YEAR < time.year <= _LAST_YEAR:
         raise wrong(field, value, "a time such as 2026-08-22T10:00:00Z")
-    return found if found.tzinfo is UTC else found.astimezone(UTC)
+    return time if time.tzinfo is UTC else time.astimezone(UTC)
 
 
 def loads(line: str) -> Any:
-    """A JSON document; None for what is none, or has more levels or digits than can be read."""
+    """Return a JSON document; None for what is none, or has more levels or digits than can be read."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -171,10 +175,10 @@ def loads(line: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A wrong value, in a few characters."""
+    """Return a wrong value, in a few characters."""
     if isinstance(value, str):
-        told = json.dumps(clean(value[:SHOWN_MAX]), ensure_ascii=False)
-        return told if len(value) <= SHOWN_MAX else f"{told[:-1]}..."
+        quoted = json.dumps(clean(value[:SHOWN_MAX]), ensure_ascii=False)
+        return quoted if len(value) <= SHOWN_MAX else f"{quoted[:-1]}..."
     if isinstance(value, bool | None):
         return json.dumps(value)
     if isinstance(value, dict | list):

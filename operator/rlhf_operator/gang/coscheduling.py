@@ -32,7 +32,7 @@ class CoschedulingBackend:
     immutable: bool = False
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """The PodGroup."""
+        """Return the PodGroup."""
         spec: Json = {"minMember": min_count(job), "minResources": min_resources(job, pods)}
         if job.spec.scheduling.gang.timeout_seconds is not None:
             spec["scheduleTimeoutSeconds"] = job.spec.scheduling.gang.timeout_seconds
@@ -40,5 +40,5 @@ class CoschedulingBackend:
         return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """The pod carries its group's name and goes to the scheduler that has the plugin."""
+        """Return the pod with its group's name, for the scheduler that has the plugin."""
         return with_scheduler(labelled(pod, {GROUP_LABEL: job.name}), scheduler(job, SCHEDULER))

@@ -99,12 +99,12 @@ def workload_of(body: Mapping[str, Any]) -> KueueWorkload:
         requests_hash=_texts(meta.get("annotations"), "metadata.annotations").get(REQUESTS_HASH, ""),
         counts=_counts(listed(spec.get("podSets"), "spec.podSets")),
         conditions={
-            text(each.get("type"), "status.conditions.type", NAME_MAX, empty=False): (
-                text(each.get("status"), "status.conditions.status", NAME_MAX),
-                text(each.get("reason"), "status.conditions.reason", NAME_MAX),
-                text(each.get("message"), "status.conditions.message", MESSAGE_MAX),
+            text(condition.get("type"), "status.conditions.type", NAME_MAX, empty=False): (
+                text(condition.get("status"), "status.conditions.status", NAME_MAX),
+                text(condition.get("reason"), "status.conditions.reason", NAME_MAX),
+                text(condition.get("message"), "status.conditions.message", MESSAGE_MAX),
             )
-            for each in conditions
+            for condition in conditions
         },
         cluster_queue=text(admission.get("clusterQueue"), "status.admission.clusterQueue", NAME_MAX),
         flavors=_flavors(admission),
@@ -115,33 +115,33 @@ def workload_of(body: Mapping[str, Any]) -> KueueWorkload:
 def _counts(pod_sets: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     place = "spec.podSets"
     return {
-        text(each.get("name", "main"), f"{place}.name", NAME_MAX): whole(
-            each.get("count", 1), f"{place}.count", COUNT_MAX
+        text(pod_set.get("name", "main"), f"{place}.name", NAME_MAX): whole(
+            pod_set.get("count", 1), f"{place}.count", COUNT_MAX
         )
-        for each in pod_sets
+        for pod_set in pod_sets
     }
 
 
 def _flavors(admission: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     place = "status.admission.podSetAssignments"
     return {
-        text(each.get("name", "main"), f"{place}.name", NAME_MAX): tuple(
-            dict.fromkeys(_texts(each.get("flavors"), f"{place}.flavors").values())
+        text(assignment.get("name", "main"), f"{place}.name", NAME_MAX): tuple(
+            dict.fromkeys(_texts(assignment.get("flavors"), f"{place}.flavors").values())
         )
-        for each in listed(admission.get("podSetAssignments"), place)
+        for assignment in listed(admission.get("podSetAssignments"), place)
     }
 
 
 def _texts(value: Any, field: str) -> dict[str, str]:
-    """A map of texts."""
-    found = mapping(value, field)
-    if len(found) > PLACEMENT_MAX:
-        raise wrong(field, found, f"an object of at most {PLACEMENT_MAX} texts")
-    return {str(name): text(each, f"{field}[{name}]", VALUE_MAX) for name, each in found.items()}
+    """Return a map of texts."""
+    entries = mapping(value, field)
+    if len(entries) > PLACEMENT_MAX:
+        raise wrong(field, entries, f"an object of at most {PLACEMENT_MAX} texts")
+    return {str(name): text(entry, f"{field}[{name}]", VALUE_MAX) for name, entry in entries.items()}
 
 
 def flavor_of(body: Mapping[str, Any]) -> PodPlacement:
-    """A ResourceFlavor as what it asks of pods. Raises UnreadableError."""
+    """Return a ResourceFlavor as what it asks of pods. Raises UnreadableError."""
     bounded(body)
     spec = mapping(body.get("spec"), "spec")
     return PodPlacement(_texts(spec.get("nodeLabels"), "spec.nodeLabels"), _tolerations(spec, "spec"))
@@ -152,7 +152,7 @@ def _tolerations(value: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any
 
 
 def priority_value(body: Mapping[str, Any]) -> int:
-    """Of a priority class. Raises UnreadableError."""
+    """Return the value of a priority class. Raises UnreadableError."""
     value = body.get("value", 0)
     if type(value) is not int or abs(value) > COUNT_MAX:
         raise wrong("value", value, "a whole number of 32 bits")
@@ -160,14 +160,14 @@ def priority_value(body: Mapping[str, Any]) -> int:
 
 
 def _updates(checks: Sequence[Mapping[str, Any]]) -> dict[str, PodPlacement]:
-    place, found = "status.admissionChecks.podSetUpdates", dict[str, PodPlacement]()
-    for update in (each for check in checks for each in listed(check.get("podSetUpdates"), place)):
+    place, placements = "status.admissionChecks.podSetUpdates", dict[str, PodPlacement]()
+    for update in (pod_update for check in checks for pod_update in listed(check.get("podSetUpdates"), place)):
         name = text(update.get("name"), f"{place}.name", NAME_MAX, empty=False)
-        before = found.get(name, PodPlacement())
-        found[name] = PodPlacement(
+        before = placements.get(name, PodPlacement())
+        placements[name] = PodPlacement(
             {**before.node_selector, **_texts(update.get("nodeSelector"), f"{place}.nodeSelector")},
             [*before.tolerations, *_tolerations(update, place)],
             {**before.labels, **_texts(update.get("labels"), f"{place}.labels")},
             {**before.annotations, **_texts(update.get("annotations"), f"{place}.annotations")},
         )
-    return found
+    return placements

@@ -1,6 +1,6 @@
 """Who is of a gang: how many pods must fit at once, what they ask for, and which scheduler they name.
 
-Rule: pure. The minimum is what an iteration can not do without: the coordinator, every training rank (in whose
+Rule: pure. The minimum is what an iteration cannot do without: the coordinator, every training rank (in whose
 pod it may be), one generation worker, and one inference worker where the job has any. The rest is elastic and joins
 when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 """
@@ -23,28 +23,28 @@ _PLACED_BY: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassNam
 
 
 def counts(job: RLHFJob) -> dict[Group, int]:
-    """Pods of each group that has any, the coordinator first."""
+    """Return the pods of each group that has any, the coordinator first."""
     return {Group.COORDINATOR: 1} | {group: count for group, count, _ in workers(job) if count}
 
 
 def minimum(job: RLHFJob) -> dict[Group, int]:
-    """Pods of each group without which the job can not begin."""
+    """Return the pods of each group without which the job cannot begin."""
     ranks = {job.spec.rank_group: job.spec.training.ranks}
     return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
 
 
 def min_count(job: RLHFJob) -> int:
-    """Pods that must fit at once."""
+    """Return the number of pods that must fit at once."""
     return sum(minimum(job).values())
 
 
 def examples(job: RLHFJob) -> dict[Group, Json]:
-    """One pod of each group that has any, as it would be made now. Raises TemplateError."""
+    """Return one pod of each group that has any, as it would be made now. Raises TemplateError."""
     return {group: pod(job, group, 0, Images()) for group in counts(job)}
 
 
 def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
-    """What the minimum asks for in sum, by resource; `pods`: one of each group."""
+    """Return what the minimum asks for in sum, by resource. `pods` has one of each group."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
         for name, asked in requests(pods[group]).items():
@@ -53,16 +53,16 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
 
 
 def requests(manifest: Json) -> dict[str, Decimal]:
-    """What one pod asks for: all its containers, or its largest init container where that is more."""
+    """Return what one pod asks for: all its containers, or its largest init container where that is more."""
     spec = manifest["spec"]
-    found: dict[str, Decimal] = {}
+    total: dict[str, Decimal] = {}
     for container in spec["containers"]:
         for name, asked in _asked(container).items():
-            found[name] = found.get(name, Decimal(0)) + asked
+            total[name] = total.get(name, Decimal(0)) + asked
     for container in spec.get("initContainers") or []:
         for name, asked in _asked(container).items():
-            found[name] = max(found.get(name, Decimal(0)), asked)
-    return found
+            total[name] = max(total.get(name, Decimal(0)), asked)
+    return total
 
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
@@ -91,21 +91,15 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
 
 
 def schedulers(job: RLHFJob) -> set[str]:
-    """Schedulers that the pod templates name."""
+    """Return the schedulers that the pod templates name."""
     templates = (job.spec.coordinator, job.spec.generation, job.spec.inference, job.spec.training)
-    found = ((each.template.get("spec") or {}).get("schedulerName") for each in templates)
-    return {str(name) for name in found if name}
+    schedulers_named = ((fields.template.get("spec") or {}).get("schedulerName") for fields in templates)
+    return {str(name) for name in schedulers_named if name}
 
 
 def scheduler(job: RLHFJob, default: str | None) -> str | None:
-    """The one scheduler of all pods: that of the templates, else `default`; None leaves it to the cluster."""
+    """Return the one scheduler of all pods: that of the templates, else `default`. None leaves it to the cluster."""
     return next(iter(schedulers(job)), default)
-
-
-def told(found: Mapping[Group, int]) -> str:
-    """`1 coordinator, 2 generation and 4 training pods`."""
-    parts = [f"{count} {group.value}" for group, count in found.items()]
-    return f"{', '.join(parts[:-1])} and {parts[-1]} pods" if len(parts) > 1 else f"{parts[0]} pod"
 
 
 def _asked(container: Mapping[str, Any]) -> dict[str, Decimal]:

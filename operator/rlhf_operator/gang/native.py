@@ -34,11 +34,11 @@ class NativeBackend:
 
     @property
     def immutable(self) -> bool:
-        """Both alpha versions refuse any change of the minimum."""
+        """Return whether the minimum is fixed: both alpha versions refuse any change of it."""
         return not self.version.endswith("/v1beta1")
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """The Workload, and from 1.36 on the PodGroup."""
+        """Return the Workload, and from 1.36 on the PodGroup."""
         policy = {"gang": {"minCount": min_count(job)}}
         owner = {"apiGroup": names.GROUP, "kind": names.KIND, "name": job.name}
         if self.version.endswith("/v1alpha1"):
@@ -53,7 +53,7 @@ class NativeBackend:
         ]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """The pod names its group; all pods of one must have the same scheduler."""
+        """Return the pod with the name of its group; all pods of one must have the same scheduler."""
         if self.version.endswith("/v1alpha1"):
             group: Json = {"workloadRef": {"name": job.name, "podGroup": TEMPLATE}}
         else:
@@ -66,7 +66,7 @@ class NativeBackend:
         return {"workloadRef": {"workloadName": job.name, "templateName": TEMPLATE}}
 
     def _priority(self, job: RLHFJob) -> Json:
-        """In 1.36 the field is there only with a feature gate of its own, WorkloadAwarePreemption."""
+        """Return the group's priority class. In 1.36 it needs a feature gate of its own, WorkloadAwarePreemption."""
         name = job.spec.scheduling.priority_class_name
         return {"priorityClassName": name} if name and not self.immutable else {}
 

@@ -33,7 +33,7 @@ class VolcanoBackend:
     immutable: bool = False
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """The PodGroup."""
+        """Return the PodGroup."""
         scheduling = job.spec.scheduling
         spec: Json = {"minMember": min_count(job), "minResources": min_resources(job, pods)}
         if scheduling.gang.queue:
@@ -44,5 +44,5 @@ class VolcanoBackend:
         return [{"apiVersion": self.version, "kind": "PodGroup", "metadata": meta, "spec": spec}]
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
-        """The pod names its group and goes to Volcano's scheduler, or the one that its template names."""
+        """Return the pod with the name of its group, for Volcano's scheduler or the one that its template names."""
         return with_scheduler(labelled(pod, {}, {GROUP_ANNOTATION: job.name}), scheduler(job, SCHEDULER))

@@ -18,21 +18,21 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """What is wrong with the templates of a resolved job, also of groups that have no pods for now, and with where its
-    pods keep checkpoints.
+    """Return what is wrong with the templates of a resolved job, also of groups that have no pods for now, and with
+    where its pods keep checkpoints.
     """
-    found = list(_of_templates(job))
-    if not any(each.severity is Severity.ERROR for each in found):
-        found += storage.problems_of(job)
-    return found
+    problems = list(_of_templates(job))
+    if not any(problem.severity is Severity.ERROR for problem in problems):
+        problems += storage.problems_of(job)
+    return problems
 
 
 def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:
-    """The job with its templates that no pod can be made by left out, so that nothing reads them."""
+    """Return the job without the templates that no pod can be made by, so that nothing reads them."""
     update = {}
     for group in Group:
         path, fields = f"spec.{group}.template", getattr(job.spec, group)
-        if any(each.severity is Severity.ERROR and each.field.startswith(path) for each in problems):
+        if any(problem.severity is Severity.ERROR and problem.field.startswith(path) for problem in problems):
             update[group.value] = fields.model_copy(update={"template": {}})
     return job.model_copy(update={"spec": job.spec.model_copy(update=update)})
 
@@ -43,9 +43,9 @@ def _of_templates(job: RLHFJob) -> Iterator[Problem]:
     beside = coordinator_pod(job, "")
     for group in _GROUPS:
         path = f"spec.{group}.template"
-        found = problems_of(getattr(job.spec, group).template, path, worker(job, group, 0, ""))
-        yield from found
-        broken = unused or any(each.severity is Severity.ERROR for each in found)
+        problems = problems_of(getattr(job.spec, group).template, path, worker(job, group, 0, ""))
+        yield from problems
+        broken = unused or any(problem.severity is Severity.ERROR for problem in problems)
         if group is job.spec.rank_group and not broken:
             # Beside mounts that cannot be read, the coordinator's template is judged alone.
             beside = mounting(job, "", {})

@@ -14,7 +14,8 @@ from rlhf_operator.manifests.paths import JOB_KEY, REWARD_KEY, REWARD_PATH
 
 
 def document(job: RLHFJob) -> dict[str, Any]:
-    """The resolved job as JSON, nulls included: a null that turns something off must not come back as its default.
+    """Return the resolved job as JSON, nulls included: a null that turns something off must not come back as its
+    default.
 
     A reward function in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status
     is left out: it changes, the configuration of a running job does not.
@@ -29,7 +30,7 @@ def document(job: RLHFJob) -> dict[str, Any]:
 
 
 def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The ConfigMap: `data`, or the job as it is now."""
+    """Return the ConfigMap with `data`, or with the job as it is now."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -39,12 +40,12 @@ def configuration(job: RLHFJob, data: Mapping[str, str] | None = None) -> dict[s
 
 
 def text_of(written: Mapping[str, Any]) -> str:
-    """A document as the ConfigMap holds it."""
+    """Return a document as the ConfigMap holds it."""
     return json.dumps(written, indent=2)
 
 
 def secret(job: RLHFJob, certificates: Mapping[str, bytes]) -> dict[str, Any]:
-    """The certificates of the job's processes; `certificates` is `Certificates.data()`."""
+    """Return the Secret with the certificates of the job's processes; `certificates` is `Certificates.data()`."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

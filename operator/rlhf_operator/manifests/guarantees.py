@@ -33,7 +33,7 @@ _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.inte
 
 
 def problems_of(template: Json, path: str, gpus: int) -> Iterator[Problem]:
-    """What a template asks for and does not get; `gpus` is what our container has."""
+    """Yield what a template asks for and does not get; `gpus` is what our container has."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     for name in metadata.get("labels") or {}:
         if name.startswith(_OWN_LABELS):
@@ -121,7 +121,7 @@ def _volume(volume: Json, path: str) -> Iterator[Problem]:
 
 
 def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[Problem]:
-    """Devices are asked for by the manifest, which chooses what processes compute on; what a template adds idles."""
+    """Yield devices that a template adds: the manifest chooses what processes compute on, so they would idle."""
     resources = container.get("resources") or {}
     ours = container.get("name") == CONTAINER
     group = template.removesuffix(".template")

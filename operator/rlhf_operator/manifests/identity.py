@@ -30,84 +30,88 @@ APPLICATION: Final = "rlhf-operator"
 
 
 def namespace(job: RLHFJob) -> str:
-    """The job's namespace; `default` when the manifest names none, as kubectl has it."""
+    """Return the job's namespace; `default` when the manifest names none, as kubectl has it."""
     return str(job.metadata.get("namespace") or "default")
 
 
 def pod_name(job: RLHFJob, group: Group, index: Number) -> str:
-    """`<job>-coordinator`, or `<job>-<group>-<index>`."""
+    """Return `<job>-coordinator`, or `<job>-<group>-<index>`."""
     if group is Group.COORDINATOR:
         return f"{job.name}-{group}"
     return f"{job.name}-{names.worker_name(group, index)}"
 
 
 def pod_host(job: RLHFJob, group: Group, index: Number = 0) -> str:
-    """Host name under which the other pods of the job reach this one (headless Service, hence one record a pod)."""
+    """Return the host name under which the other pods of the job reach this one: the headless Service has one record
+    per pod.
+    """
     return f"{pod_name(job, group, index)}.{service_name(job)}.{namespace(job)}.svc"
 
 
 def service_name(job: RLHFJob) -> str:
-    """The headless Service over all pods of the job; pods are its host names."""
+    """Return the name of the headless Service over all pods of the job; pods are its host names."""
     return job.name
 
 
 def coordinator_service_name(job: RLHFJob) -> str:
-    """The Service by which the operator and users reach the coordinator."""
+    """Return the name of the Service by which the operator and users reach the coordinator."""
     return f"{job.name}-{Group.COORDINATOR}"
 
 
 def certificates_name(job: RLHFJob) -> str:
-    """The Secret with ca.crt, tls.crt, tls.key."""
+    """Return the name of the Secret with ca.crt, tls.crt, tls.key."""
     return f"{job.name}-certificates"
 
 
 def authority_name(job: RLHFJob) -> str:
-    """The Secret with the key of the job's authority; no pod mounts it."""
+    """Return the name of the Secret with the key of the job's authority; no pod mounts it."""
     return f"{job.name}-authority"
 
 
 def configuration_name(job: RLHFJob) -> str:
-    """The ConfigMap with the resolved job."""
+    """Return the name of the ConfigMap with the resolved job."""
     return configuration_of(job.name)
 
 
 def configuration_of(job: str) -> str:
-    """The same, by the job's name."""
+    """Return the same, by the job's name."""
     return f"{job}-job"
 
 
 def selector(job: RLHFJob, group: Group | None = None) -> dict[str, str]:
-    """Labels that find the job's pods, or those of one group."""
-    found = {names.LABEL_JOB_NAME: job.name}
+    """Return the labels that find the job's pods, or those of one group."""
+    matching = {names.LABEL_JOB_NAME: job.name}
     if group is not None:
-        found[names.LABEL_GROUP] = group.value
-    return found
+        matching[names.LABEL_GROUP] = group.value
+    return matching
 
 
 def labels(
     job: RLHFJob, group: Group | None = None, index: Number | None = None, epoch: Number | None = None
 ) -> dict[str, str]:
-    """Labels of an object of the job; pods also carry their group, index and epoch."""
-    found = {
+    """Return the labels of an object of the job; pods also carry their group, index and epoch."""
+    every = {
         "app.kubernetes.io/name": APPLICATION,
         "app.kubernetes.io/instance": job.name,
         "app.kubernetes.io/managed-by": APPLICATION,
         **selector(job, group),
     }
     if uid := job.metadata.get("uid"):
-        found[names.LABEL_JOB_UID] = str(uid)
+        every[names.LABEL_JOB_UID] = str(uid)
     if group is not None:
-        found["app.kubernetes.io/component"] = group.value
+        every["app.kubernetes.io/component"] = group.value
     if index is not None:
-        found[names.LABEL_INDEX] = str(index)
+        every[names.LABEL_INDEX] = str(index)
     if epoch is not None:
-        found[names.LABEL_EPOCH] = str(epoch)
-    return found
+        every[names.LABEL_EPOCH] = str(epoch)
+    return every
 
 
-def metadata(job: RLHFJob, name: str, found: dict[str, str]) -> dict[str, Any]:
-    """Object metadata; owned by the RLHFJob once the API server has given it a uid, so deletion takes all along."""
-    meta: dict[str, Any] = {"name": name, "namespace": namespace(job), "labels": found}
+def metadata(job: RLHFJob, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Return object metadata, owned by the RLHFJob once the API server has given it a uid, so that its deletion takes
+    all along.
+    """
+    meta: dict[str, Any] = {"name": name, "namespace": namespace(job), "labels": labels}
     if uid := job.metadata.get("uid"):
         meta["ownerReferences"] = [
             {

@@ -17,7 +17,7 @@ NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 
 
 def services(job: RLHFJob) -> list[dict[str, Any]]:
-    """One Service that gives every pod a host name, and one for the coordinator alone."""
+    """Return one Service that gives every pod a host name, and one for the coordinator alone."""
     metrics = {"name": "metrics", "port": names.METRICS_PORT, "targetPort": names.METRICS_PORT, "protocol": "TCP"}
     worker = {"name": "grpc", "port": names.WORKER_PORT, "targetPort": names.WORKER_PORT, "protocol": "TCP"}
     coordinator = {
@@ -56,7 +56,9 @@ def _headless(
 
 
 def network_policy(job: RLHFJob, home: str = "") -> dict[str, Any]:
-    """Ingress of the job's pods; `home` is the operator's namespace, empty where it runs outside of the cluster."""
+    """Return the NetworkPolicy of the job's pods; `home` is the operator's namespace, empty where it runs outside of
+    the cluster.
+    """
     operator = {"app.kubernetes.io/name": identity.APPLICATION, "app.kubernetes.io/component": "operator"}
     namespace = {"matchLabels": {NAMESPACE_LABEL: home}} if home else {}
     return {

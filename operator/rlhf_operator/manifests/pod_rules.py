@@ -24,7 +24,7 @@ _REFERENCES: Final = ("serviceAccountName", "priorityClassName", "runtimeClassNa
 
 
 def problems_of(template: Json, path: str, own_container: str, own_volumes: Set[str]) -> Iterator[Problem]:
-    """What the API server would say of a pod made from the template with our container and our volumes."""
+    """Yield what the API server would say of a pod made from the template with our container and our volumes."""
     for problem in _problems(template, path, own_container, own_volumes):
         yield Problem(problem.field, problem.value, problem.message, severity=Severity.SERVER)
 
@@ -43,7 +43,7 @@ def _problems(template: Json, path: str, own_container: str, own_volumes: Set[st
         yield from _toleration(toleration, f"{path}.tolerations[{index}]")
     volumes = spec.get("volumes") or []
     yield from _volumes(volumes, f"{path}.volumes")
-    mountable = own_volumes | {str(each.get("name")) for each in volumes}
+    mountable = own_volumes | {str(volume.get("name")) for volume in volumes}
     names: set[str] = set()
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind) or []):
@@ -120,7 +120,7 @@ def _variable(variable: Json, path: str) -> Iterator[Problem]:
     source = variable.get("valueFrom")
     if source is not None and variable.get("value"):
         yield Problem(f"{path}.valueFrom", source, "must be left out beside value: use one of both")
-    elif source is not None and sum(each is not None for each in source.values()) != 1:
+    elif source is not None and sum(choice is not None for choice in source.values()) != 1:
         yield Problem(f"{path}.valueFrom", source, "needs exactly one source, such as secretKeyRef")
 
 
@@ -181,7 +181,7 @@ def _is_extended(name: str) -> bool:
 
 
 def _taken(path: str, name: object, names: set[str], what: str) -> Iterator[Problem]:
-    """A name that is a DNS label, and that nothing else of the kind has."""
+    """Yield what is wrong with a name that must be a DNS label, and that nothing else of the kind may have."""
     text = str(name or "")
     yield from _said(path, text, name_problem(text, label=True))
     yield from _again(path, text, names, what)

@@ -59,7 +59,9 @@ CONTAINER_SECURITY: Final = {
 
 
 def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dict[str, Any]:
-    """The coordinator. Its run folder is beside the checkpoints, so that a pod on another node finds the journal."""
+    """Return the coordinator's pod. Its run folder lies with the checkpoints, so that a pod on another node finds the
+    journal.
+    """
     checkpoints = job.spec.checkpoints
     run_dir = f"{checkpoints.path.rstrip('/')}/run" if checkpoints else RUN_PATH
     env = {
@@ -87,7 +89,7 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
 def worker_pod(
     job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str, user: int | None = USER_ID
 ) -> dict[str, Any]:
-    """One worker of a group; a training rank is a worker."""
+    """Return the pod of one worker of a group; a training rank is a worker."""
     env = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
         Env.LISTEN: f"[::]:{names.WORKER_PORT}",
@@ -134,13 +136,13 @@ def _staying(pod: dict[str, Any]) -> dict[str, Any]:
 
 def tell_grace(pod: dict[str, Any]) -> None:
     """Tells our container of a merged pod how long it may take to end."""
-    container = next(each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
+    container = next(container for container in pod["spec"]["containers"] if container["name"] == CONTAINER)
     grace = {"name": Env.GRACE.value, "value": str(pod["spec"]["terminationGracePeriodSeconds"])}
     container["env"] = [*container["env"], grace]
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:
-    """By which a kubelet ends a process that hangs, once it has begun; `rlhf_api.endpoint` answers."""
+    """Return the probes by which a kubelet ends a process that hangs once it began; `rlhf_api.endpoint` answers."""
     patience = job.spec.run_policy.hang_timeout_seconds
     if not patience:
         return {}

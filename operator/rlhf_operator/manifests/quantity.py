@@ -12,9 +12,9 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {**_BINARY, **_DECIMAL, **_SMALL}
 
 
 def amount(text: object) -> Decimal:
-    """A quantity as Kubernetes writes it: 500m, 1Gi, 2, 1e3. Raises ValueError."""
+    """Return a quantity as Kubernetes writes it (500m, 1Gi, 2, 1e3) as a number. Raises ValueError."""
     given = str(text).strip()
-    suffix = next((each for each in _SUFFIXES if given.endswith(each)), "")
+    suffix = next((ending for ending in _SUFFIXES if given.endswith(ending)), "")
     try:
         return Decimal(given.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
     except ArithmeticError as error:
@@ -22,5 +22,5 @@ def amount(text: object) -> Decimal:
 
 
 def written(value: Decimal) -> str:
-    """The shortest quantity that is no less."""
+    """Return the shortest quantity that is no less."""
     return str(int(value)) if value == int(value) else f"{math.ceil(value * 1000)}m"

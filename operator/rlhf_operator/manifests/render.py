@@ -34,7 +34,7 @@ _LIVE: Final[Mapping[str, Any]] = {
     "checkpoints": {"every", "keep"},
     "run_policy": {"worker_timeout_seconds", "start_timeout_seconds", "active_deadline_seconds"},
 }
-"""Fields that may change in a live job and are read by its processes when they start; sizes are told while they run."""
+"""Fields that may change in a live job and are read by its processes when they start; sizes are sent while they run."""
 
 
 _HUB: Final = "HF_"
@@ -63,13 +63,14 @@ class RenderedObjects:
 
     @property
     def all(self) -> list[Json]:
-        """In the order in which they are applied."""
+        """Return all of them in the order in which they are applied."""
         return [*self.supporting, *self.pods]
 
 
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
-    """(group, number of workers, fields) of the groups that the algorithm's graph needs. Training has none of its own
-    where its ranks are held by another group's workers."""
+    """Return (group, number of workers, fields) of the groups that the algorithm's graph needs. Training has none of
+    its own where its ranks are held by another group's workers.
+    """
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
         (Group.GENERATION, spec.generation.replicas, spec.generation),
@@ -92,7 +93,7 @@ def render(
     images: Images | None = None,
     epochs: Mapping[Group, int] | None = None,
 ) -> RenderedObjects:
-    """The objects of a resolved job; `epochs` counts the restarts of each group. Raises TemplateError."""
+    """Return the objects of a resolved job; `epochs` counts the restarts of each group. Raises TemplateError."""
     images, epochs = images or Images(), epochs or {}
     pods = [pod(job, Group.COORDINATOR, 0, images, epochs.get(Group.COORDINATOR, 0))]
     for group, count, _ in workers(job):
@@ -102,13 +103,14 @@ def render(
 
 
 def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -> list[Json]:
-    """What pods need beside the Secret: ConfigMap (with `data` where that is not of this moment), Services,
-    NetworkPolicy; `home` is the operator's namespace."""
+    """Return what pods need beside the Secret: ConfigMap (with `data` where that is not of this moment), Services,
+    NetworkPolicy. `home` is the operator's namespace.
+    """
     return [configuration(job, data), *services(job), network_policy(job, home)]
 
 
 def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number = 0, mark: str = "") -> Json:
-    """One pod of a resolved job; `mark` is its `template_mark` when that is known. Raises TemplateError."""
+    """Return one pod of a resolved job. Raises TemplateError."""
     mark = mark or template_hash(job, group)
     if group is Group.COORDINATOR:
         return _coordinator(job, images, epoch, mark)
@@ -121,20 +123,20 @@ def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number
 
 
 def worker(job: RLHFJob, group: Group, index: Number, image: str, user: int | None = USER_ID) -> Json:
-    """A worker's pod before its template is merged in."""
+    """Return a worker's pod before its template is merged in."""
     fields: GroupFields = getattr(job.spec, group)
     return worker_pod(job, group, index, fields, image, user)
 
 
 def rank_template(job: RLHFJob) -> dict[str, Any]:
-    """The user's template of the pods that hold training ranks."""
+    """Return the user's template of the pods that hold training ranks."""
     template: dict[str, Any] = getattr(job.spec, job.spec.rank_group).template
     return template
 
 
 def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
-    """The coordinator's pod before its own template: it reads prompts and tokenizer and writes checkpoints, so it
-    mounts what pods with ranks mount.
+    """Return the coordinator's pod before its own template: it reads prompts and tokenizer and writes checkpoints, so
+    it mounts what pods with ranks mount.
 
     Of their template it takes volumes, our container's mounts and variables of the model hub, pull secrets and the
     pod's security context.
@@ -147,14 +149,16 @@ def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | No
     shared = {key: spec[key] for key in ("volumes", "imagePullSecrets", "securityContext") if key in spec}
     for container in spec.get("containers") or []:
         if container.get("name") == CONTAINER:
-            hub = [each for each in container.get("env") or [] if str(each.get("name", "")).startswith(_HUB)]
+            hub = [
+                variable for variable in container.get("env") or [] if str(variable.get("name", "")).startswith(_HUB)
+            ]
             taken = {"volumeMounts": container.get("volumeMounts"), "env": hub}
             shared["containers"] = [{"name": CONTAINER, **{key: value for key, value in taken.items() if value}}]
     return merge_pod(coordinator_pod(job, image, user), {"spec": shared}, labels, path)
 
 
 def unused_template(job: RLHFJob) -> list[Problem]:
-    """A template of training where its ranks are held by another group's workers."""
+    """Return what is wrong with a template of training where its ranks are held by another group's workers."""
     template = job.spec.training.template
     if job.spec.rank_group is Group.TRAINING or not _said(template):
         return []
@@ -170,10 +174,11 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 
 
 def template_hash(job: RLHFJob, group: Group) -> str:
-    """Fingerprint of what the user says about a group's pods; the coordinator restarts with ranks, for a checkpoint.
+    """Return the hash by which a group's pods are outdated: of what the user says about them.
 
-    Of templates, and for the coordinator of the settings that it reads when it starts: neither another size nor another
-    version of the operator makes pods outdated. What has its default is left out, so a new field changes nothing.
+    It is of the templates, and for the coordinator of the settings that it reads when it starts: neither another size
+    nor another version of the operator makes pods outdated. The coordinator restarts with the ranks, for a checkpoint.
+    What has its default is left out, so a new field changes nothing.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]
     if group is Group.COORDINATOR:
@@ -184,11 +189,11 @@ def template_hash(job: RLHFJob, group: Group) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Without what says nothing: `{}`, `metadata: {}` and `containers: []` are one template."""
+    """Return a value without what says nothing: `{}`, `metadata: {}` and `containers: []` are one template."""
     if isinstance(value, dict):
-        pruned = {key: _said(each) for key, each in value.items()}
-        return {key: each for key, each in pruned.items() if each not in ({}, [], None)}
-    return [_said(each) for each in value] if isinstance(value, list) else value
+        pruned = {key: _said(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in pruned.items() if entry not in ({}, [], None)}
+    return [_said(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _finished(job: RLHFJob, pod: Json, mark: str) -> Json:

@@ -23,7 +23,7 @@ FIELD: Final = "spec.models.reward.function.configMap"
 
 
 def secret_environment(reward: Reward) -> list[Json]:
-    """Variables of our container that hold what the reward is given from Secrets."""
+    """Return the variables of our container that hold what the reward is given from Secrets."""
     return [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
         for reference, variable in reward.secret_variables().items()
@@ -31,31 +31,31 @@ def secret_environment(reward: Reward) -> list[Json]:
 
 
 def mounted(pod: Mapping[str, Any]) -> str | None:
-    """Name of the ConfigMap whose reward function the pod mounts."""
+    """Return the name of the ConfigMap whose reward function the pod mounts; None when it mounts none."""
     for volume in pod["spec"]["volumes"]:
         if volume.get("name") == VOLUME:
             return str(volume["configMap"]["name"])
     return None
 
 
-def problem(name: str, namespace: str, found: Mapping[str, Any] | None) -> str:
-    """Why the stored ConfigMap `found` (None: there is none) cannot be mounted, and what to do; empty when it can."""
+def problem(name: str, namespace: str, stored: Mapping[str, Any] | None) -> str:
+    """Return why the stored ConfigMap (None: there is none) cannot be mounted, and what to do; empty when it can."""
     remedy = f"kubectl create configmap {name} --namespace={namespace} --from-file={REWARD_KEY}=<your file>"
-    if found is None:
+    if stored is None:
         return f"{FIELD}: {name!r}: no ConfigMap of this name in namespace {namespace}; create it: {remedy}"
-    if _function(found) is None:
-        keys = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])) or "none"
+    if _function(stored) is None:
+        keys = ", ".join(sorted([*(stored.get("data") or {}), *(stored.get("binaryData") or {})])) or "none"
         return f"{FIELD}: {name!r}: the ConfigMap has no key {REWARD_KEY} (its keys: {keys}); make it anew: {remedy}"
     return ""
 
 
-def stamped(pod: Json, found: Mapping[str, Any]) -> Json:
-    """`pod` with the digest of the function in ConfigMap `found`, which has one."""
-    digest = hashlib.sha256(str(_function(found)).encode()).hexdigest()[:16]
+def stamped(pod: Json, stored: Mapping[str, Any]) -> Json:
+    """Return `pod` with the digest of the function in the stored ConfigMap, which has one."""
+    digest = hashlib.sha256(str(_function(stored)).encode()).hexdigest()[:16]
     metadata = pod["metadata"]
     return {**pod, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), CONTENT: digest}}}
 
 
-def _function(found: Mapping[str, Any]) -> str | None:
-    text = (found.get("data") or {}).get(REWARD_KEY) or (found.get("binaryData") or {}).get(REWARD_KEY)
+def _function(stored: Mapping[str, Any]) -> str | None:
+    text = (stored.get("data") or {}).get(REWARD_KEY) or (stored.get("binaryData") or {}).get(REWARD_KEY)
     return str(text) if text else None

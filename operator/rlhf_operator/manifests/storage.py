@@ -24,7 +24,7 @@ _READ_ONLY: Final = frozenset({"configMap", "secret", "projected", "downwardAPI"
 
 
 def problems_of(job: RLHFJob) -> Iterator[Problem]:
-    """What is wrong with the place of a resolved job's checkpoints; its templates must be right."""
+    """Yield what is wrong with the place of a resolved job's checkpoints; its templates must be right."""
     if job.spec.checkpoints is None:
         return
     path = posixpath.normpath(job.spec.checkpoints.path)
@@ -37,15 +37,15 @@ def problems_of(job: RLHFJob) -> Iterator[Problem]:
 
 
 def _wrong(manifest: Json, path: str) -> str:
-    """Why what is written to `path` in our container of a pod is lost, or cannot be written."""
+    """Return why what our container writes to `path` is lost, or cannot be written; empty when neither is so."""
     spec = manifest["spec"]
-    [container] = [each for each in spec["containers"] if each.get("name") == CONTAINER]
-    mounts = [each for each in container.get("volumeMounts") or [] if _within(path, str(each.get("mountPath", "")))]
+    [container] = [container for container in spec["containers"] if container.get("name") == CONTAINER]
+    mounts = [mount for mount in container.get("volumeMounts") or [] if _within(path, str(mount.get("mountPath", "")))]
     if not mounts:
         return "nothing is mounted there, and the root file system is read-only"
-    mount = max(mounts, key=lambda each: len(str(each["mountPath"])))
+    mount = max(mounts, key=lambda mount: len(str(mount["mountPath"])))
     place = mount["mountPath"]
-    volume: Json = next((each for each in spec["volumes"] if each.get("name") == mount.get("name")), {})
+    volume: Json = next((volume for volume in spec["volumes"] if volume.get("name") == mount.get("name")), {})
     if lost := _LOST & volume.keys():
         return f"{place} is an {next(iter(lost))} volume, of which each pod has its own, gone with it"
     claim = volume.get("persistentVolumeClaim") or {}

@@ -22,7 +22,7 @@ from rlhf_operator.manifests.quantity import amount
 Json = dict[str, Any]
 
 MAX_PROBLEMS: Final = 20
-"""Problems told of one template; who has put these right is told the rest."""
+"""Problems that are listed of one template; the rest is listed when these are put right."""
 MAX_DEPTH: Final = 32
 """Levels of a template; the deepest field of a pod's schema is 14 levels down."""
 MAX_CHARACTERS: Final = 1_048_576
@@ -54,7 +54,7 @@ class TemplateError(ManifestError):
 
 
 def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """What is wrong with a template that is merged with our pod `ours`; `path` is its place in the manifest.
+    """Return what is wrong with a template that is merged with our pod `ours`; `path` is its place in the manifest.
 
     Those of `Severity.SERVER` stop no merge: a newer API server may know better.
     """
@@ -64,7 +64,7 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
     (container,) = ours["spec"]["containers"]
     gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
     text = json.dumps(template, sort_keys=True)
-    return _problems(text, path, frozenset(str(each.get("name")) for each in ours["spec"]["volumes"]), gpus)
+    return _problems(text, path, frozenset(str(volume.get("name")) for volume in ours["spec"]["volumes"]), gpus)
 
 
 @cached(REMEMBERED)
@@ -72,23 +72,24 @@ def _problems(text: str, path: str, volumes: frozenset[str], gpus: int) -> tuple
     if len(text) > MAX_CHARACTERS:
         return (Problem(path, None, f"has {len(text)} characters as JSON: must be at most {MAX_CHARACTERS}"),)
     template = json.loads(text)
-    found = list(islice(pod_schema.problems_of(template, path), MAX_PROBLEMS))
-    if all(each.severity is Severity.SERVER for each in found):
+    problems = list(islice(pod_schema.problems_of(template, path), MAX_PROBLEMS))
+    if all(problem.severity is Severity.SERVER for problem in problems):
         # Of what is of the wrong type no more can be said.
-        found += islice(guarantees.problems_of(template, path, gpus), MAX_PROBLEMS)
-        found += islice(pod_rules.problems_of(template, path, CONTAINER, volumes), MAX_PROBLEMS)
-    return tuple(found[:MAX_PROBLEMS])
+        problems += islice(guarantees.problems_of(template, path, gpus), MAX_PROBLEMS)
+        problems += islice(pod_rules.problems_of(template, path, CONTAINER, volumes), MAX_PROBLEMS)
+    return tuple(problems[:MAX_PROBLEMS])
 
 
 def check(template: object, path: str, ours: Mapping[str, Any]) -> None:
     """Raises TemplateError with what stops the merge."""
-    errors = [each for each in problems_of(template, path, ours) if each.severity is Severity.ERROR]
+    errors = [problem for problem in problems_of(template, path, ours) if problem.severity is Severity.ERROR]
     if errors:
         raise TemplateError(errors, path)
 
 
 def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str], path: str) -> Json:
-    """`ours` with the template merged in; metadata holds the template's labels and annotations beside `labels`.
+    """Return `ours` with the template merged in; its metadata holds the template's labels and annotations, and
+    `labels`.
 
     `path` is the template's place in the manifest (`spec.training.template`), for errors. Raises TemplateError.
     """
@@ -112,12 +113,14 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
 
 
 def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
-    """Our pod without a default request above the template's limit: where none is said, the request is the limit."""
+    """Return our pod without a default request above the template's limit: where none is said, the request is the
+    limit.
+    """
     limits = next(
         (
-            (each.get("resources") or {}).get("limits") or {}
-            for each in theirs.get("containers") or ()
-            if each.get("name") == CONTAINER
+            (container.get("resources") or {}).get("limits") or {}
+            for container in theirs.get("containers") or ()
+            if container.get("name") == CONTAINER
         ),
         {},
     )
@@ -129,10 +132,12 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
 
 
 def _give_tmp(container: Json) -> None:
-    """A root file system that we make read-only leaves a container of the template without a place for its files."""
+    """Mount /tmp: a root file system that we make read-only leaves a container of the template without a place for its
+    files.
+    """
     mounts = container.get("volumeMounts") or []
     if container["securityContext"]["readOnlyRootFilesystem"] and TMP["mountPath"] not in {
-        each.get("mountPath") for each in mounts
+        mount.get("mountPath") for mount in mounts
     }:
         container["volumeMounts"] = [*mounts, dict(TMP)]
 
@@ -153,12 +158,13 @@ def _merge(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Json:
 
 
 def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
-    """Ours in our order, each merged with its counterpart, then what only the template has; a key that it has twice is
-    the API server's to refuse, or to take, as it is."""
+    """Return ours in our order, each merged with its counterpart, then what only the template has. A key that it has
+    twice is the API server's to refuse, or to take, as it is.
+    """
     left = list(theirs)
     merged = []
     for item in ours:
-        counterpart = next((each for each in left if each.get(key) == item.get(key)), None)
+        counterpart = next((entry for entry in left if entry.get(key) == item.get(key)), None)
         if counterpart is None:
             merged.append(item)
             continue

@@ -1,7 +1,7 @@
 """What keeps pods of a job from running, in sentences that name the pods, the cause and the remedy.
 
-Rule: pure. The cause is told in the words of whoever said it (API server, scheduler, kubelet), the remedy by the field
-of the manifest or the object that has to change; what nobody says, such as a volume that never comes, is told after a
+Rule: pure. The cause is given in the words of whoever said it (API server, scheduler, kubelet), the remedy by the field
+of the manifest or the object that has to change; what nobody says, such as a volume that never comes, is said after a
 while.
 """
 
@@ -43,59 +43,61 @@ def diagnose(
     now: datetime,
     reading: CoordinatorReading | None = None,
 ) -> list[str]:
-    """What keeps pods from running, the gravest first."""
+    """Return what keeps pods from running, one sentence per cause, the gravest first."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
-    found = [_refused(job, refusals)] if refusals else []
+    sentences = [_refused(job, refusals)] if refusals else []
     stuck = [pod for pod in listed if pod.stuck(now)]
     causes = dict.fromkeys(pod.unschedulable for pod in stuck)
-    found += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
+    sentences += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
     if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
         words = images[0].waiting_message or images[0].waiting
         remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
-        found.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
+        sentences.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
     if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
-        found.append(_broken(job, broken))
+        sentences.append(_broken(job, broken))
     if slow := [pod for pod in listed if pod.waiting == CREATING and pod.active and _older(pod, SLOW, now)]:
-        found.append(_slow(job, slow))
+        sentences.append(_slow(job, slow))
     for pod in [pod for pod in listed if pod.waiting == "CrashLoopBackOff" and pod.end][:SHOWN]:
         assert pod.end is not None
-        found.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
-    if not found and reading is not None and not reading.streams and reading.phase == "Starting":
+        sentences.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
+    if not sentences and reading is not None and not reading.streams and reading.phase == "Starting":
         silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
-        found += [_unheard(job, silent)] if silent else []
+        sentences += [_unheard(job, silent)] if silent else []
     if silence := lost_workers.silence_message(job, listed, reading):
-        found.append(silence)
-    return found
+        sentences.append(silence)
+    return sentences
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
-    """Objects of the job that cannot be read."""
-    found = [
-        f"{kind.rpartition('/')[2]} {each.name} cannot be read ({each.why[:WHY_SHOWN]}): correct that, or delete it"
-        for kind, each in observed.unreadable
+    """Return a sentence per object of the job that cannot be read."""
+    sentences = [
+        f"{kind.rpartition('/')[2]} {body.name} cannot be read ({body.why[:WHY_SHOWN]}): correct that, or delete it"
+        for kind, body in observed.unreadable
     ]
-    more = len(found) - SHOWN
-    return found if more <= 0 else [*found[:SHOWN], f"{more} more cannot be read"]
+    more = len(sentences) - SHOWN
+    return sentences if more <= 0 else [*sentences[:SHOWN], f"{more} more cannot be read"]
 
 
 def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Pods of others that have the names of the job's own: of an earlier job of its name, or of anybody."""
-    wanted = {name for name, _, _ in pod_places(job)} - {each.name for _, each in observed.unreadable}
-    found = sorted(observed.taken & wanted)
-    if not found:
+    """Return a sentence on pods of others that have the names of the job's own: of an earlier job of its name, or of
+    anybody.
+    """
+    wanted = {name for name, _, _ in pod_places(job)} - {unreadable.name for _, unreadable in observed.unreadable}
+    others = sorted(observed.taken & wanted)
+    if not others:
         return []
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return [f"{', '.join(found[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
+    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    return [f"{', '.join(others[:SHOWN])}{more}: a pod of this name is not this job's; delete it if it does not go"]
 
 
 def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
-    """Objects of others that have the names of the job's own."""
+    """Return a sentence on objects of others that have the names of the job's own."""
     if not observed.occupied:
         return []
-    told, place = sorted(observed.occupied), identity.namespace(job)
-    listed = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
-    resources = " ".join(observed.occupied[each] for each in told)
+    titles, place = sorted(observed.occupied), identity.namespace(job)
+    listed = " and ".join([", ".join(titles[:-1]), titles[-1]] if len(titles) > 1 else titles)
+    resources = " ".join(observed.occupied[name] for name in titles)
     text = (
         f"the job needs the name of {listed} in namespace {place}, and what is there is not the job's: it is left as "
         f"it is, and no pod is made beside it. Give the job another name, or remove what is not needed: "
@@ -105,7 +107,7 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 
 def requeue_after(pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Seconds until something is told because of its age."""
+    """Return the seconds until something is said because of its age; None: nothing will be."""
     ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]
     return min(((SLOW - age).total_seconds() for age in ages if age < SLOW), default=None)
 
@@ -115,7 +117,7 @@ def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
 
 
 def _template(pods: Sequence[ObservedPod]) -> str:
-    """Where the templates of these pods are."""
+    """Return where the templates of these pods are."""
     groups = list(dict.fromkeys(pod.group for pod in pods))
     named = [_named_template(group) for group in groups]
     return " and ".join(named) if len(named) < 3 else "the pod templates"
@@ -171,9 +173,9 @@ _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
 
 def _more(job: RLHFJob, stuck: list[ObservedPod]) -> str:
     groups, ranks = {pod.group for pod in stuck}, job.spec.rank_group
-    resizable = [each for each in (Group.GENERATION, Group.INFERENCE) if each in groups and each is not ranks]
+    resizable = [group for group in (Group.GENERATION, Group.INFERENCE) if group in groups and group is not ranks]
     if resizable:
-        return f"add nodes, free some, or lower {' or '.join(f'spec.{each}.replicas' for each in resizable)}"
+        return f"add nodes, free some, or lower {' or '.join(f'spec.{group}.replicas' for group in resizable)}"
     if ranks in groups and getattr(job.spec, ranks).gpus_per_replica:
         return "add nodes with GPUs, or free some"
     return "add nodes, free some, or lower what the pods ask for"
@@ -203,16 +205,16 @@ def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
 
 
 def _mounted(job: RLHFJob, group: Group) -> list[str]:
-    """Objects that a template's volumes name: `secret hub-token`."""
+    """Return the objects that a template's volumes name: `secret hub-token`."""
     groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
-    found: list[str] = []
-    for each in groups:
-        spec: Mapping[str, Any] = getattr(job.spec, each).template.get("spec") or {}
+    objects: list[str] = []
+    for mounting in groups:
+        spec: Mapping[str, Any] = getattr(job.spec, mounting).template.get("spec") or {}
         for volume in spec.get("volumes") or []:
             for kind, field, key in _SOURCES:
                 if name := (volume.get(field) or {}).get(key):
-                    found.append(f"{kind} {name}")
-    return list(dict.fromkeys(found))
+                    objects.append(f"{kind} {name}")
+    return list(dict.fromkeys(objects))
 
 
 _SOURCES: Final = (
@@ -224,7 +226,9 @@ _SOURCES: Final = (
 
 
 def _unheard(job: RLHFJob, silent: list[ObservedPod]) -> str:
-    """Workers run and none has reached the coordinator: nobody else tells of a network that lets nothing through."""
+    """Return that workers run and none has reached the coordinator: nobody else tells of a network that lets nothing
+    through.
+    """
     host = identity.pod_host(job, Group.COORDINATOR)
     return (
         f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "

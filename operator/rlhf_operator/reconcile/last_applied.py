@@ -12,12 +12,12 @@ FINGERPRINT: Final = f"{GROUP}/applied"
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Of an object as it is applied."""
+    """Return the fingerprint of an object as it is applied."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_fingerprint(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """With the fingerprint by which it is known next time."""
+    """Return the object with the fingerprint by which it is known next time."""
     meta = manifest["metadata"]
     notes = {**meta.get("annotations", {}), FINGERPRINT: fingerprint(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": notes}}

@@ -53,13 +53,13 @@ class ParsedJob:
 
     @property
     def planned(self) -> bool:
-        """Pods may be made."""
+        """Return whether pods may be made."""
         return not self.problem
 
     @cached_property
     def warnings(self) -> str:
-        """What the job can be started with and does not do what it seems to; empty when there is nothing."""
-        return "" if self.job is None else _told(advice(self.job))
+        """Return what the job can be started with and does not do what it seems to; empty when there is nothing."""
+        return "" if self.job is None else _listed(advice(self.job))
 
     @cached_property
     def template_hashes(self) -> Mapping[Group, str]:
@@ -68,7 +68,7 @@ class ParsedJob:
 
 
 def parse_job(body: Mapping[str, Any]) -> ParsedJob:
-    """The job of a stored RLHFJob, resolved, without its status."""
+    """Return the job of a stored RLHFJob, resolved, without its status."""
     if wrong := body.get(UNREADABLE):
         return ParsedJob(None, wrong, PlannedReason.INVALID)
     meta = {key: value for key, value in body["metadata"].items() if key in _METADATA}
@@ -76,7 +76,7 @@ def parse_job(body: Mapping[str, Any]) -> ParsedJob:
     # What follows recurses.
     if deep := too_deep(document):
         problem = Problem(deep[:200], None, f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is")
-        return ParsedJob(None, _told([problem]), PlannedReason.INVALID)
+        return ParsedJob(None, _listed([problem]), PlannedReason.INVALID)
     return _parse(json.dumps(document))
 
 
@@ -85,21 +85,23 @@ def _parse(text: str) -> ParsedJob:
     try:
         job = manifest.resolve(manifest.parse_stored(json.loads(text)), _PODS_ROOT)
     except ManifestError as error:
-        return ParsedJob(None, _told(error.problems), _reason(error.problems))
+        return ParsedJob(None, _listed(error.problems), _reason(error.problems))
     except ValidationError as error:
         return ParsedJob(None, str(error), PlannedReason.INVALID)
-    found = problems_of_pods(job)
-    errors = [each for each in found if each.severity is Severity.ERROR]
+    problems = problems_of_pods(job)
+    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     if errors:
-        return ParsedJob(without_broken_templates(job, errors), _told(errors), PlannedReason.INVALID)
+        return ParsedJob(without_broken_templates(job, errors), _listed(errors), PlannedReason.INVALID)
     return ParsedJob(job)
 
 
-def _told(problems: list[Problem]) -> str:
-    return "; ".join(str(Problem(each.field, each.value, each.message)) for each in problems)
+def _listed(problems: list[Problem]) -> str:
+    return "; ".join(str(Problem(problem.field, problem.value, problem.message)) for problem in problems)
 
 
 def _reason(problems: list[Problem]) -> PlannedReason:
-    lacking = {each.field for each in UNAVAILABLE}
-    unavailable = all(each.field in lacking and "not available in this version" in each.message for each in problems)
+    lacking = {problem.field for problem in UNAVAILABLE}
+    unavailable = all(
+        problem.field in lacking and "not available in this version" in problem.message for problem in problems
+    )
     return PlannedReason.UNAVAILABLE if unavailable else PlannedReason.INVALID

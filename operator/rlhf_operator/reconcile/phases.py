@@ -94,13 +94,13 @@ def clean_up(context: ReconcileContext) -> ReconcilePlan:
 
 
 def _finish(context: ReconcileContext, conditions: tuple[ConditionUpdate, ...]) -> PhaseActions:
-    """Complete or fail: all pods that run are ended."""
+    """Return the actions of a job that completes or fails: all pods that run are ended."""
     leaving = tuple(pod for pod in context.pods if pod.active)
     return PhaseActions(conditions, context.versions(), leaving=leaving, started=context.started, finished=True)
 
 
 def _stop(context: ReconcileContext) -> PhaseActions:
-    """Suspend, wait in a queue, or give everything back for a while."""
+    """Return the actions of a job that is suspended, waits in a queue, or gives everything back for a while."""
     job, gang, back_off = context.job, context.gang, context.start_back_off
     coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR]
     left = {"pods_left": bool(context.pods), "coordinator_left": bool(coordinators)}
@@ -133,7 +133,7 @@ def _stop(context: ReconcileContext) -> PhaseActions:
 
 
 def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime | None) -> PhaseActions:
-    """Run: pods that leave, hang or are outdated go, and those that are missing are made."""
+    """Return the actions of a job that runs: pods that leave, hang or are outdated go, missing ones are made."""
     job, now, reading = context.job, context.now, context.reading
     versions = context.versions(failures.restarts.keys())
     leaving = _leaving(context, versions)

@@ -9,7 +9,7 @@ from rlhf_api.names import ExitCode
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 LINES_SHOWN: Final = 8
-"""Lines of a log that are told."""
+"""Lines of a log that are shown."""
 _KILLED: Final = 137
 """128 + SIGKILL."""
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
@@ -26,13 +26,15 @@ _MEANINGS: Final = {
 
 
 def last_words(log: str) -> str:
-    """The last line of a log: why a process ended, as it said itself."""
+    """Return the last line of a log: why a process ended, as it said itself."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def log_lines(pod: ObservedPod) -> str:
-    """The last lines of its log, to be read below a sentence that has the very last; empty when there are no others."""
+    """Return the last lines of a pod's log, to be read below a sentence that has the very last; empty when there are no
+    others.
+    """
     lines = pod.end.message.splitlines() if pod.end else []
     if len(lines) < 2:
         return ""
@@ -40,7 +42,7 @@ def log_lines(pod: ObservedPod) -> str:
 
 
 def how_it_ended(end: PodEnd) -> str:
-    """`exit code 21 (a model folder is missing or corrupt): ...`"""
+    """Return `exit code 21 (a model folder is missing or corrupt): ...`."""
     if end.reason == "OOMKilled":
         return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
     if end.reason in _NOT_STARTED:
@@ -50,5 +52,5 @@ def how_it_ended(end: PodEnd) -> str:
     meaning = _MEANINGS.get(ExitCode(end.code)) if end.code in set(ExitCode) else None
     if end.code == _KILLED:
         meaning = "it was killed from outside"
-    told = last_words(end.message)
-    return f"exit code {end.code}" + (f" ({meaning})" if meaning else "") + (f": {told}" if told else "")
+    line = last_words(end.message)
+    return f"exit code {end.code}" + (f" ({meaning})" if meaning else "") + (f": {line}" if line else "")

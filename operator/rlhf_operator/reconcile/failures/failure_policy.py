@@ -53,29 +53,33 @@ class PolicyMatch:
 
     @property
     def by(self) -> str:
-        """` (rule x of spec.runPolicy.failurePolicy)`, or nothing."""
+        """Return ` (rule x of spec.runPolicy.failurePolicy)`, or nothing."""
         return f" (rule {self.rule} of {POLICY})" if self.rule else ""
 
 
 def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
-    """Of a pod that was preempted, drained, refused by its node or lost with it, or deleted by somebody else."""
-    told = pod.disruption, pod.disruption_message
-    matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_told(rule, *told))
+    """Return the match of a pod that was preempted, drained, refused by its node or lost with it, or deleted by
+    somebody else.
+    """
+    said = pod.disruption, pod.disruption_message
+    matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_said(rule, *said))
     return next((_ruling(rule) for rule in matching), PolicyMatch("Ignore"))
 
 
 def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
-    """Of a pod whose process the coordinator has lost, `alone` or together with another that is counted."""
+    """Return the match of a pod whose process the coordinator has lost, `alone` or together with another that is
+    counted.
+    """
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
     return next((_ruling(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 
 
 def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
-    """Of a pod or container that ended by itself, and badly."""
+    """Return the match of a pod or container that ended by itself, and badly."""
     assert pod.end is not None
-    code, told = pod.end.code, (pod.end.reason, pod.end.message)
+    code, said = pod.end.code, (pod.end.reason, pod.end.message)
     for rule in _about(rules, pod):
-        if _has_exit_code(rule, code) or _has_condition(rule, pod) or _is_told(rule, *told):
+        if _has_exit_code(rule, code) or _has_condition(rule, pod) or _is_said(rule, *said):
             return _ruling(rule)
     if code is not None:
         final = code in VERDICTS if pod.group == Group.COORDINATOR else code in INCURABLE
@@ -95,10 +99,10 @@ def _has_exit_code(rule: FailureRule, code: int | None) -> bool:
 
 def _has_condition(rule: FailureRule, pod: ObservedPod) -> bool:
     patterns = rule.on_pod_conditions or []
-    return any((each.type, each.status) in pod.conditions for each in patterns)
+    return any((pattern.type, pattern.status) in pod.conditions for pattern in patterns)
 
 
-def _is_told(rule: FailureRule, reason: str, message: str) -> bool:
+def _is_said(rule: FailureRule, reason: str, message: str) -> bool:
     wanted = rule.on_pod_failure
     if wanted is None or not (reason or message):
         return False

@@ -76,7 +76,7 @@ class _Pod(_Shape):
 
 
 def misshapen(body: Mapping[str, Any]) -> str:
-    """What is wrong with a pod's body, of its shape; empty when nothing is."""
+    """Return what is wrong with the shape of a pod's body; empty when nothing is."""
     try:
         bounded(body)
         _Pod.model_validate(body)
@@ -84,6 +84,6 @@ def misshapen(body: Mapping[str, Any]) -> str:
         return str(error)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(each) for each in first["loc"])
+        place = ".".join(str(part) for part in first["loc"])
         return f"{place} is {shown(first['input'])}: {first['msg']}"
     return ""

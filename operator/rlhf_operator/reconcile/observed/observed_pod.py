@@ -94,19 +94,19 @@ class ObservedPod:
 
     @property
     def over(self) -> bool:
-        """The pod has ended and never runs again."""
+        """Return whether the pod has ended and never runs again."""
         return self.done or self.phase in ("Succeeded", "Failed")
 
     @property
     def active(self) -> bool:
-        """It runs or may run, and nobody asked for its deletion."""
+        """Return whether it runs or may run, and nobody asked for its deletion."""
         return not self.over and self.deletion is None
 
     def stuck(self, now: datetime) -> bool:
-        """No node can take it, and not only because volumes are still being bound."""
+        """Return whether no node can take it, and not only because volumes are still being bound."""
         return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     @property
     def deletion_asked(self) -> datetime | None:
-        """When its deletion was asked for."""
+        """Return when its deletion was asked for; None: it was not."""
         return None if self.deletion is None else self.deletion - timedelta(seconds=self.grace)

@@ -81,11 +81,13 @@ _GROUPS: Final[Mapping[str, names.Group]] = {group.value: group for group in nam
 _START_UP: Final = frozenset(START_UP)
 _NONE: Final[frozenset[tuple[str, str]]] = frozenset()
 _STARTED: Final = "status.containerStatuses: startedAt"
-_PHASES: Final = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")} | {None: "Pending"}
+_PHASES: Final = {phase: phase for phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown")} | {
+    None: "Pending"
+}
 
 
 def pod_of(body: Json) -> ObservedPod | UnreadableObject:
-    """The record of a pod's body, or why there is none."""
+    """Return the record of a pod's body, or why there is none."""
     try:
         return _pod(body)
     except UnreadableError as error:
@@ -103,7 +105,7 @@ def pod_of(body: Json) -> ObservedPod | UnreadableObject:
 def _pod(body: Json) -> ObservedPod:
     meta, status = body["metadata"], body.get("status") or {}
     labels = meta.get("labels") or {}
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     container = _our_container(status)
     waiting = _init_trouble(status) or (container.get("state") or {}).get("waiting") or {}
     name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
@@ -151,65 +153,69 @@ def _pod(body: Json) -> ObservedPod:
 
 def _group(labels: Json) -> names.Group:
     value = labels.get(names.LABEL_GROUP)
-    found = _GROUPS.get(value) if value is not None else None
-    if found is None:
+    group = _GROUPS.get(value) if value is not None else None
+    if group is None:
         raise wrong(f"metadata.labels[{names.LABEL_GROUP}]", value, f"one of {', '.join(_GROUPS)}")
-    return found
+    return group
 
 
 def _telling(conditions: Mapping[str, Json]) -> frozenset[tuple[str, str]]:
     if len(conditions) > LISTED_MAX:
         raise wrong("status.conditions", list(conditions), f"a list of at most {LISTED_MAX}")
-    told = conditions.keys() - _START_UP
-    if not told:
+    telling = conditions.keys() - _START_UP
+    if not telling:
         return _NONE
-    if not all(isinstance(each, str) for each in told):
+    if not all(isinstance(kind, str) for kind in telling):
         raise TypeError("a condition has no type")
-    return _interned(frozenset((_word(each), _word(conditions[each].get("status"))) for each in told))
+    return _interned(frozenset((_word(kind), _word(conditions[kind].get("status"))) for kind in telling))
 
 
 def _word(value: object) -> str:
-    """A reason or a type, or what stands for one."""
+    """Return a reason or a type, or what stands for one."""
     return clean(value[:WORD_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
 
 
 def _words(value: object) -> str:
-    """A message."""
+    """Return a message."""
     return clean(value[:MESSAGE_KEPT]) if isinstance(value, str) else "" if value is None else shown(value)
 
 
 @lru_cache(maxsize=1024)
 def _interned(conditions: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """One object for all pods that have the same: most of them do."""
+    """Return one object for all pods that have the same conditions: most of them do."""
     return conditions
 
 
 def _our_container(status: Json) -> Json:
-    for each in status.get("containerStatuses") or ():
-        if each.get("name") == CONTAINER:
-            return dict(each)
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            return dict(container)
     return {}
 
 
 def _done(status: Json) -> bool:
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    ended = [(each.get("terminated") or {}).get("exitCode") for each in states]
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+    ended = [(state.get("terminated") or {}).get("exitCode") for state in states]
     if not ended or ended.count(0) < len(ended):
         return False
-    return not any((each.get("state") or {}).get("running") for each in status.get("initContainerStatuses") or ())
+    return not any(
+        (container.get("state") or {}).get("running") for container in status.get("initContainerStatuses") or ()
+    )
 
 
 def _init_trouble(status: Json) -> Json | None:
-    """Why an init container of the template keeps ours from starting, as the `waiting` state of ours; else None."""
+    """Return why an init container of the template keeps ours from starting, as the `waiting` state of ours; None: none
+    does.
+    """
     inits = status.get("initContainerStatuses") or []
     if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
         # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
         return {"reason": "ContainerCreating"}
-    for each in inits:
-        name, state = _word(each.get("name")), each.get("state") or {}
+    for container in inits:
+        name, state = _word(container.get("name")), container.get("state") or {}
         waiting = state.get("waiting") or {}
-        ended = (each.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
-        if ended.get("exitCode") and not each.get("ready"):
+        ended = (container.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
+        if ended.get("exitCode") and not container.get("ready"):
             last = (_words(ended.get("message")).strip().splitlines() or [_word(ended.get("reason"))])[-1]
             return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
         if waiting.get("message"):
@@ -231,7 +237,7 @@ def _unschedulable(condition: Json) -> str:
 
 
 def _disruption(status: Json, conditions: Mapping[str, Json]) -> tuple[str, str]:
-    """(why the pod was taken away, what is said of it); empty: it was not, or by its own fault."""
+    """Return (why the pod was taken away, what is said of it); empty: it was not, or by its own fault."""
     reason, message = _word(status.get("reason")), _words(status.get("message")).strip()
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
@@ -247,10 +253,10 @@ def _began(container: Json) -> datetime | None:
 
 def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
     ended = _ended(container, "state") or _ended(container, "lastState")
-    phase, reason, told = status.get("phase"), _word(status.get("reason")), _words(status.get("message")).strip()
+    phase, reason, message = status.get("phase"), _word(status.get("reason")), _words(status.get("message")).strip()
     if not ended:
         code = 0 if phase == "Succeeded" else None
-        return PodEnd(uid, code, reason, told, None) if phase in ("Failed", "Succeeded") else None
+        return PodEnd(uid, code, reason, message, None) if phase in ("Failed", "Succeeded") else None
     full = str(ended.get("containerID") or "").rpartition("/")[2]
     restarts = whole(container.get("restartCount"), "status.containerStatuses: restartCount")
     name = clean(full[:CONTAINER_ID_SHOWN]) or f"{uid}/{restarts}"
@@ -258,9 +264,9 @@ def _end(uid: str, status: Json, container: Json) -> PodEnd | None:
     at = moment(ended.get("finishedAt"), "status.containerStatuses: finishedAt")
     report = last_report(log) if isinstance(log, str) else None
     if phase == "Failed" and reason:
-        # The kubelet ended what ran, so its words count and not the exit code; it may have told of that end before.
+        # The kubelet ended what ran, so its words count and not the exit code; it may have message of that end before.
         known = name if _code(_ended(container, "state")) else uid
-        return PodEnd(known, None, reason, told, at, report)
+        return PodEnd(known, None, reason, message, at, report)
     return PodEnd(
         name, code, _word(ended.get("reason")), readable(log) if isinstance(log, str) else _words(log), at, report
     )
@@ -271,7 +277,7 @@ def _ended(container: Json, state: str) -> Json:
 
 
 def disrupted(reason: str, message: str) -> bool:
-    """A failed pod without the condition DisruptionTarget was not the fault of what ran in it."""
+    """Return whether a failed pod without the condition DisruptionTarget failed by no fault of what ran in it."""
     if reason == EVICTED:
         return PRESSURE in message
     return reason in GONE or reason in REFUSED or reason.startswith(LACKING)

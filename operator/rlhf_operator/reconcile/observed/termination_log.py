@@ -46,39 +46,39 @@ class FinalReport:
 
 
 def readable(log: str) -> str:
-    """The last lines, in plain words; the very last says why the process ended."""
+    """Return the last lines, in plain words; the very last says why the process ended."""
     # Of a traceback's marks below the line nothing is left without the line's own place.
     lines = [line for entry in log[-READ:].splitlines() for line in _lines(entry) if line.strip(" ^~")]
-    told = clean("\n".join(lines))
-    if len(told) <= KEPT:
-        return told
-    _, _, whole_lines = told[-KEPT:].partition("\n")
-    return whole_lines or told[-KEPT:]
+    shown_log = clean("\n".join(lines))
+    if len(shown_log) <= KEPT:
+        return shown_log
+    _, _, whole_lines = shown_log[-KEPT:].partition("\n")
+    return whole_lines or shown_log[-KEPT:]
 
 
 def last_report(log: str) -> FinalReport | None:
-    """The coordinator's, when it came to that; None when the last one has another form."""
+    """Return the coordinator's report, when it came to that; None when the last one has another form."""
     for line in reversed(log[-READ:].splitlines()):
-        found = _entry(line).get("report")
-        if isinstance(found, dict):
-            return _report(found)
+        report = _entry(line).get("report")
+        if isinstance(report, dict):
+            return _report(report)
     return None
 
 
-def _report(found: Mapping[str, Any]) -> FinalReport | None:
+def _report(report: Mapping[str, Any]) -> FinalReport | None:
     try:
         return FinalReport(
-            whole(found.get("iteration"), "report.iteration", ITERATION_MAX),
-            text(found.get("checkpoint"), "report.checkpoint", PATH_MAX),
-            metrics(found.get("metrics")),
+            whole(report.get("iteration"), "report.iteration", ITERATION_MAX),
+            text(report.get("checkpoint"), "report.checkpoint", PATH_MAX),
+            metrics(report.get("metrics")),
         )
     except UnreadableError:
         return None
 
 
-def metrics(found: Any) -> dict[str, float]:
-    """Those of a map that are finite numbers with names."""
-    given = found.items() if isinstance(found, Mapping) else ()
+def metrics(entries: Any) -> dict[str, float]:
+    """Return the entries of a map that are finite numbers with names."""
+    given = entries.items() if isinstance(entries, Mapping) else ()
     numbers = {clean(name[:METRIC_NAME_MAX]): value for name, value in given if type(value) in (int, float)}
     return {
         name: float(value)
@@ -88,22 +88,24 @@ def metrics(found: Any) -> dict[str, float]:
 
 
 def _entry(line: str) -> dict[str, Any]:
-    found = loads(line) if line.startswith("{") else None
-    return found if isinstance(found, dict) else {}
+    entry = loads(line) if line.startswith("{") else None
+    return entry if isinstance(entry, dict) else {}
 
 
 def _lines(line: str) -> Iterator[str]:
     entry = _entry(line)
     if "message" in entry:
-        yield from _told(entry)
+        yield from _message_lines(entry)
     elif line.endswith('"}') and not line.startswith("{"):
-        texts = {name: loads(found) for name, found in _TEXT.findall(line)}
-        yield from _told({name: found for name, found in texts.items() if found} or {"traceback": _cut(line)})
+        texts = {name: loads(escaped) for name, escaped in _TEXT.findall(line)}
+        yield from _message_lines(
+            {name: decoded for name, decoded in texts.items() if decoded} or {"traceback": _cut(line)}
+        )
     elif line.strip():
         yield line.rstrip()
 
 
-def _told(entry: Mapping[str, Any]) -> Iterator[str]:
+def _message_lines(entry: Mapping[str, Any]) -> Iterator[str]:
     trace = _words(entry.get("traceback")).rstrip().splitlines()
     # It ends with the error, which the message says too, and says better.
     yield from trace[:-1] if "message" in entry else trace
@@ -116,9 +118,9 @@ def _words(value: Any) -> str:
 
 
 def _cut(line: str) -> str:
-    """What is left of an object that the kubelet cut inside its last text."""
+    """Return what is left of an object that the kubelet cut inside its last text."""
     for skipped in range(_ESCAPE):
-        found = loads(f'"{line[skipped:-1]}')
-        if isinstance(found, str):
-            return found
+        rest = loads(f'"{line[skipped:-1]}')
+        if isinstance(rest, str):
+            return rest
     return line

@@ -42,7 +42,7 @@ _OF_IMAGE: Final = ("command", "args", "ports", "livenessProbe", "readinessProbe
 
 
 def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: ObservedJob) -> Revision:
-    """The revision of a job that runs; `stored` is what a revision keeps of the stored object."""
+    """Return the revision of a job that runs; `stored` is what a revision keeps of the stored object."""
     written, base = document(job), document_of(observed.kept)
     before = _of_document(base, written)
     if before is not None:
@@ -65,7 +65,7 @@ def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Obser
 
 
 def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[ObservedPod]) -> str:
-    """That of the pods that run, unless their user has changed what they are made from since."""
+    """Return the template hash of the pods that run, or the present one where the user changed the template."""
     now = template_hash(job, group)
     if before is not None and template_hash(before, group) != now:
         return now
@@ -77,8 +77,9 @@ def _hash(group: Group, job: RLHFJob, before: RLHFJob | None, pods: list[Observe
 
 
 def _images(job: RLHFJob, status: Mapping[str, Any], observed: ObservedJob) -> Images:
-    """By which the job was started: its status says so, or its pods where their templates name no image. Their user is
-    the installation's, since whoever runs now may not be admitted any more."""
+    """Return the images by which the job was started: its status names them, or its pods do where their templates name
+    none. Their user is the installation's, since whoever runs now may not be admitted any more.
+    """
     said, user = status.get("revision") or {}, observed.images.user
     # The version before had one image for operators and coordinators.
     coordinators = said.get("coordinatorImage") or said.get("operatorImage")
@@ -102,7 +103,9 @@ def _hashed(made: Json, template_hash: str) -> Json:
 
 
 def _as_running(made: Json, running: RunningContainer | None) -> Json:
-    """A pod with what belongs to the image of one that runs, and of the same template with what that one asks for."""
+    """Return a pod with what belongs to the image of one that runs, and of the same template with what that one asks
+    for.
+    """
     if running is None or running.image != _image(made):
         return made
     rolled = running.template_hash != made["metadata"]["annotations"][ANNOTATION_TEMPLATE]
@@ -126,7 +129,7 @@ def _merged(made: Json, running: Json, *, rolled: bool) -> Json:
 
 
 def _variable(made: Json, value: str | None) -> Json:
-    """With the value of the one that runs, unless that is of its pod's own place, or is not a value."""
+    """Return a variable with the value of the one that runs, unless that is of its pod's number, or no value."""
     of_place = "$(" in made.get("value", "$(")
     return made if value is None or of_place else {"name": made["name"], "value": value}
 
@@ -137,7 +140,7 @@ def _containers(made: Json) -> list[Json]:
 
 
 def _of_document(base: Json, now: Json) -> RLHFJob | None:
-    """The job that an earlier version wrote for its processes; None when it cannot be read.
+    """Return the job that an earlier version wrote for its processes; None when it cannot be read.
 
     A reward function is named there by the file it is mounted as, which no template depends on.
     """

@@ -77,12 +77,12 @@ class PinnedJob(ParsedJob):
 
     @property
     def revision(self) -> Revision | None:
-        """Unpacked: when pods or objects are made from it."""
+        """Return the revision unpacked, for when pods or objects are made from it; None when there is none."""
         return trusted(self.kept, (self.status.get("digest", ""),))
 
 
 def pin_revision(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
-    """The admission of a stored job, with the revision that it is to have."""
+    """Return a stored job with the revision that it is to have."""
     if admission.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
         return _without(admission)
     status = stored.get("status") or {}
@@ -103,7 +103,7 @@ def _without(admission: ParsedJob) -> PinnedJob:
 
 @cached(REMEMBERED)
 def _started(text: str, images: Images, home: str) -> PinnedJob:
-    """By this version."""
+    """Return the job with the revision that this version makes."""
     stored = json.loads(text)
     job = parse_job(stored).job
     assert job is not None
@@ -116,7 +116,7 @@ def _started(text: str, images: Images, home: str) -> PinnedJob:
 
 @cached(REMEMBERED)
 def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) -> PinnedJob | None:
-    """By the revision that it has, with its user's edits; None when it has none."""
+    """Return the job with the revision that it has and its user's edits; None when it has none."""
     revision = trusted(kept, vouched)
     if revision is None:
         return None
@@ -142,7 +142,7 @@ def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) 
 
 
 def _problem(stored: Json) -> str:
-    """What is wrong with a job. What is wrong before an edit and after it is not for the edit to put right.
+    """Return what is wrong with a job. What is wrong before an edit and after it is not for the edit to put right.
 
     With a definition that is newer than this operator, fields that it does not know are in every stored object.
     """
@@ -150,7 +150,7 @@ def _problem(stored: Json) -> str:
 
 
 def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Revision | None:
-    """`revision` with what its user changed; None when a group is to have pods that cannot be made."""
+    """Return `revision` with what its user changed; None when a group is to have pods that cannot be made."""
     images = revision.images
     computed = {group: (template_hash(then, group), template_hash(now, group)) for group in group_sizes(now)}
     hashes = {group: revision.hashes.get(group, new) if old == new else new for group, (old, new) in computed.items()}
@@ -175,7 +175,7 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
 def _carried(
     held: Mapping[Group, Json], then: Mapping[Group, Json], now: Mapping[Group, Json], changed: Collection[Group]
 ) -> dict[Group, Json]:
-    """One pod of each group with its user's edits; `changed`: groups whose template is another one now."""
+    """Return one pod of each group with its user's edits; `changed`: groups whose template is another one now."""
     pods = {group: pod for group, pod in held.items() if group not in changed} | dict(now)
     for group in pods.keys() & now.keys() & held.keys():
         if group in then:
@@ -186,7 +186,7 @@ def _carried(
 
 
 def _adopted(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
-    """By what runs."""
+    """Return the job with a revision that is made from what runs."""
     job = admission.job if admission.planned else read(stored)
     if job is None:
         return _without(admission)
@@ -200,7 +200,7 @@ def _adopted(admission: ParsedJob, stored: Mapping[str, Any], observed: Observed
 
 
 def _accepted(stored: Mapping[str, Any]) -> bool:
-    """An operator has taken the job as its user has it now."""
+    """Return whether an operator has accepted the job as its user has it now."""
     status = stored.get("status") or {}
     planned = any(
         (condition.get("type"), condition.get("status")) == (ConditionType.PLANNED, "True")
@@ -230,7 +230,7 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
 
 
 def _waiting(job: RLHFJob, base: Json) -> str:
-    """Which fields that the user set wait for the next start."""
+    """Return a note on the fields that the user set and that wait for the next start; empty when none does."""
     now = document(job)
     _, unknown = known(now["spec"], base.get("spec"), spec_schema(), "spec")
     said = [path for path in unknown if _value(now, path) != _default(path)]
@@ -253,13 +253,13 @@ def _default(path: str) -> Any:
 
 
 def _with_metadata(text: str, job: RLHFJob) -> str:
-    """A job.json with the job's labels as they are now."""
+    """Return a job.json with the job's labels as they are now."""
     written, meta = json.loads(text), document(job)["metadata"]
     return text if written.get("metadata") == meta else text_of({**written, "metadata": meta})
 
 
 def read(stored: Mapping[str, Any]) -> RLHFJob | None:
-    """The job of a stored object, whatever else this version asks of it; None when it cannot be read."""
+    """Return the job of a stored object, whatever else this version asks of it; None when it cannot be read."""
     try:
         return manifest.resolve(protocol.read_job(without_nulls(dict(stored))), _PODS_ROOT)
     except ValidationError:

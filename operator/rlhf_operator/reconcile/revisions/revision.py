@@ -77,7 +77,7 @@ class Revision:
 
     @property
     def data(self) -> dict[str, str]:
-        """Of the job's ConfigMap."""
+        """Return the data of the job's ConfigMap."""
         content = RevisionFile(
             coordinator_image=self.images.coordinator,
             worker_image=self.images.worker,
@@ -92,7 +92,7 @@ class Revision:
         return {JOB_KEY: self.document, REVISION_KEY: _written(json.dumps(content.model_dump(exclude_defaults=True)))}
 
     def pod(self, group: Group, index: int, epoch: int) -> Json:
-        """The pod of one place."""
+        """Return the pod of that group and index, after `epoch` restarts of its group."""
         spare = group in self.spares and index >= self.ranks
         text = json.dumps(self.spares[group] if spare else self.pods[group])
         made: Json = json.loads(text.replace(SPARE if spare else INDEX, str(index)).replace(EPOCH, str(epoch)))
@@ -110,18 +110,20 @@ def _read(written: str) -> str:
 
 
 def digest(data: Mapping[str, str]) -> str:
-    """By which the status vouches for what the ConfigMap holds."""
+    """Return the digest by which the status vouches for what the ConfigMap holds."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def digests(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of the revisions that a job's status vouches for: the present one, and until that is written the one before."""
+    """Return the digests that a job's status vouches for: of the present revision, and until that is written of the one
+    before.
+    """
     revision = status.get("revision") or {}
     return tuple(str(revision[name]) for name in ("digest", "previousDigest") if revision.get(name))
 
 
 def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
-    """The revision of a ConfigMap; None when it has none, or none of these digests."""
+    """Return the revision of a ConfigMap; None when it has none, or none of these digests."""
     data = kept.data
     if REVISION_KEY not in data or digest(data) not in vouched:
         return None
@@ -136,7 +138,7 @@ def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
 
 
 def document_of(kept: StoredRevision) -> Json:
-    """The resolved job that the ConfigMap holds; {} when it has none that can be read."""
+    """Return the resolved job that the ConfigMap holds; {} when it has none that can be read."""
     try:
         document = json.loads(kept.data.get(JOB_KEY, ""))
     except (ValueError, RecursionError):
@@ -145,12 +147,12 @@ def document_of(kept: StoredRevision) -> Json:
 
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:
-    """One pod of each group as this version makes it; a template of a group that has no pods may be wrong."""
+    """Return one pod of each group as this version makes it; a template of a group that has no pods may be wrong."""
     return _made(job, group_sizes(job), images, INDEX)
 
 
 def spares(job: RLHFJob, images: Images) -> dict[Group, Json]:
-    """One pod that holds no training rank, of a group where others hold them."""
+    """Return one pod that holds no training rank, of a group where others hold them."""
     return {} if job.spec.rank_group is Group.TRAINING else _made(job, [job.spec.rank_group], images, SPARE)
 
 
@@ -163,6 +165,6 @@ def _made(job: RLHFJob, groups: Iterable[Group], images: Images, index: str) -> 
 
 
 def spec_schema() -> Mapping[str, Any]:
-    """Of a manifest's spec."""
+    """Return the schema of a manifest's spec."""
     schema: Mapping[str, Any] = job_schema()["properties"]["spec"]
     return schema

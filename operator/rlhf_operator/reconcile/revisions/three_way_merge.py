@@ -44,7 +44,7 @@ def _carried(base: Mapping[Any, Any], then: Mapping[Any, Any], now: Mapping[Any,
 
 
 def _key_of(*lists: Any) -> str | None:
-    """The key that tells the items of each list apart; None: they have none, or are no lists."""
+    """Return the key that tells the items of each list apart; None: they have none, or are no lists."""
     if not all(isinstance(items, list) for items in lists):
         return None
     for key in _KEYS:
