@@ -1,8 +1,8 @@
-"""What inter-stage fusion would bring a job: for `rlhf plan`, from what its last run measured or from assumptions.
+"""What inter-stage fusion would bring a job, for `rlhf plan`: from what its last run measured, or from assumptions.
 
-Rule: reads the journal of the job's newest run in `runs/`, writes nothing. Where nothing was measured, costs are a
-roofline of public hardware figures and lengths are assumed; every such assumption is a sentence in `assumptions`. A job
-whose models are not on this disk and that never ran has no forecast, and `missing` says so.
+Rule: it reads the journal of the job's newest run in `runs/` and writes nothing. Where nothing was measured, costs are
+a roofline of public hardware figures and lengths are assumed; every assumption is listed in `assumptions`. A job that
+never ran and whose models are not on this disk has no forecast; `missing` says so.
 """
 
 import json
@@ -24,7 +24,7 @@ from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assu
 from rlhf_planner.inter_stage.simulate import simulate
 
 TOKEN_BYTES: Final = 4
-"""Of a token in the journal: int32."""
+"""Bytes of a token in the journal: int32."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FusionPlan:
     """The forecast of one iteration's generation and inference."""
 
     choice: FusionChoice | None
-    """None: there is nothing to forecast from."""
+    """None when there is nothing to forecast from."""
     layout: IterationSetup
     costs: StageCosts | None
     lengths: LengthModel
@@ -41,7 +41,7 @@ class FusionPlan:
 
 
 def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
-    """For a resolved job; `runs` is the parent of run folders. Never raises for what a run folder holds."""
+    """Return the forecast of a resolved job; `runs` is the parent of run folders, whose content never raises."""
     run = _newest_run(job, runs)
     costs, assumptions, missing = _costs(job, run)
     lengths, prompts, guessed = _lengths(job, run)
@@ -53,7 +53,7 @@ def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
 
 
 def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
-    """Without and with fusion, of one drawn batch, for a picture."""
+    """Return (title, forecast) without and with fusion, of one drawn batch, for a picture."""
     import numpy as np
 
     assert plan.choice is not None
@@ -73,7 +73,7 @@ def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
 
 
 def document(plan: FusionPlan) -> dict[str, Any]:
-    """For `--json`."""
+    """Return the forecast as the object of `--json`."""
     choice = plan.choice
     if choice is None:
         return {"missing": plan.missing}
@@ -93,7 +93,7 @@ def document(plan: FusionPlan) -> dict[str, Any]:
 
 
 def _newest_run(job: RLHFJob, runs: Path) -> Path | None:
-    """The newest run folder of this job that has measured costs."""
+    """Return the newest run folder of this job that has measured costs; None when there is none."""
     for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
         if _measured(folder) is not None:
             return folder
@@ -109,7 +109,7 @@ def _measured(folder: Path) -> StageCosts | None:
 
 
 def _costs(job: RLHFJob, run: Path | None) -> tuple[StageCosts | None, tuple[str, ...], str]:
-    """(costs, assumptions, what is missing)."""
+    """Return (costs, assumptions, what is missing)."""
     if run is not None:
         measured = _measured(run)
         assert measured is not None
@@ -132,10 +132,10 @@ def _assumed(job: RLHFJob) -> tuple[StageCosts | None, tuple[str, ...], str]:
     costs = assumed_costs(
         policy, scorers, device, devices, spec.generation.max_batch_size, replays=spec.deterministic
     )  # fmt: skip
-    said = [f"costs are assumed, not measured: a roofline of {devices} {device.name} a worker"]
+    assumptions = [f"costs are assumed, not measured: a roofline of {devices} {device.name} per worker"]
     if any(role.kind is ModelKind.REWARD and models.given(role) is None for role in sources):
-        said.append("the reward function is taken to cost nothing")
-    return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(said), ""
+        assumptions.append("the reward function is taken to cost nothing")
+    return replace(costs, score_batch=1) if spec.deterministic else costs, tuple(assumptions), ""
 
 
 def _model(folder: Path, width: int) -> ModelShape | None:
@@ -148,10 +148,10 @@ def _model(folder: Path, width: int) -> ModelShape | None:
 
 
 def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
-    """(response lengths, prompt lengths of one batch, assumptions)."""
+    """Return (response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
     rollout = job.spec.rollout
     model = LengthModel.prior(rollout.max_response_tokens)
-    prompts, said = [max(1, rollout.max_prompt_tokens // 2)] * rollout.batch_size, []
+    prompts, assumptions = [max(1, rollout.max_prompt_tokens // 2)] * rollout.batch_size, []
     if run is not None:
         known = _prompt_lengths(run)
         if known:
@@ -159,13 +159,13 @@ def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tu
         for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
             model = model.with_batch((prompts[0], length) for length in _response_lengths(segment))
     if not model.samples:
-        said.append(
+        assumptions.append(
             "response lengths are taken to be log-normal: the median at an eighth of maxResponseTokens, "
             "one in a hundred at the limit"
         )
     if run is None:
-        said.append("prompts are taken to be half of maxPromptTokens long")
-    return model, prompts, tuple(said)
+        assumptions.append("prompts are taken to be half of maxPromptTokens long")
+    return model, prompts, tuple(assumptions)
 
 
 def _response_lengths(segment: Path) -> list[int]:

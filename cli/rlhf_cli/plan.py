@@ -1,6 +1,7 @@
-"""`rlhf plan`: what a job will be on this machine: its processes, their devices and memory, what fusion would bring.
+"""`rlhf plan`: show what a job will be on this machine: its processes, devices and memory, and what fusion would bring.
 
-Rule: starts nothing, and writes nothing but the picture it is asked for. `--json` prints one object and nothing else.
+Rule: nothing is started, and nothing is written but the picture that was asked for. `--json` prints one object and
+nothing else.
 """
 
 import json
@@ -31,7 +32,7 @@ NO_ESTIMATE: Final = Estimate({})
 
 
 def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
-    """The whole command. Raises ManifestError, RunError, TemplateError."""
+    """Print the plan of a job and return the exit code. Raises ManifestError, RunError, TemplateError."""
     _check_picture(picture)
     loaded = load_resolved(path, overrides, lambda job: RUNS / f"{job.name}-<time>")
     resolved = loaded.resolved
@@ -41,8 +42,8 @@ def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: P
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
     fusion = fusion_plan(resolved, RUNS)
     if as_json:
-        found = {"phases": _phases(turns)} if turns else {}
-        print(json.dumps(_document(resolved, local, memory) | found | {"fusion": document(fusion)}))
+        phases = {"phases": _phases(turns)} if turns else {}
+        print(json.dumps(_document(resolved, local, memory) | phases | {"fusion": document(fusion)}))
     else:
         _print_tables(resolved, local, memory)
         _print_phases(turns)
@@ -58,7 +59,7 @@ def _check_picture(picture: Path | None) -> None:
 
 
 def _draw(fusion: FusionPlan, picture: Path) -> None:
-    """Before and after, worker by worker."""
+    """Draw generation and inference without and with fusion, worker by worker."""
     if fusion.choice is None:
         raise RunError(f"--picture {picture}: nothing to draw, {fusion.missing}")
     from rlhf_planner.inter_stage.forecast_figures import draw_forecasts
@@ -85,8 +86,8 @@ def _print_fusion(fusion: FusionPlan) -> None:
     out.print(choice.reason, markup=False, soft_wrap=True)
     if len(choice.curve) > 1:
         out.print(threshold_chart(choice, fusion.layout.batch, min(out.width, 100)), markup=False, soft_wrap=True)
-    for sentence in fusion.assumptions:
-        out.print(f"assumption: {sentence}", markup=False, soft_wrap=True)
+    for assumption in fusion.assumptions:
+        out.print(f"assumption: {assumption}", markup=False, soft_wrap=True)
 
 
 def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> dict[str, Any]:
@@ -143,12 +144,12 @@ def _print_phases(turns: Budget | None) -> None:
     out = output()
     out.print("\nMemory of a generation worker and its training rank, in turn", style="bold")
     for phase in turns.phases:
-        out.print(f"{phase.name}: {_told(phase.awake)}", markup=False, soft_wrap=True)
+        out.print(f"{phase.name}: {_estimate_text(phase.awake)}", markup=False, soft_wrap=True)
     if turns.host.parts:
-        out.print(f"host memory, for what sleeps: {_told(turns.host)}", markup=False, soft_wrap=True)
+        out.print(f"host memory, for what sleeps: {_estimate_text(turns.host)}", markup=False, soft_wrap=True)
 
 
-def _told(estimate: Estimate) -> str:
+def _estimate_text(estimate: Estimate) -> str:
     return f"{size(estimate.total)} ({', '.join(_parts(estimate))})"
 
 

@@ -92,9 +92,9 @@ class _LocalRun:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted)
         run_dir = self._folder.paths.run_dir
-        self._say(f"{self._local.job.name}: {len(self._local.processes)} processes, run folder {run_dir}")
+        self._print(f"{self._local.job.name}: {len(self._local.processes)} processes, run folder {run_dir}")
         for note in self._local.notes:
-            self._say(f"note: {note}")
+            self._print(f"note: {note}")
         self._tail.read()
         watching = asyncio.create_task(self._watch())
         showing = asyncio.create_task(self._show_live() if self._live else self._show_plain())
@@ -118,9 +118,9 @@ class _LocalRun:
         text = f"{event.worker}: {event.message}" if event.worker else event.message
         self._notices.append(f"{time.strftime('%H:%M:%S')} {text}")
         if not self._live:
-            self._say(text)
+            self._print(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._out.print(text, markup=False, soft_wrap=True)
 
     async def _watch(self) -> None:
@@ -140,22 +140,22 @@ class _LocalRun:
 
     async def _show_plain(self) -> None:
         try:
-            said = time.monotonic()
+            last_output = time.monotonic()
             while True:
-                if self._say_iterations():
-                    said = time.monotonic()
-                elif time.monotonic() - said > QUIET_SECONDS and self._status and self._status.waiting_for:
-                    self._say(f"{self._status.phase}: waiting for {self._status.waiting_for[0]}")
-                    said = time.monotonic()
+                if self._print_iterations():
+                    last_output = time.monotonic()
+                elif time.monotonic() - last_output > QUIET_SECONDS and self._status and self._status.waiting_for:
+                    self._print(f"{self._status.phase}: waiting for {self._status.waiting_for[0]}")
+                    last_output = time.monotonic()
                 await asyncio.sleep(PLAIN_SECONDS)
         finally:
-            self._say_iterations()
+            self._print_iterations()
 
-    def _say_iterations(self) -> bool:
+    def _print_iterations(self) -> bool:
         fresh = self._tail.read()
         left = self._status.seconds_left if self._status else 0.0
         for line in fresh:
-            self._say(iteration_line(line, self._local.job.spec.iterations, left if line is fresh[-1] else 0.0))
+            self._print(iteration_line(line, self._local.job.spec.iterations, left if line is fresh[-1] else 0.0))
         return bool(fresh)
 
     def _finish(self, result: LocalRunResult) -> int:
@@ -169,8 +169,8 @@ class _LocalRun:
         summary = self._complete_summary(run_dir, result, code)
         pictures = self._draw(run_dir)
         if summary:
-            self._say(summary_line(summary))
-        self._where_to_look(run_dir, summary, pictures)
+            self._print(summary_line(summary))
+        self._print_results(run_dir, summary, pictures)
         return code
 
     def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
@@ -190,19 +190,19 @@ class _LocalRun:
         try:
             return draw_run(run_dir)
         except Exception as error:  # a picture is never worth the outcome of a run
-            self._say(f"no pictures: {error}")
+            self._print(f"no pictures: {error}")
             return []
 
-    def _where_to_look(self, run_dir: Path, summary: Mapping[str, Any], pictures: list[Path]) -> None:
+    def _print_results(self, run_dir: Path, summary: Mapping[str, Any], pictures: list[Path]) -> None:
         shown = _short(run_dir)
         checkpoint = summary.get("checkpoint") or (self._status.last_checkpoint if self._status else "")
         if checkpoint:
-            self._say(f"  model        {_short(Path(checkpoint) / GENERATE.model)}")
-        self._say(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
+            self._print(f"  model        {_short(Path(checkpoint) / GENERATE.model)}")
+        self._print(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
         if pictures:
-            self._say(f"  pictures     {' '.join(str(_short(picture)) for picture in pictures)}")
-        self._say(f"  timeline     {shown / 'timeline.json'} (ui.perfetto.dev or chrome://tracing)")
-        self._say(f"  look at      {shown} (summary.json, metrics.jsonl, logs/, job.json)")
+            self._print(f"  pictures     {' '.join(str(_short(picture)) for picture in pictures)}")
+        self._print(f"  timeline     {shown / 'timeline.json'} (ui.perfetto.dev or chrome://tracing)")
+        self._print(f"  look at      {shown} (summary.json, metrics.jsonl, logs/, job.json)")
 
 
 def _short(path: Path) -> Path:

@@ -67,7 +67,7 @@ class ApiModel(BaseModel):
         # Here and not on the field, or `exclude_none` would drop it and the default would come back when it is read.
         data: dict[str, Any] = handler(self)
         for name, field in type(self).model_fields.items():
-            if getattr(self, name) is None and any(isinstance(each, _ZeroIsOff) for each in field.metadata):
+            if getattr(self, name) is None and any(isinstance(mark, _ZeroIsOff) for mark in field.metadata):
                 data[field.alias if info.by_alias and field.alias else name] = 0.0
         return data
 

@@ -63,11 +63,11 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 def job_document(text: str) -> Document:
     """Return the document of the one RLHFJob in a text, not checked. Raises ManifestError."""
     documents = read_documents(text)
-    jobs = documents if len(documents) == 1 else [each for each in documents if not is_foreign(each)]
+    jobs = documents if len(documents) == 1 else [document for document in documents if not is_foreign(document)]
     if len(jobs) != 1:
         line = jobs[1].first_line if jobs else None
-        found = f"the file holds {len(jobs) or 'no'} RLHFJobs: give one with a single RLHFJob"
-        raise ManifestError([Problem("", None, found, line)])
+        message = f"the file holds {len(jobs) or 'no'} RLHFJobs: give one with a single RLHFJob"
+        raise ManifestError([Problem("", None, message, line)])
     return jobs[0]
 
 
@@ -114,7 +114,7 @@ def checked_job(document: Document, source: str) -> RLHFJob:
     job, problems = _check_fields(document)
     problems += _check_rules(document, problems)
     if problems or job is None:
-        raise ManifestError(sorted(problems, key=lambda each: each.line or 0), source)
+        raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), source)
     return job
 
 
@@ -126,14 +126,14 @@ def broken_rules(job: RLHFJob) -> list[Problem]:
 def forbidden_changes(old: RLHFJob, new: RLHFJob) -> list[Problem]:
     """Return the changed fields that may not change in a live job, as the API server's transition rules would."""
     before, after = Values(_plain(old)), Values(_plain(new))
-    found = []
+    problems = []
     for path in IMMUTABLE:
         was, now = _value(before, path), _value(after, path)
         if was != now:
-            found.append(
+            problems.append(
                 Problem(path, now, f"{IMMUTABLE_MESSAGE} (it was {Problem(path, was, '').shown_value or 'unset'})")
             )
-    return found
+    return problems
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
@@ -194,13 +194,13 @@ def _not_a_job(document: Document) -> list[Problem]:
     if not isinstance(document.data, dict):
         message = f"must be a mapping with {', '.join(job_schema()['properties'])}"
         return [Problem("", document.data, message, 1)]
-    found = []
+    problems = []
     for name, right in (("apiVersion", API_VERSION), ("kind", KIND)):
         value = document.data.get(name)
         if value != right:
             message = f"must be {right}" if value is not None else f"is required: write {name}: {right}"
-            found.append(Problem(name, value, message, document.line_of(name)))
-    return found
+            problems.append(Problem(name, value, message, document.line_of(name)))
+    return problems
 
 
 def _check_fields(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
@@ -210,13 +210,13 @@ def _check_fields(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
         return RLHFJob.model_validate(document.data, by_alias=True, by_name=False), problems
     except ValidationError as error:
         # Unions are rules too, checked with the others so that they are reported together with other problems.
-        details = [each for each in error.errors(include_url=False) if each["type"] != "exactly_one"]
-        return None, problems + [validation_messages.problem_of_error(each, document) for each in details]
+        details = [detail for detail in error.errors(include_url=False) if detail["type"] != "exactly_one"]
+        return None, problems + [validation_messages.problem_of_error(detail, document) for detail in details]
 
 
 def _check_rules(document: Document, problems: list[Problem]) -> list[Problem]:
     """Return the broken rules, judged on the manifest with its defaults; a rule over a wrong field does not count."""
-    values = Values(with_defaults(document.data, job_schema()), {each.field for each in problems})
+    values = Values(with_defaults(document.data, job_schema()), {problem.field for problem in problems})
     messages = [(rule.field, rule.broken(values)) for rule in RULES]
     messages += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]
     return [

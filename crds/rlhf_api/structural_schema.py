@@ -165,4 +165,4 @@ def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
 def model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field of type `Model` or `Model | None`; None for other types."""
     options = getattr(annotation, "__args__", (annotation,))
-    return next((each for each in options if isinstance(each, type) and issubclass(each, BaseModel)), None)
+    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)

@@ -83,7 +83,7 @@ def _hint(value: Any, node: Schema) -> str:
     """Return the nearest right value, or the likely typing error; empty when there is none."""
     kind = node.get("type")
     if "enum" in node:
-        return _enum_hint(value, [str(each) for each in node["enum"]])
+        return _enum_hint(value, [str(allowed) for allowed in node["enum"]])
     if kind == "string" and isinstance(value, str) and "example" in node and _nearest(value, [node["example"]]):
         return f": did you mean {node['example']}?"
     if kind == "string" and isinstance(value, bool | int | float):
@@ -145,7 +145,7 @@ def _elsewhere() -> dict[str, tuple[str, ...]]:
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known word most like `name`, None for none; batch_size, BatchSize and batchsize are all batchSize."""
-    by_plain = {_plain(each): each for each in known}
+    by_plain = {_plain(word): word for word in known}
     near = get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
     return by_plain[near[0]] if near else None
 

@@ -58,13 +58,13 @@ def read_documents(text: str) -> list[Document]:
     """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for no YAML."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
-    found = []
+    documents = []
     try:
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
             if node is not None and node.tag != "tag:yaml.org,2002:null":
-                found.append(_document(loader, node))
+                documents.append(_document(loader, node))
     except ManifestError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -77,9 +77,9 @@ def read_documents(text: str) -> list[Document]:
         raise ManifestError([Problem("", None, "not valid YAML: nested too deeply, or into itself")]) from error
     except ValueError as error:  # a number that Python does not read, such as one of 5000 digits
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
-    if not found:
+    if not documents:
         raise ManifestError([Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")])
-    return found
+    return documents
 
 
 def _document(loader: "_Loader", node: yaml.Node) -> Document:

@@ -82,8 +82,8 @@ class ClusterJob:
     @property
     def iterations(self) -> int:
         """spec.iterations; 0 when absent or out of range."""
-        wanted = self.spec.get("iterations")
-        return wanted if isinstance(wanted, int) and 0 <= wanted <= ITERATION_MAX else 0
+        given = self.spec.get("iterations")
+        return given if isinstance(given, int) and 0 <= given <= ITERATION_MAX else 0
 
     @property
     def iteration(self) -> int:

@@ -77,7 +77,7 @@ def of_failure_policy() -> Iterator[Rule]:
         f"names exit code {int(ExitCode.RESTART)}, by which a process asks to be restarted and which is no failure: "
         "remove it",
     )
-    start_up = ", ".join(f'"{each}"' for each in START_UP)
+    start_up = ", ".join(f'"{condition}"' for condition in START_UP)
     yield _of_every_rule(
         f"!has(rule.onPodConditions) || !rule.onPodConditions.exists(each, each.type in [{start_up}])",
         lambda rule: not _names_start_up(rule),

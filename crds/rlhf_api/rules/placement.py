@@ -57,7 +57,7 @@ def _no_group() -> Rule:
 def _as_generation(name: str) -> Rule:
     """Return the rule of a field of the process that is the generation worker's: left out of training, or the same."""
     field, theirs = f"spec.training.{name}", f"spec.generation.{name}"
-    default: Any = next(each.default for each in GroupFields.model_fields.values() if each.alias == name)
+    default: Any = next(other.default for other in GroupFields.model_fields.values() if other.alias == name)
     return Rule(
         field=field,
         node="spec",

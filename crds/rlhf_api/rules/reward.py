@@ -22,17 +22,18 @@ def of_reward() -> Iterator[Rule]:
 def _one_value(node: str, name: str) -> Rule:
     field = f"{node}.{name}"
 
-    def right(each: Mapping[str, Any]) -> bool:
-        return (each.get("value") is None) != (each.get("secretKeyRef") is None)
+    def has_one_value(member: Mapping[str, Any]) -> bool:
+        return (member.get("value") is None) != (member.get("secretKeyRef") is None)
 
     def says(values: Values) -> str:
-        return f"{next(each['name'] for each in values[field] if not right(each))}: needs one of value, secretKeyRef"
+        wrong = next(member["name"] for member in values[field] if not has_one_value(member))
+        return f"{wrong}: needs one of value, secretKeyRef"
 
     return Rule(
         field=field,
         node=node,
         cel=f"self.{name}.all(each, has(each.value) != has(each.secretKeyRef))",
-        holds=lambda values: all(right(each) for each in values[field]),
+        holds=lambda values: all(has_one_value(member) for member in values[field]),
         message="every member needs one of value, secretKeyRef",
         message_cel=f"'%s: needs one of value, secretKeyRef'.format([self.{name}.filter(each, has(each.value) == "
         "has(each.secretKeyRef))[0].name])",
@@ -44,7 +45,7 @@ def _different(node: str, name: str, key: str, known_by: Callable[[str], str]) -
     field = f"{node}.{name}"
 
     def holds(values: Values) -> bool:
-        names = [known_by(each["name"]) for each in values[field]]
+        names = [known_by(member["name"]) for member in values[field]]
         return len(set(names)) == len(names)
 
     other = key.replace("each", "other")

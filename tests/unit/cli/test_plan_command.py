@@ -53,7 +53,7 @@ def test_before_the_first_run_every_assumption_is_said(
     assert plan(monkeypatch) == 0
     said = capsys.readouterr().out
     assert "without fusion" in said
-    assert "assumption: costs are assumed, not measured: a roofline of 1 CPU core a worker" in said
+    assert "assumption: costs are assumed, not measured: a roofline of 1 CPU core per worker" in said
     assert "assumption: response lengths" in said
 
 
