@@ -102,7 +102,7 @@ class CommandResults:
         elif pending.kind in (CommandKind.BECOME, CommandKind.LOAD, CommandKind.UNKNOWN):
             self._retry_later(worker, failure)
         else:
-            # The samples of the command may or may not be held: a new session settles it.
+            # The worker may or may not hold the samples of the command: a new session shows it.
             self._retry_later(worker, failure)
             self._run.sessions.end(worker.name)
 

@@ -23,10 +23,10 @@ class DeviceMemory:
         spec = self._context.spec
         if rank is None or spec.rank_group is Group.TRAINING or not register.device.startswith("cuda"):
             return None
-        told = self._budget.problem(register.device_memory_bytes)
-        if not told:
+        problem = self._budget.problem(register.device_memory_bytes)
+        if not problem:
             return None
-        message = f"{spec.placement}: {register.worker} on {register.device_name or register.device}: {told}"
+        message = f"{spec.placement}: {register.worker} on {register.device_name or register.device}: {problem}"
         return pb.Failure(reason="DoesNotFit", field="spec.placement", message=message, exit_code=ExitCode.USAGE)
 
     @cached_property

@@ -139,8 +139,8 @@ class EventHandlers:
         ledger, limit = run.state.ledger, run.context.spec.rollout.max_response_tokens
         if not 0 <= message.offset <= limit - len(more):
             raise ValueError(f"sample {key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
-        here = key.iteration == run.state.iteration and self._current(more)
-        if here:
+        current = key.iteration == run.state.iteration and self._current(more)
+        if current:
             migrated = ledger.migrated
             new = ledger.progress(key.sample, key.attempt, worker, message.offset, more)
             run.totals.tokens += new
@@ -148,7 +148,7 @@ class EventHandlers:
             if ledger.migrated > migrated or (new and self._begins(key.sample, new)):
                 run.wake()
         own = key.iteration == run.state.iteration and ledger.decodes(key.sample, key.attempt, worker)
-        run.totals.stale += not (here and own)
+        run.totals.stale += not (current and own)
         if not own:
             sample_moves.reclaim_fenced(run, worker, key)
 

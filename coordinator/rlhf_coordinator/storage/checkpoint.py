@@ -2,7 +2,7 @@
 
 `<path>/iteration-000010/` holds version 10, the outcome of 10 iterations. It is written as `.tmp-iteration-000010`,
 checked against the sizes and SHA-256 sums that the ranks reported, completed (weight index, what the model's folder has
-beside its weights, `checkpoint.json`), made durable, and renamed. Of a model given by hub id the ranks write that too,
+besides its weights, `checkpoint.json`), made durable, and renamed. Of a model given by hub id the ranks write that too,
 as they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-` folder, which the
 next one removes. Discovery checks every file of a folder, newest first; a damaged one is named and passed over.
 Must never touch a folder under a final name except to replace a damaged one or to prune.

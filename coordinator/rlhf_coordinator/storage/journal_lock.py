@@ -7,7 +7,7 @@ the node, and over NFS. A file server takes it from a node that it does not hear
 that node may come back: so whoever gets the lock writes its own name into it, whoever has it looks for that name before
 it makes anything durable and every few seconds, and ends at once when it finds another. What it wrote in between went
 into files that the next one has replaced (`journal.Journal.resume`). A volume that knows no locks is used without one,
-and a warning says so; whether other nodes see the lock is told by `doubt_of`, for those who would force a pod away.
+and a warning says so; `doubt_of` says whether other nodes see the lock, for those who would force a pod away.
 """
 
 import errno

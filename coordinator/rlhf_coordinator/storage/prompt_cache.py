@@ -1,4 +1,4 @@
-"""Tokenized prompts kept beside the journal: a restarted coordinator is back in a second, without its tokenizer.
+"""Tokenized prompts, kept in the journal's folder: a restarted coordinator is back in a second, without its tokenizer.
 
 Rule: the file is written whole or not at all, and used only under the digest of the prompts it was made from.
 """

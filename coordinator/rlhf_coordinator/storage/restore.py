@@ -1,6 +1,6 @@
 """The position of a job: by its journal, by a checkpoint when asked to resume, or the beginning.
 
-A folder with a journal is always continued (that is how a killed coordinator comes back). A fresh journal beside old
+A folder with a journal is always continued (that is how a killed coordinator comes back). A fresh journal next to old
 checkpoints is refused unless resuming is asked for: training over them would prune them away. `loop.recovery` says
 what comes after.
 """

@@ -4,7 +4,7 @@
   tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
 A choice is made once in the life of a job and kept in the journal's facts, so recovery and replay train by the same
 table. Whatever goes wrong in making it leaves the serial table: slower, never wrong. When the process dies before the
-choice is written down, the next one starts it anew; answers to an earlier attempt are told apart by their number.
+choice is stored, the next one starts it anew; answers to an earlier attempt are told apart by their number.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ def _question(run: JobRun) -> dict[str, Any]:
             for (model, stage), time in sorted(stages.items())
         ],
         "transfers": [{"rank": a, "peer": b, "seconds": seconds} for (a, b), seconds in sorted(transfers.items())],
-        "room": min(result.activation_room_bytes for result in state.schedule.results.values()),
+        "activation_bytes": min(result.activation_room_bytes for result in state.schedule.results.values()),
         "steps": spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size),
         "cache": str(run.journal.folder.parent / "schedules"),
     }  # fmt: skip

@@ -41,7 +41,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     serial_seconds = tables[serial.method]["predicted"]
     for method in question["methods"]:
         split = method == FUSED_SPLIT
-        exact = exact_instance(serial.pipelines, costs, transfers, split, question["room"] or None)
+        exact = exact_instance(serial.pipelines, costs, transfers, split, question["activation_bytes"] or None)
         instance = coarse(exact)
         how = search_options(method, search_seconds(exact, split, serial_seconds, question["steps"]))
         start = time.monotonic()

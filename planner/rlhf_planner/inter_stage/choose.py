@@ -187,8 +187,8 @@ class _Trial:
         if key not in self._seconds:
             generation = self._generations[draw]
             left = self._left(threshold, draw) if fuses(threshold, pool, self.layout) else None
-            told = simulated_iteration(generation, self.layout, self.costs, left, pool, self.layout.transfer)
-            self._seconds[key] = told.seconds
+            iteration = simulated_iteration(generation, self.layout, self.costs, left, pool, self.layout.transfer)
+            self._seconds[key] = iteration.seconds
         return self._seconds[key]
 
     def _left(self, threshold: int, draw: int) -> ThresholdState:

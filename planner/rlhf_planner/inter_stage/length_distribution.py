@@ -33,9 +33,9 @@ def normal_share(score: Floats) -> Floats:
     return np.interp(score, TABLE, SHARES)
 
 
-def normal_quantile(chance: Floats) -> Floats:
+def normal_quantile(probability: Floats) -> Floats:
     """[n] shares in 0..1 -> standard deviations, within +-8."""
-    return np.interp(chance, SHARES, TABLE)
+    return np.interp(probability, SHARES, TABLE)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class LengthDistribution:
         kept = probability > 0
         return cls(lengths[kept], probability[kept] / probability.sum())
 
-    def quantile(self, chance: Floats) -> Ints:
+    def quantile(self, probability: Floats) -> Ints:
         """[n] in 0..1 -> [n] lengths."""
-        return self.lengths[np.minimum(np.searchsorted(self._total, chance, side="right"), len(self.lengths) - 1)]
+        return self.lengths[np.minimum(np.searchsorted(self._total, probability, side="right"), len(self.lengths) - 1)]
 
     def scores(self, lengths: Ints) -> Floats:
         """[n] lengths -> where they stand in this distribution, in standard deviations of a normal one (mid-ranks)."""

@@ -40,11 +40,12 @@ MIN_IN_BAND: Final = 64
 CORRELATION: Final = 0.1
 """Rank correlation of prompt and response below which prompt lengths are taken to tell nothing."""
 DRIFT_LEVEL: Final = 1.63
-"""Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not chance."""
+"""Of the two-sample Kolmogorov-Smirnov test at 1%: distance > level * sqrt(1/n + 1/m) is not randomness."""
 TILT: Final = 0.1
 """Standard deviations to which what is known of a prompt is rounded, so that alike samples share a distribution."""
 MIN_DRIFT: Final = 0.15
-"""Distance below which nothing is forgotten: samples of one prompt are alike, so chance alone moves a batch further."""
+"""Distance below which nothing is forgotten: samples of one prompt are alike, so randomness alone moves a batch
+further."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LengthModel:
     drift: float = 0.0
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
     drifted: bool = False
-    """The distance is large, and more than chance; the window began anew with the newest batch."""
+    """The distance is large, and more than randomness; the window began anew with the newest batch."""
     effects: PromptEffects = field(default_factory=PromptEffects)
     """What is known of single prompts."""
 
@@ -98,9 +99,9 @@ class LengthModel:
             raise ValueError(f"lines names the prompts of {len(lines)} samples, there are {len(data)}")
         step = -(-len(data) // MAX_SAMPLES)
         new = LengthBatch(data[::step, 0], np.maximum(1, data[::step, 1]), limit or self.max_tokens)
-        distance, beyond_chance = _drift(self.window, new)
-        kept = () if beyond_chance else self.window[-(WINDOW - 1) :]
-        after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=beyond_chance)
+        distance, drifted = _drift(self.window, new)
+        kept = () if drifted else self.window[-(WINDOW - 1) :]
+        after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=drifted)
         if not len(lines):
             return after
         effects = self.effects.with_batch(np.asarray(lines, dtype=np.int64), after._scores(data[:, 0], data[:, 1]))
@@ -143,15 +144,15 @@ class LengthModel:
     ) -> Ints:
         """[n] one possible response length, 1..max_tokens, for each prompt; `lines` as in `remaining_each`."""
         prompts = np.asarray(prompt_lengths, dtype=np.int64)
-        chance = self._chances(generator, len(prompts), np.asarray(lines, dtype=np.int64))
+        quantiles = self._quantiles(generator, len(prompts), np.asarray(lines, dtype=np.int64))
         answer = np.empty(len(prompts), dtype=np.int64)
         bands = self._bands_of(prompts)
         for band in np.unique(bands):
             chosen = bands == band
-            answer[chosen] = self._curves[band].quantile(chance[chosen])
+            answer[chosen] = self._curves[band].quantile(quantiles[chosen])
         return answer
 
-    def _chances(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
+    def _quantiles(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
         """[n] places in the distribution, those of one prompt alike."""
         if not self.effects.share or not len(lines):
             return generator.random(count)
@@ -231,7 +232,7 @@ class LengthModel:
 
 
 def _drift(window: tuple[LengthBatch, ...], new: LengthBatch) -> tuple[float, bool]:
-    """(Kolmogorov-Smirnov distance of `new` to the window, whether it is more than chance)."""
+    """(Kolmogorov-Smirnov distance of `new` to the window, whether it is more than randomness)."""
     if not window:
         return 0.0, False
     old = np.sort(np.concatenate([batch.responses for batch in window]))

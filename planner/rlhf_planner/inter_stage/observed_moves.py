@@ -51,9 +51,9 @@ class MoveLine(NamedTuple):
 
 def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:
     """Return at most MAX_MOVES of each kind of an iteration's moves."""
-    listed, kept = list(moves), list[ObservedMove]()
+    candidates, kept = list(moves), list[ObservedMove]()
     for paused in (False, True):
-        of_kind = [move for move in listed if move.paused == paused and move.waits > 0 and move.seconds > 0]
+        of_kind = [move for move in candidates if move.paused == paused and move.waits > 0 and move.seconds > 0]
         kept += of_kind[:: max(1, -(-len(of_kind) // MAX_MOVES))]
     return tuple(kept)
 

@@ -1,11 +1,11 @@
 """How much longer or shorter than usual the responses of a prompt are: learned where prompts repeat.
 
-A response's normal score is its prompt's effect plus chance: score = effect + rest, the effects of all prompts normal
-with variance `share` and the rest with 1 - share (a one-way random-effects model; the share is the intraclass
+A response's normal score is its prompt's effect plus randomness: score = effect + rest, the effects of all prompts
+normal with variance `share` and the rest with 1 - share (a one-way random-effects model; the share is the intraclass
 correlation, estimated from the variance within prompts and between them). What is expected of a prompt is shrunk
 toward nothing, the more so the fewer responses of it were seen. Scores are relative to all responses of their time, so
-training that makes everything longer leaves the effects as they are.
-Rule: values only; where prompts do not repeat, or tell nothing, `share` is 0 and nobody's answer changes.
+training that makes everything longer leaves the effects as they are. Rule: values only; where prompts do not repeat,
+or tell nothing, `share` is 0 and nobody's answer changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf_planner.inter_stage.length_distribution import Floats, Ints
 MIN_SHARE: Final = 0.1
 """Share of the variance below which prompts are taken to tell nothing."""
 MIN_REPEATED: Final = 32
-"""Prompts with two responses or more that an estimate needs: of fewer it is mostly chance."""
+"""Prompts with two responses or more that an estimate needs: of fewer it is mostly randomness."""
 MAX_PROMPTS: Final = 65_536
 """Prompts that are remembered, the last seen: a few megabytes."""
 KEPT: Final = 0.5
@@ -56,7 +56,7 @@ class PromptEffects:
     def _with(self, lines: Ints, scores: Floats) -> PromptEffects:
         """New responses added, what was known of their prompts weighted by KEPT."""
         names, where = np.unique(lines, return_inverse=True)
-        columns = [np.bincount(where, weights=each, minlength=len(names)) for each in (scores**0, scores, scores**2)]
+        columns = [np.bincount(where, weights=power, minlength=len(names)) for power in (scores**0, scores, scores**2)]
         sums = np.stack(columns, axis=1)
         known = self._rows(names)
         before = known >= 0
@@ -86,14 +86,14 @@ class PromptEffects:
 
 
 def _share(sums: Floats) -> float:
-    """Intraclass correlation by one-way analysis of variance; 0 where it is low or cannot be told."""
+    """Intraclass correlation by one-way analysis of variance; 0 where it is low or unknown."""
     weight, total, square = sums[sums[:, 0] > 1].T
     groups, everything = len(weight), float(weight.sum())
     if groups < MIN_REPEATED:
         return 0.0
     within = float((square - total**2 / weight).sum()) / (everything - groups)
     between = float((total**2 / weight).sum() - total.sum() ** 2 / everything) / (groups - 1)
-    each = (everything - float((weight**2).sum()) / everything) / (groups - 1)
-    spread = max(0.0, (between - within) / each)
+    per_group = (everything - float((weight**2).sum()) / everything) / (groups - 1)
+    spread = max(0.0, (between - within) / per_group)
     share = spread / (spread + within) if spread else 0.0
     return min(share, 1 - 1e-6) if share >= MIN_SHARE else 0.0

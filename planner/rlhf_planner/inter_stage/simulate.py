@@ -47,9 +47,9 @@ def simulate(
         raise ValueError(f"a response of {int(known.min())} tokens: every response has at least 1")
     generation = generate(known, layout, costs)
     left = threshold_state(generation, threshold, model, layout.lines) if fuses(threshold, pool, layout) else None
-    told = simulated_iteration(generation, layout, costs, left, pool or layout.generation_workers, transfer)
-    answer = _forecast(generation, layout, told, threshold)
-    return replace(answer, spans=spans_of(generation, told, costs)) if spans else answer
+    iteration = simulated_iteration(generation, layout, costs, left, pool or layout.generation_workers, transfer)
+    answer = _forecast(generation, layout, iteration, threshold)
+    return replace(answer, spans=spans_of(generation, iteration, costs)) if spans else answer
 
 
 def simulated_iteration(
@@ -92,29 +92,29 @@ def fuses(threshold: int, pool: int | None, layout: IterationSetup) -> bool:
 
 
 def _forecast(
-    generation: SimulatedGeneration, layout: IterationSetup, told: SimulatedIteration, threshold: int
+    generation: SimulatedGeneration, layout: IterationSetup, iteration: SimulatedIteration, threshold: int
 ) -> Forecast:
-    tail, end = told.tail, float(told.finish.max())
+    tail, end = iteration.tail, float(iteration.finish.max())
     decoding = [line.busy for line in generation.timelines] if tail is None else tail.busy
     idle = []
     for worker in range(layout.generation_workers + layout.inference_workers):
-        busy = told.scored.busy.get(worker, 0.0) + (decoding[worker] if worker < len(decoding) else 0.0)
-        idle.append(max(0.0, 1 - busy / told.seconds) if told.seconds > 0 else 0.0)
+        busy = iteration.scored.busy.get(worker, 0.0) + (decoding[worker] if worker < len(decoding) else 0.0)
+        idle.append(max(0.0, 1 - busy / iteration.seconds) if iteration.seconds > 0 else 0.0)
     moves = [] if tail is None else tail.transits
     return Forecast(
-        seconds=told.seconds,
+        seconds=iteration.seconds,
         generation_seconds=end,
-        scoring_seconds=told.seconds - end,
+        scoring_seconds=iteration.seconds - end,
         threshold=0 if tail is None else threshold,
         pool=layout.generation_workers if tail is None else len(tail.pool),
         threshold_seconds=None if tail is None else tail.start,
         moved=len(moves),
         moved_by_kv=sum(move.kv for move in moves),
         moved_bytes=0.0 if tail is None else tail.moved_bytes,
-        released=tuple(told.released),
+        released=tuple(iteration.released),
         idle=tuple(idle),
         decode_busy=sum(decoding),
-        score_busy=sum(told.scored.busy.values()),
-        finished=tuple(told.finish.tolist()),
+        score_busy=sum(iteration.scored.busy.values()),
+        finished=tuple(iteration.finish.tolist()),
         transits=tuple(moves),
     )

@@ -137,7 +137,7 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
 
 
 def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
-    told = left.start + costs.acknowledged_seconds
+    acknowledged = left.start + costs.acknowledged_seconds
     keys = (left.held.prompt + left.held.tokens)[moving].tolist()
     sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
     sending: dict[int, float] = {}
@@ -145,9 +145,11 @@ def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, 
     begun: dict[int, int] = {}
     answer = []
     for at, (to, by_kv) in enumerate(zip(destination.tolist(), kv.tolist(), strict=True)):
-        source, end = sources[at], told
+        source, end = sources[at], acknowledged
         if by_kv:
-            sent = max(sending.get(source, told), receiving.get(to, told)) + keys[at] * costs.link_seconds
+            sent = (
+                max(sending.get(source, acknowledged), receiving.get(to, acknowledged)) + keys[at] * costs.link_seconds
+            )
             sending[source] = receiving[to] = sent
             end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds
             begun[source] = begun.get(source, 0) + 1
@@ -180,8 +182,8 @@ def _join(
     rows = np.concatenate([own, came, bare])
     if not len(rows):
         return Piece(worker, join, moment, moment, 0)
-    here = _decoded(generation, own, np.full(len(own), float(steps)))
-    done = np.concatenate([here, _decoded(generation, came, there), bare_tokens])
+    decoded_by_own = _decoded(generation, own, np.full(len(own), float(steps)))
+    done = np.concatenate([decoded_by_own, _decoded(generation, came, there), bare_tokens])
     ends = drain(moment, generation.lengths[rows] - done, generation.prompts[rows] + done, costs)
     finish[rows] = ends.finish
     return Piece(worker, join, moment, float(ends.times[-1]), len(rows))

@@ -29,13 +29,15 @@ class SimulatedIteration(NamedTuple):
     scored: SimulatedScoring
 
 
-def spans_of(generation: SimulatedGeneration, told: SimulatedIteration, costs: StageCosts) -> tuple[WorkerSpan, ...]:
+def spans_of(
+    generation: SimulatedGeneration, iteration: SimulatedIteration, costs: StageCosts
+) -> tuple[WorkerSpan, ...]:
     """Prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
     answer: list[WorkerSpan] = []
     stays: list[list[tuple[float, float]]] = [[] for _ in generation.timelines]
-    for worker, start, end in _stays(generation, told):
+    for worker, start, end in _stays(generation, iteration):
         stays[worker].append((start, end))
-    joins = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}
+    joins = {} if iteration.tail is None else {piece.worker: piece for piece in iteration.tail.pieces}
     for worker, line in enumerate(generation.timelines):
         stalls = list(_prefills(line))
         if worker in joins:
@@ -43,18 +45,20 @@ def spans_of(generation: SimulatedGeneration, told: SimulatedIteration, costs: S
             stalls = [*(stall for stall in stalls if stall[1] <= piece.join), (piece.join, piece.start)]
         answer += [WorkerSpan(worker, "prefill", start, end, 0) for start, end in stalls if end > start]
         answer += [WorkerSpan(worker, "decode", a, b, n) for a, b, n in _between(_stretches(stays[worker]), stalls)]
-        free = told.released[worker]
-        if free is not None and costs.wake_seconds > 0 and told.scored.busy.get(worker):
+        free = iteration.released[worker]
+        if free is not None and costs.wake_seconds > 0 and iteration.scored.busy.get(worker):
             answer.append(WorkerSpan(worker, "wake", free - costs.wake_seconds, free, 0))
-    answer += [WorkerSpan(worker, "score", start, end, samples) for worker, start, end, samples in told.scored.passes]
+    answer += [
+        WorkerSpan(worker, "score", start, end, samples) for worker, start, end, samples in iteration.scored.passes
+    ]
     return tuple(answer)
 
 
-def _stays(generation: SimulatedGeneration, told: SimulatedIteration) -> Iterator[tuple[int, float, float]]:
+def _stays(generation: SimulatedGeneration, iteration: SimulatedIteration) -> Iterator[tuple[int, float, float]]:
     """(worker, from, to) for every time that a sample is decoded at one place."""
-    moves = {} if told.tail is None else {move.sample: move for move in told.tail.transits}
-    pieces = {} if told.tail is None else {piece.worker: piece for piece in told.tail.pieces}
-    finish = told.finish.tolist()
+    moves = {} if iteration.tail is None else {move.sample: move for move in iteration.tail.transits}
+    pieces = {} if iteration.tail is None else {piece.worker: piece for piece in iteration.tail.pieces}
+    finish = iteration.finish.tolist()
     for sample, worker in enumerate(generation.worker.tolist()):
         line = generation.timelines[worker]
         begun = line.times[bisect_right(line.steps, int(generation.begun[sample])) - 1]

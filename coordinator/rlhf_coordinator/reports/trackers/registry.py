@@ -1,6 +1,6 @@
 """Every tracker that a run has, by the name of what it writes in the run folder.
 
-To add one: a module beside this one, and a line here.
+To add one: a module in this folder, and a line here.
 """
 
 from collections.abc import Callable, Mapping

@@ -35,9 +35,11 @@ def test_a_span_is_beside_scoring_for_as_long_as_anybody_scores_in_it(
 ) -> None:
     spans = [WorkInterval(f"generation-{number}", start, start + long) for number, (start, long) in enumerate(scored)]
     start, long = decoded
-    (told,) = with_contention([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
-    moments = sum(any(one.start_ns <= at < one.end_ns for one in spans) for at in range(start, start + long))
-    assert told == STEPS._replace(contended=moments / long)
+    (work,) = with_contention([(WorkInterval("generation-9", start, start + long), STEPS)], spans)
+    moments = sum(
+        any(interval.start_ns <= at < interval.end_ns for interval in spans) for at in range(start, start + long)
+    )
+    assert work == STEPS._replace(contended=moments / long)
 
 
 ABOUT: Any = pytest.approx

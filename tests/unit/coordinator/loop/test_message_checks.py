@@ -52,11 +52,11 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "message"), NONSENSE, ids=[told for told, _ in NONSENSE])
-def test_nonsense_is_told_with_its_field(told: str, message: pb.WorkerMessage) -> None:
+@pytest.mark.parametrize(("start", "message"), NONSENSE, ids=[start for start, _ in NONSENSE])
+def test_a_message_without_sense_is_refused_with_its_field(start: str, message: pb.WorkerMessage) -> None:
     with pytest.raises(ValueError) as error:
         check_message(NAME, message)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(start)
 
 
 def test_what_a_worker_says_every_day_passes() -> None:
@@ -75,7 +75,7 @@ def test_what_a_worker_says_every_day_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "state"),
+    ("start", "state"),
     [
         ("state.group_epoch", pb.WorkerState(group_epoch=2**31 - 1)),
         ("state: version 101 of actor", pb.WorkerState(versions={"actor": 101})),
@@ -84,12 +84,12 @@ def test_what_a_worker_says_every_day_passes() -> None:
         ("state.role is 'king'", pb.WorkerState(role="king")),
     ],
 )
-def test_a_worker_cannot_be_what_its_place_is_not(told: str, state: pb.WorkerState) -> None:
+def test_a_worker_cannot_be_what_its_place_is_not(start: str, state: pb.WorkerState) -> None:
     """A rank's epoch is counted up in 32 bits: the highest one, believed, would end the coordinator."""
     worker = Worker(NAME, Group.GENERATION, 2)
     with pytest.raises(ValueError) as error:
         check_registration(worker, pb.Register(worker=NAME, state=state), 100)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(start)
 
 
 def test_spans_of_versions_have_tokens() -> None:

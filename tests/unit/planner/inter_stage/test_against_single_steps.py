@@ -77,6 +77,6 @@ def _next_end(worker: Worker, layout: IterationSetup) -> float:
 @given(make.iterations(), make.costs())
 def test_times_are_those_of_single_steps(iteration: tuple[list[int], IterationSetup], costs: StageCosts) -> None:
     lengths, layout = iteration
-    told = simulate(lengths, layout, costs)
+    forecast = simulate(lengths, layout, costs)
     one_by_one = step_by_step(lengths, layout, costs)
-    assert sorted(told.finished) == pytest.approx(sorted(one_by_one), rel=1e-6)
+    assert sorted(forecast.finished) == pytest.approx(sorted(one_by_one), rel=1e-6)

@@ -24,24 +24,24 @@ COSTS = TokenCosts(PassCost(per_token=A_TOKEN))
 
 def test_one_long_sample_needs_only_its_last_block() -> None:
     one = trace([(0.0, 1000.0, 10, 500)])
-    told = incremental_gain(one, COSTS)
-    assert told.without == pytest.approx(1000 + 510 * A_TOKEN)
+    gain = incremental_gain(one, COSTS)
+    assert gain.without == pytest.approx(1000 + 510 * A_TOKEN)
     whole = (510 - 1) // BLOCK * BLOCK
-    assert told.with_prefixes == pytest.approx(1000 + (510 - whole) * A_TOKEN)
-    assert told.early_share == whole / 510
-    assert not told.worthwhile, "five seconds of a thousand are under the margin"
+    assert gain.with_prefixes == pytest.approx(1000 + (510 - whole) * A_TOKEN)
+    assert gain.early_share == whole / 510
+    assert not gain.worthwhile, "five seconds of a thousand are under the margin"
 
 
 def test_a_reward_model_sees_the_whole_sample_at_the_end() -> None:
     costs = TokenCosts(PassCost(per_token=A_TOKEN), late=PassCost(setup=1.0, per_token=A_TOKEN))
-    told = incremental_gain(trace([(0.0, 100.0, 10, 125)]), costs)
-    assert told.with_prefixes == pytest.approx(100 + 7 * A_TOKEN + 1.0 + 135 * A_TOKEN)
+    gain = incremental_gain(trace([(0.0, 100.0, 10, 125)]), costs)
+    assert gain.with_prefixes == pytest.approx(100 + 7 * A_TOKEN + 1.0 + 135 * A_TOKEN)
 
 
 def test_a_worker_that_is_never_idle_gains_nothing() -> None:
     busy = trace([(0.0, 0.001, 1, 60), *[(0.0, 0.5, 0, 500)] * 20])
-    told = incremental_gain(busy, COSTS)
-    assert (told.with_prefixes, told.early_share) == (told.without, 0.0)
+    gain = incremental_gain(busy, COSTS)
+    assert (gain.with_prefixes, gain.early_share) == (gain.without, 0.0)
 
 
 def test_a_setup_and_a_token_are_told_apart() -> None:
@@ -115,12 +115,12 @@ def test_every_sample_is_scored_once_after_it_ended(
     costs, one = TokenCosts(PassCost(setup=setup, per_token=0.002)), trace(given_samples, workers)
     longest = costs.prefix_seconds(500)
     for prefixes in (False, True):
-        told = score_trace(one, costs, prefixes=prefixes)
-        assert sum(count for *_, count in told.passes) == len(given_samples)
-        assert told.end >= one.finished.max()
-        assert not told.early_tokens or prefixes
+        gain = score_trace(one, costs, prefixes=prefixes)
+        assert sum(count for *_, count in gain.passes) == len(given_samples)
+        assert gain.end >= one.finished.max()
+        assert not gain.early_tokens or prefixes
         for worker in range(workers):
-            spans = sorted((start, end) for who, start, end, _ in told.passes if who == worker)
+            spans = sorted((start, end) for who, start, end, _ in gain.passes if who == worker)
             assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(spans))
     late = score_trace(one, costs, prefixes=True).end - score_trace(one, costs, prefixes=False).end
     assert late <= longest * len(given_samples), "at most one prefix is in the way of each"
@@ -130,7 +130,7 @@ def test_of_very_many_samples_and_workers_a_part_is_replayed_with_the_last_to_fi
     rng = np.random.default_rng(3)
     lengths = np.minimum(900, rng.lognormal(4.5, 1.0, 5000)).astype(int) + 1
     many = trace([(0.0, 0.01 * n, 20, n) for n in lengths.tolist()], workers=40)
-    told = incremental_gain(many, TokenCosts(PassCost(per_token=1e-4), most=16))
+    gain = incremental_gain(many, TokenCosts(PassCost(per_token=1e-4), most=16))
     last = many.finished.max()
-    assert last + 0.0001 <= told.with_prefixes <= last + 64 * 1e-4 * 2
-    assert told.without >= last + lengths.max() * 1e-4
+    assert last + 0.0001 <= gain.with_prefixes <= last + 64 * 1e-4 * 2
+    assert gain.without >= last + lengths.max() * 1e-4

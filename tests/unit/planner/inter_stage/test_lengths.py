@@ -46,9 +46,9 @@ def test_responses_cut_at_a_lower_limit_are_known_to_be_at_least_that_long() -> 
 def test_long_prompts_get_their_own_distribution_when_they_tell_something() -> None:
     generator = np.random.default_rng(0)
     prompts = generator.integers(1, 100, 1000)
-    told = LengthModel(1000).with_batch((int(p), int(2 * p + generator.integers(1, 50))) for p in prompts)
-    assert told.correlation > 0.9
-    assert told.remaining(0, 95) > 2 * told.remaining(0, 10)
+    model = LengthModel(1000).with_batch((int(p), int(2 * p + generator.integers(1, 50))) for p in prompts)
+    assert model.correlation > 0.9
+    assert model.remaining(0, 95) > 2 * model.remaining(0, 10)
     nothing = LengthModel(1000).with_batch((int(p), int(generator.integers(1, 50))) for p in prompts)
     assert nothing.remaining(0, 95) == nothing.remaining(0, 10)
 

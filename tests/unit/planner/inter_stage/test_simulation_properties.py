@@ -26,18 +26,18 @@ def test_all_samples_are_decoded_and_scored_once_within_the_limits(
     iteration: tuple[list[int], IterationSetup], costs: StageCosts, threshold: int, pool: int, transfer: Transfer
 ) -> None:
     lengths, layout = iteration
-    told = simulate(lengths, layout, costs, threshold, pool, transfer, spans=True)
+    forecast = simulate(lengths, layout, costs, threshold, pool, transfer, spans=True)
     steps = [costs.decode_seconds(1, prompt) * length for prompt, length in zip(layout.prompts, lengths, strict=True)]
-    assert all(finished >= alone * (1 - 1e-9) for finished, alone in zip(told.finished, steps, strict=True))
-    assert told.generation_seconds == pytest.approx(max(told.finished))
-    assert sum(span.samples for span in told.spans if span.kind == "score") == layout.batch
-    assert all(span.samples <= costs.max_batch_size for span in told.spans if span.kind == "decode")
-    assert told.moved <= max(threshold, 0)
-    assert len({move.sample for move in told.transits}) == told.moved
-    assert all(0 <= share <= 1 for share in told.idle)
-    for span in told.spans:
+    assert all(finished >= alone * (1 - 1e-9) for finished, alone in zip(forecast.finished, steps, strict=True))
+    assert forecast.generation_seconds == pytest.approx(max(forecast.finished))
+    assert sum(span.samples for span in forecast.spans if span.kind == "score") == layout.batch
+    assert all(span.samples <= costs.max_batch_size for span in forecast.spans if span.kind == "decode")
+    assert forecast.moved <= max(threshold, 0)
+    assert len({move.sample for move in forecast.transits}) == forecast.moved
+    assert all(0 <= share <= 1 for share in forecast.idle)
+    for span in forecast.spans:
         if span.kind == "score" and span.worker < layout.generation_workers:
-            released = told.released[span.worker]
+            released = forecast.released[span.worker]
             assert released is not None
             assert span.start >= released - 1e-9
 
@@ -59,9 +59,11 @@ def test_threshold_0_and_a_pool_of_all_workers_are_both_off(
 @given(make.iterations(), make.costs())
 def test_a_worker_does_one_thing_at_a_time(iteration: tuple[list[int], IterationSetup], costs: StageCosts) -> None:
     lengths, layout = iteration
-    told = simulate(lengths, layout, costs, max(1, layout.batch // 3), 1, "Tokens", spans=True)
+    forecast = simulate(lengths, layout, costs, max(1, layout.batch // 3), 1, "Tokens", spans=True)
     for worker in range(layout.generation_workers + layout.inference_workers):
-        own = sorted((span for span in told.spans if span.worker == worker), key=lambda span: (span.start, span.end))
+        own = sorted(
+            (span for span in forecast.spans if span.worker == worker), key=lambda span: (span.start, span.end)
+        )
         for one, next_one in itertools.pairwise(own):
             assert next_one.start >= one.end - 1e-9, (one, next_one)
 
@@ -95,14 +97,14 @@ def test_auto_finds_what_trying_everything_finds() -> None:
         model = LengthModel(40).with_batch((1, length) for length in lengths)
         choice = choose(model, layout, costs, seed)
         drawn = np.random.default_rng(seed)
-        told: dict[tuple[int, int], float] = dict.fromkeys(itertools.product(range(12), (1, 2)), 0.0)
+        seconds_of: dict[tuple[int, int], float] = dict.fromkeys(itertools.product(range(12), (1, 2)), 0.0)
         for _ in range(MAX_DRAWS):
             draw = model.draw(drawn, layout.prompts)
-            for plan in told:
-                told[plan] += simulate(draw, layout, costs, *plan, model=model).seconds / MAX_DRAWS
-        best = min(told.values())
-        assert choice.off_seconds == pytest.approx(told[0, 1])
-        assert choice.seconds == pytest.approx(told[choice.threshold, min(2, choice.pool)])
+            for plan in seconds_of:
+                seconds_of[plan] += simulate(draw, layout, costs, *plan, model=model).seconds / MAX_DRAWS
+        best = min(seconds_of.values())
+        assert choice.off_seconds == pytest.approx(seconds_of[0, 1])
+        assert choice.seconds == pytest.approx(seconds_of[choice.threshold, min(2, choice.pool)])
         assert choice.seconds <= best * (1 + TIE) + 1e-9, (seed, choice, best)
 
 
