@@ -69,7 +69,7 @@ class Setting:
     """Bytes a second between the workers; 0: not limited."""
 
 
-class Worker:
+class WorkerProcess:
     """A worker process, its session, and where other workers reach it; its coordinator is as far away."""
 
     def __init__(self, session: ScriptedSession, address: str, delay: float) -> None:
@@ -130,7 +130,7 @@ def job(folder: Path, response: int, deterministic: bool) -> str:
     return json.dumps({"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec})
 
 
-async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: Setting) -> Worker:
+async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: Setting) -> WorkerProcess:
     """A generation worker with its policy loaded, pinned to core `index`."""
     certificates = folder / "certificates"
     coordinator = ScriptedCoordinator()
@@ -147,13 +147,13 @@ async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str, 
         link = SlowLink(address, setting.delay, setting.rate)
         await link.listen(stack)
         address = link.address
-    worker = Worker(session, address, setting.delay)
+    worker = WorkerProcess(session, address, setting.delay)
     weights = pb.LoadWeights(model="actor", sources=[pb.WeightLocation(folder=str(folder / "policy"))])
     await worker.ask(become_generation=pb.BecomeGeneration(weights=weights))
     return worker
 
 
-async def began(worker: Worker, number: int, tokens: int, limit: int) -> pb.GenerateSample:
+async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> pb.GenerateSample:
     """A sample of so many known tokens, which the worker has just decoded one more of."""
     random = np.random.default_rng(number)
     one = pb.GenerateSample(
@@ -171,7 +171,9 @@ async def began(worker: Worker, number: int, tokens: int, limit: int) -> pb.Gene
     return one
 
 
-async def by_cache(source: Worker, destination: Worker, one: pb.GenerateSample) -> tuple[pb.MigratedSample, float]:
+async def by_cache(
+    source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
+) -> tuple[pb.MigratedSample, float]:
     """Moves the sample, which is decoded on meanwhile; also seconds until the coordinator knows."""
     move = pb.MigrateSample(key=one.key, new_attempt=one.key.attempt + 1)
     started = time.perf_counter()
@@ -186,7 +188,9 @@ async def by_cache(source: Worker, destination: Worker, one: pb.GenerateSample) 
     return result, seconds
 
 
-async def by_tokens(source: Worker, destination: Worker, one: pb.GenerateSample) -> tuple[int, float, float]:
+async def by_tokens(
+    source: WorkerProcess, destination: WorkerProcess, one: pb.GenerateSample
+) -> tuple[int, float, float]:
     """(tokens, seconds from when the source stops until another worker has the next one, seconds of giving back)."""
     started = time.perf_counter()
     answer = await source.ask(withdraw=pb.Withdraw(keys=[one.key]))
@@ -231,7 +235,7 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 async def both(
-    workers: list[Worker], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[ObservedWork],
+    workers: list[WorkerProcess], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[ObservedWork],
     bytes_per_token: float = 0.0,
 ) -> Moved:  # fmt: skip
     """A sample of so many tokens moves with its cache, and one by its tokens; `seen` gets what a coordinator sees."""

@@ -73,7 +73,7 @@ def sample(number: int, attempt: int = 1, tokens: int = RESPONSE) -> pb.Generate
 
 
 @dataclass
-class Worker:
+class StageWorker:
     """A running worker and its newest session."""
 
     coordinator: ScriptedCoordinator
@@ -134,8 +134,8 @@ class Stage:
 
     folder: Path
     certificates: Path
-    one: Worker
-    other: Worker
+    one: StageWorker
+    other: StageWorker
     undisturbed: Callable[[pb.GenerateSample], ResponsePart]
     start: Callable[[int], Any]
 
@@ -157,7 +157,7 @@ async def set_up(folder: Path) -> AsyncIterator[Stage]:
     environment = {Env.CERTIFICATES: str(certificates), Env.THREADS: "1"}
     async with AsyncExitStack() as stack:
 
-        async def start(index: int) -> Worker:
+        async def start(index: int) -> StageWorker:
             coordinator = ScriptedCoordinator()
             await coordinator.listen(certificates)
             stack.push_async_callback(coordinator.stop)
@@ -167,7 +167,7 @@ async def set_up(folder: Path) -> AsyncIterator[Stage]:
             )
             session = await coordinator.session()
             session.welcome(job(folder))
-            worker = Worker(coordinator, process, session, job(folder))
+            worker = StageWorker(coordinator, process, session, job(folder))
             weights = pb.LoadWeights(model="actor", sources=[pb.WeightLocation(folder=str(folder / "policy"))])
             done = await worker.ask(become_generation=pb.BecomeGeneration(weights=weights))
             assert not done.HasField("failure"), done

@@ -55,7 +55,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
         group: readiness.current_workers(context, state, state.fleet.of(group), group, serving)
         for group in (Group.GENERATION, Group.INFERENCE)
     }
-    ready = tuple(w for w in current[Group.GENERATION] if not can_score or Group.INFERENCE in w.roles)
+    ready = tuple(worker for worker in current[Group.GENERATION] if not can_score or Group.INFERENCE in worker.roles)
     measures = measures_costs(context, state, possible)
     tail = consolidate(context, state, now, ready, can_score)
     decoders = () if measures else ready

@@ -15,7 +15,7 @@ NEARLY = 1e-9
 """Seconds; far below any step."""
 
 
-class Worker:
+class StepwiseDecoder:
     """Decodes one step after another."""
 
     def __init__(self, costs: StageCosts) -> None:
@@ -44,7 +44,7 @@ class Worker:
 
 
 def step_by_step(lengths: list[int], layout: IterationSetup, costs: StageCosts) -> list[float]:
-    workers = [Worker(costs) for _ in range(layout.generation_workers)]
+    workers = [StepwiseDecoder(costs) for _ in range(layout.generation_workers)]
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
     queue = deque(range(layout.batch))
     for _ in range(capacity):
@@ -65,8 +65,8 @@ def step_by_step(lengths: list[int], layout: IterationSetup, costs: StageCosts) 
     return finish
 
 
-def _next_end(worker: Worker, layout: IterationSetup) -> float:
-    copy = Worker(worker.costs)
+def _next_end(worker: StepwiseDecoder, layout: IterationSetup) -> float:
+    copy = StepwiseDecoder(worker.costs)
     copy.clock, copy.held = worker.clock, deque(worker.held)
     copy.rows = {sample: [*row] for sample, row in worker.rows.items()}
     copy.step([10**9] * layout.batch, layout.prompts)

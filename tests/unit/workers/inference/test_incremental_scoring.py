@@ -42,7 +42,7 @@ def key(sample: int, iteration: int = 1) -> pb.SampleKey:
     return pb.SampleKey(iteration=iteration, sample=sample, attempt=4)
 
 
-class Worker:
+class ScoringBench:
     """A role and what it says."""
 
     def __init__(self, folder: Path, batch_tokens: int = 0) -> None:
@@ -111,7 +111,7 @@ def early(scored: dict[tuple[int, str], pb.ScoredSample]) -> set[int]:
 
 
 def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -> None:
-    worker, plain = Worker(folder), Worker(folder)
+    worker, plain = ScoringBench(folder), ScoringBench(folder)
     wanted = bits(plain.score([1, 2]))
     told = worker.ask([1, 2], known=60)
     assert {sample: one.tokens for sample, one in told.items()} == {1: BLOCK, 2: BLOCK}
@@ -126,7 +126,7 @@ def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -
 
 
 def test_samples_share_passes_where_bits_are_not_promised(folder: Path) -> None:
-    worker, plain = Worker(folder, batch_tokens=4096), Worker(folder, batch_tokens=4096)
+    worker, plain = ScoringBench(folder, batch_tokens=4096), ScoringBench(folder, batch_tokens=4096)
     assert {one.tokens for one in worker.ask([1, 2, 3]).values()} == {PROMPT + KNOWN - 1}
     assert worker.spans == ["score-prefix/reference", "score-prefix/values"]
     wanted, scored = plain.score([1, 2, 3, 4]), worker.score([1, 2, 3, 4])
@@ -137,7 +137,7 @@ def test_samples_share_passes_where_bits_are_not_promised(folder: Path) -> None:
 
 
 def test_a_sample_that_went_on_with_other_tokens_is_computed_anew(folder: Path) -> None:
-    worker, plain = Worker(folder), Worker(folder)
+    worker, plain = ScoringBench(folder), ScoringBench(folder)
     other = pb.PrefixSample(key=key(1), tasks=TASKS, prompt=pack(tokens(1, PROMPT)), response=pack(tokens(77, KNOWN)))
     worker.tell(score_prefix=pb.ScorePrefix(samples=[other]))
     told = worker.ask([1], known=60)[1]
@@ -151,7 +151,7 @@ def test_a_sample_that_went_on_with_other_tokens_is_computed_anew(folder: Path) 
 @pytest.mark.parametrize("budget", [0, 2 * 2 * BLOCK * BYTES])
 def test_what_finds_no_room_is_dropped_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     monkeypatch.setattr(inference_role, "prefix_budget", lambda _: budget)
-    worker, plain = Worker(folder), Worker(folder)
+    worker, plain = ScoringBench(folder), ScoringBench(folder)
     worker.ask([1])
     told = worker.ask([2])[2]
     assert told.cache_bytes <= budget
@@ -161,7 +161,7 @@ def test_what_finds_no_room_is_dropped_and_told(folder: Path, monkeypatch: pytes
 
 
 def test_new_weights_drop_what_their_model_scored(folder: Path, tmp_path: Path) -> None:
-    worker, plain = Worker(folder), Worker(folder)
+    worker, plain = ScoringBench(folder), ScoringBench(folder)
     critic = models.load_backbone_with_value_head(
         str(write_policy(tmp_path / "other", seed=5)), field="", dtype=torch.float32, device=CPU, attention="eager"
     )
@@ -176,7 +176,7 @@ def test_new_weights_drop_what_their_model_scored(folder: Path, tmp_path: Path) 
 
 
 def test_parking_a_new_session_and_a_new_iteration_drop_all(folder: Path) -> None:
-    worker = Worker(folder)
+    worker = ScoringBench(folder)
     worker.ask([1])
     worker.role.give_back()
     assert early(worker.score([1])) == {0}
@@ -191,7 +191,7 @@ def test_parking_a_new_session_and_a_new_iteration_drop_all(folder: Path) -> Non
 
 
 def test_a_failure_drops_the_prefix_and_no_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, plain = Worker(folder), Worker(folder)
+    worker, plain = ScoringBench(folder), ScoringBench(folder)
     scorer: Any = worker.role._tasks["values"].scorer
     chunks = scorer.chunks
     advance = chunks.advance
