@@ -4,21 +4,28 @@ Rule: plain objects in and out. Every answer that is not success becomes an `Api
 resource and what would help. Requests have a time-out; streams have one only for the connection.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 from rlhf_api import names
-from rlhf_cli.cluster.remedies import explained
+from rlhf_cli.cluster.errors import explained
 from rlhf_operator.api_client.client import PAGE
 from rlhf_operator.api_client.connection import Connection
-from rlhf_operator.api_client.errors import ApiError
+from rlhf_operator.api_client.errors import ApiError, UnavailableError
 from rlhf_operator.api_client.resources import CORE_RESOURCES, Resource
 from rlhf_operator.api_client.transport import ApiRequest, Transport, decoded
 
 Json = dict[str, Any]
+Objects = dict[tuple[str, str], Json]
+"""(namespace, name) -> object."""
 
+RETRY_SECONDS: Final = 2.0
+"""Seconds between attempts while the API server does not answer."""
+RELIST_SECONDS: Final = 1.0
+"""Seconds between the end of a watch and the next list, so that watches that end at once do not become a busy loop."""
 FIELD_MANAGER: Final = "kubectl-rlhf"
 WATCH_SECONDS: Final = 290
 """The API server ends a watch after this long; it is then begun again."""
@@ -100,3 +107,47 @@ def _request(
     verb: str, resource: str, namespace: str | None, name: str = "", subresource: str = "", rest: str = ""
 ) -> ApiRequest:
     return ApiRequest(verb, _RESOURCES[resource], namespace, name, subresource, rest)
+
+
+async def list_watch(
+    api: Api, resource: str, namespace: str | None, on_outage: Callable[[str], None], **selectors: str
+) -> AsyncIterator[Objects]:
+    """Yield all objects of a list after the first list and after every change, for as long as the caller iterates.
+
+    All namespaces for None. Several changes may arrive as one. A watch that breaks is replaced by a new list and a new
+    watch. Before the first list every error is raised; after it, an API server that does not answer is retried, and
+    `on_outage` is called once per outage.
+    """
+    listed = False
+    in_outage = False
+    while True:
+        try:
+            items, version = await api.listing(resource, namespace, **selectors)
+            objects = {_object_key(body): body for body in items}
+            listed, in_outage = True, False
+            yield dict(objects)
+            async for event in api.watch(resource, namespace, version, **selectors):
+                if event["type"] == "ERROR":
+                    break  # mostly 410 (expired); the next list raises what is wrong, if anything is
+                if event["type"] != "BOOKMARK":
+                    _apply_event(objects, event)
+                    yield dict(objects)
+        except UnavailableError as error:
+            if not listed:
+                raise
+            if not in_outage:
+                on_outage(str(error))
+            in_outage = True
+        await asyncio.sleep(RETRY_SECONDS if in_outage else RELIST_SECONDS)
+
+
+def _apply_event(objects: Objects, event: Json) -> None:
+    body = event["object"]
+    if event["type"] == "DELETED":
+        objects.pop(_object_key(body), None)
+    else:
+        objects[_object_key(body)] = body
+
+
+def _object_key(body: Json) -> tuple[str, str]:
+    return str(body["metadata"].get("namespace") or ""), str(body["metadata"]["name"])

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from rlhf_api import names
 from rlhf_api.conditions import ConditionType, RunningReason
+from rlhf_cli.cluster.api import list_watch
 from rlhf_cli.cluster.cluster_job import ClusterJob, age, moment, number
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
-from rlhf_cli.cluster.list_watch import list_watch
 from rlhf_cli.console import Cell, columns, duration
 
 Json = dict[str, Any]

@@ -13,8 +13,7 @@ from rlhf_api.problems import ManifestError
 from rlhf_cli.cluster import spec_change
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_session import ClusterSession, ConnectionFlags, run
-from rlhf_cli.cluster.errors import VerbError
-from rlhf_cli.cluster.remedies import explained
+from rlhf_cli.cluster.errors import VerbError, explained
 from rlhf_cli.cluster.wait import parse_duration, parse_goal, unattainable, wait_result
 from rlhf_operator.api_client.connection import Connection, ConnectionConfigError, find_connection
 from rlhf_operator.api_client.errors import ForbiddenError, UnavailableError, error_of
