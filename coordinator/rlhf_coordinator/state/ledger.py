@@ -13,8 +13,8 @@ it under the attempt it was promised: that is the one moment at which it becomes
 
 The ledger owns the states and refuses what is out of order; who decodes is in its decoding table, who scores in its
 scoring table.
-Rule: pure; no clock, no I/O. Every transition says whether it was in force: what is stale changes nothing. Must never
-invent a result: a failed task is open.
+Rule: pure; no clock, no I/O. What a worker says under a stale attempt changes nothing, and the answer says so; an order
+that no state allows raises ValueError. Must never invent a result: a failed task is open.
 When the process dies the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
 """
 
