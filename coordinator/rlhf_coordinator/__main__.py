@@ -30,7 +30,7 @@ from rlhf_coordinator.service.last_report import write_last_report
 from rlhf_coordinator.service.logs import configure_logs
 from rlhf_coordinator.service.prometheus import open_endpoint
 from rlhf_coordinator.service.server import order_stop
-from rlhf_coordinator.service.serving import Addresses, serve
+from rlhf_coordinator.service.serving import ServiceAddresses, serve
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.restore import Restored
 
@@ -68,7 +68,7 @@ def prepare() -> tuple[JobRun, Restored]:
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:
     """Serve the job with signals as the way to stop it; return how it ended."""
     certificates = os.environ.get(Env.CERTIFICATES)
-    addresses = Addresses(
+    addresses = ServiceAddresses(
         listen=environment(Env.LISTEN),
         certificates=Path(certificates) if certificates else None,
     )

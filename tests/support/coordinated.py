@@ -22,7 +22,7 @@ from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import restore_run
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
-from rlhf_coordinator.service.serving import Addresses, serve
+from rlhf_coordinator.service.serving import ServiceAddresses, serve
 from rlhf_coordinator.state.fleet import wanted
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.journal import Journal
@@ -157,7 +157,7 @@ class Coordinated:
         plan = job_context(self.job, schedule_json(self.job.spec))
         journal = Journal(self.folder / "journal")
         self.run, restored = restore_run(plan, journal, make_prompts(self.job), "prompts", self.folder, resume=resume)
-        self._task = asyncio.create_task(serve(self.run, restored, Addresses(self.address, self.certificates)))
+        self._task = asyncio.create_task(serve(self.run, restored, ServiceAddresses(self.address, self.certificates)))
         return self.run
 
     async def outcome(self, seconds: float = 240.0) -> JobOutcome:

@@ -16,7 +16,7 @@ from rlhf_api.score_blocks import incremental_tasks
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
-from rlhf_planner.inter_stage.fitted_costs import PassCost
+from rlhf_planner.inter_stage.fitted_costs import PassFormula
 from rlhf_planner.inter_stage.incremental_gain import IncrementalGain, TokenCosts, Trace, incremental_gain
 
 log = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ def trace_of(run: JobRun) -> Trace | None:
 
 def costs_of(run: JobRun) -> TokenCosts:
     """Return what scoring took in the iteration, by the observations of its passes."""
-    early, late = PassCost(), PassCost()
+    early, late = PassFormula(), PassFormula()
     for task, line in run.state.incremental.passes.items():
         work = line.fitted()
         if task in incremental_tasks(run.context.tasks):
-            early = PassCost(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
+            early = PassFormula(setup=early.setup + work.setup, per_token=early.per_token + work.per_token)
         else:
-            late = PassCost(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)
+            late = PassFormula(setup=late.setup + work.setup, per_token=late.per_token + work.per_token)
     return TokenCosts(early, late, 1 if run.context.spec.deterministic else SCORE_BATCH)
 
 

@@ -35,14 +35,16 @@ STOP_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Addresses:
+class ServiceAddresses:
     """Where the coordinator serves."""
 
     listen: str
     certificates: Path | None = None
 
 
-async def serve(run: JobRun, restored: Restored, addresses: Addresses, endpoint: Endpoint | None = None) -> JobOutcome:
+async def serve(
+    run: JobRun, restored: Restored, addresses: ServiceAddresses, endpoint: Endpoint | None = None
+) -> JobOutcome:
     """Run the job to its end; return how it ended. Raises JobError when an address cannot be used."""
     checkpoints = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassCost, StepTime
+from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassFormula, StepTime
 from rlhf_planner.inter_stage.observed_moves import MoveLine, ObservedMove, fit_move_line
 from rlhf_planner.inter_stage.observed_steps import ObservedStep, RefittedSteps, refit_steps
 
@@ -56,8 +56,8 @@ class StageCosts:
     decode: DecodeLines
     max_batch_size: int
     """Samples that a generation worker decodes at once."""
-    prefill: PassCost = NO_COST
-    score: PassCost = NO_COST
+    prefill: PassFormula = NO_COST
+    score: PassFormula = NO_COST
     """All scoring tasks of a sample together."""
     score_batch: int = SCORE_BATCH
     """Samples scored in one pass at most; 1 in a deterministic job."""
@@ -99,9 +99,11 @@ class StageCosts:
 
         Raises ValueError naming what is impossible.
         """
-        works = [PassCost.fitted(times) for times in (tasks or {}).values()]
-        score = PassCost(*(sum(getattr(work, part) for work in works) for part in ("setup", "per_sample", "per_token")))
-        return cls(DecodeLines.fitted(decode), max_batch_size, PassCost.fitted(prefill), score, **others)
+        works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
+        score = PassFormula(
+            *(sum(getattr(work, part) for work in works) for part in ("setup", "per_sample", "per_token"))
+        )
+        return cls(DecodeLines.fitted(decode), max_batch_size, PassFormula.fitted(prefill), score, **others)
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
@@ -281,7 +283,7 @@ class StageCosts:
             steps = tuple(tuple(ObservedStep(*row) for row in iteration) for iteration in document.get("steps", ()))
             moves = tuple(tuple(ObservedMove(*row) for row in iteration) for iteration in document.get("moves", ()))
             lines = {name: tuple(values) for name, values in document["decode"].items()}
-            parts = {name: PassCost(**document[name]) for name in ("prefill", "score")}
+            parts = {name: PassFormula(**document[name]) for name in ("prefill", "score")}
             ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
             observed = {"ratios": ratios, "steps": steps, "moves": moves}
             return cls(**{**document, "decode": DecodeLines(**lines), **parts, **observed})

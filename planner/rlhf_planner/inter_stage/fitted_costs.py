@@ -27,7 +27,7 @@ class StepTime(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PassCost:
+class PassFormula:
     """Seconds of one pass: `setup + batch * (per_sample + tokens * per_token)`."""
 
     setup: float = 0.0
@@ -35,7 +35,7 @@ class PassCost:
     per_token: float = 0.0
 
     @classmethod
-    def fitted(cls, times: Iterable[StepTime]) -> PassCost:
+    def fitted(cls, times: Iterable[StepTime]) -> PassFormula:
         """Least relative squares over non-negative parts; no times at all: nothing costs anything.
 
         Raises ValueError for a time that is negative, or not finite.
@@ -52,7 +52,7 @@ class PassCost:
         return self.setup + batch * (self.per_sample + tokens * self.per_token)
 
 
-NO_COST: Final = PassCost()
+NO_COST: Final = PassFormula()
 """Work that costs nothing."""
 
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rlhf_api.score_blocks import BLOCK
-from rlhf_planner.inter_stage.fitted_costs import Floats, PassCost
+from rlhf_planner.inter_stage.fitted_costs import Floats, PassFormula
 from rlhf_planner.inter_stage.length_distribution import Ints
 
 MIN_GAIN: Final = 0.01
@@ -50,14 +50,14 @@ class PassSums:
         self.squares += tokens * tokens
         self.products += tokens * seconds
 
-    def fitted(self) -> PassCost:
+    def fitted(self) -> PassFormula:
         """Least squares over non-negative parts; nothing seen: nothing costs anything."""
         if not self.passes or not self.tokens:
-            return PassCost()
+            return PassFormula()
         spread = self.passes * self.squares - self.tokens**2
         slope = (self.passes * self.products - self.tokens * self.seconds) / spread if spread > 0 else math.inf
         slope = min(max(0.0, slope), self.seconds / self.tokens)
-        return PassCost(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
+        return PassFormula(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Trace:
 class TokenCosts:
     """Of scoring, by passes and tokens."""
 
-    early: PassCost
+    early: PassFormula
     """All tasks that can score a prefix."""
-    late: PassCost = field(default_factory=PassCost)
+    late: PassFormula = field(default_factory=PassFormula)
     """All that need the whole sample."""
     most: int = 1
     """Finished samples in one pass."""

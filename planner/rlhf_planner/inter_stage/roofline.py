@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassCost
+from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 
 TOKEN_FLOPS: Final = 2.0
 """Operations a parameter and token of a forward pass: one multiplication, one addition."""
@@ -85,8 +85,8 @@ def assumed_costs(
     return StageCosts(
         decode=DecodeLines(tuple(batches), tuple(base), tuple(slope)),
         max_batch_size=max_batch_size,
-        prefill=PassCost(weights + fixed, 0.0, TOKEN_FLOPS * actor.parameters / compute),
-        score=PassCost(asleep / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
+        prefill=PassFormula(weights + fixed, 0.0, TOKEN_FLOPS * actor.parameters / compute),
+        score=PassFormula(asleep / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
         wake_seconds=asleep / (device.host_bandwidth * devices),
         kv_bytes_per_token=actor.kv_bytes_per_token,
         kv_room_bytes=room,

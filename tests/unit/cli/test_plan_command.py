@@ -10,7 +10,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.storage.journal import frame
 from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
-from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassCost
+from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 32}},
@@ -34,7 +34,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def a_run(folder: Path) -> None:
     """A run that measured 1 s a step, 3 s a score, and had 24 responses of 8 tokens and 8 of 64."""
-    costs = StageCosts(DecodeLines((1,), (1.0,), (0.0,)), 16, score=PassCost(per_sample=3.0), score_batch=1)
+    costs = StageCosts(DecodeLines((1,), (1.0,), (0.0,)), 16, score=PassFormula(per_sample=3.0), score_batch=1)
     journal = folder / "journal"
     journal.mkdir(parents=True)
     (journal / "job.json").write_text(json.dumps({"base": 0, JOB_KEY: {"costs": costs.document()}}))

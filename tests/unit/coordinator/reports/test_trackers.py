@@ -141,7 +141,7 @@ def test_a_summary_of_nothing_and_of_one_iteration() -> None:
     assert (one["reward_first"], one["reward_last"], one["seconds"]) == (0.5, 0.5, 3.0)
 
 
-class OnAFullDisk(Tracker):
+class FullDiskTracker(Tracker):
     """Writes nothing."""
 
     def span(self, span: pb.Span) -> None:
@@ -157,7 +157,7 @@ class OnAFullDisk(Tracker):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class Counting(Tracker):
+class CountingTracker(Tracker):
     """Counts what it is given."""
 
     iterations = events = 0
@@ -170,7 +170,7 @@ class Counting(Tracker):
 
 
 def test_an_iteration_that_a_required_tracker_cannot_record_fails_the_job(tmp_path: Path) -> None:
-    trackers = RunTrackers(tmp_path, {"metrics.jsonl": OnAFullDisk()}, required=["metrics.jsonl"])
+    trackers = RunTrackers(tmp_path, {"metrics.jsonl": FullDiskTracker()}, required=["metrics.jsonl"])
     with pytest.raises(JobError) as error:
         trackers.iteration(0, {"reward": 1.0})
     assert (error.value.failure.reason, error.value.failure.exit_code) == ("StorageFull", ExitCode.STORAGE)
@@ -180,8 +180,8 @@ def test_an_iteration_that_a_required_tracker_cannot_record_fails_the_job(tmp_pa
 def test_a_view_that_cannot_be_written_is_given_up_once_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counting = Counting()
-    trackers = RunTrackers(tmp_path, {"full": OnAFullDisk(), "counting": counting})
+    counting = CountingTracker()
+    trackers = RunTrackers(tmp_path, {"full": FullDiskTracker(), "counting": counting})
     for iteration in range(3):
         trackers.iteration(iteration, {})
         trackers.event(iteration, "worker-lost", "generation-0 is lost")

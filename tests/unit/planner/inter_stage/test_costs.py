@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support import random_iterations as make
 
 from rlhf_planner.inter_stage.costs import Kind, StageCosts
-from rlhf_planner.inter_stage.fitted_costs import PassCost, StepTime
+from rlhf_planner.inter_stage.fitted_costs import PassFormula, StepTime
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.observed_moves import ObservedMove
 
@@ -59,7 +59,7 @@ def test_a_larger_batch_never_takes_less_whatever_the_noise() -> None:
 
 
 def test_noise_never_makes_a_negative_time() -> None:
-    falling = PassCost.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
+    falling = PassFormula.fitted([StepTime(1, 10, 1.0), StepTime(1, 100, 0.5), StepTime(4, 100, 0.7)])
     assert min(falling.setup, falling.per_sample, falling.per_token) >= 0
     assert falling.seconds(1, 0) >= 0
 

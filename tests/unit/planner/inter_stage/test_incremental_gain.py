@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_api.score_blocks import BLOCK
-from rlhf_planner.inter_stage.fitted_costs import PassCost
+from rlhf_planner.inter_stage.fitted_costs import PassFormula
 from rlhf_planner.inter_stage.incremental_gain import PassSums, TokenCosts, Trace, incremental_gain, score_trace
 
 A_TOKEN = 0.01
@@ -19,7 +19,7 @@ def trace(samples: list[tuple[float, float, int, int]], workers: int = 1) -> Tra
     return Trace(begun, finished, prompts, responses, dict.fromkeys(range(workers), 0.0))
 
 
-COSTS = TokenCosts(PassCost(per_token=A_TOKEN))
+COSTS = TokenCosts(PassFormula(per_token=A_TOKEN))
 
 
 def test_one_long_sample_needs_only_its_last_block() -> None:
@@ -33,7 +33,7 @@ def test_one_long_sample_needs_only_its_last_block() -> None:
 
 
 def test_a_reward_model_sees_the_whole_sample_at_the_end() -> None:
-    costs = TokenCosts(PassCost(per_token=A_TOKEN), late=PassCost(setup=1.0, per_token=A_TOKEN))
+    costs = TokenCosts(PassFormula(per_token=A_TOKEN), late=PassFormula(setup=1.0, per_token=A_TOKEN))
     gain = incremental_gain(trace([(0.0, 100.0, 10, 125)]), costs)
     assert gain.with_prefixes == pytest.approx(100 + 7 * A_TOKEN + 1.0 + 135 * A_TOKEN)
 
@@ -53,8 +53,8 @@ def test_a_setup_and_a_token_are_told_apart() -> None:
     level = PassSums()
     level.add(100, 1.0)
     level.add(100, 1.0)
-    assert level.fitted() == PassCost(per_token=0.01), "one size tells nothing of a setup"
-    assert PassSums().fitted() == PassCost()
+    assert level.fitted() == PassFormula(per_token=0.01), "one size tells nothing of a setup"
+    assert PassSums().fitted() == PassFormula()
 
 
 def step_by_step(given: Trace, costs: TokenCosts, tick: float) -> float:
@@ -98,7 +98,7 @@ samples = st.lists(
 @settings(deadline=None, max_examples=10)
 @given(samples, st.floats(0.0, 0.1))
 def test_replays_are_those_of_single_steps(given_samples: list[tuple[float, float, int, int]], setup: float) -> None:
-    costs, tick = TokenCosts(PassCost(setup=setup, per_token=0.002)), 0.004
+    costs, tick = TokenCosts(PassFormula(setup=setup, per_token=0.002)), 0.004
     one = trace(given_samples)
     passes = score_trace(one, costs, prefixes=True).passes
     # Every pass begins up to a tick late, and a sample that ends meanwhile may take another's turn.
@@ -112,7 +112,7 @@ def test_replays_are_those_of_single_steps(given_samples: list[tuple[float, floa
 def test_every_sample_is_scored_once_after_it_ended(
     given_samples: list[tuple[float, float, int, int]], workers: int, setup: float
 ) -> None:
-    costs, one = TokenCosts(PassCost(setup=setup, per_token=0.002)), trace(given_samples, workers)
+    costs, one = TokenCosts(PassFormula(setup=setup, per_token=0.002)), trace(given_samples, workers)
     longest = costs.prefix_seconds(500)
     for prefixes in (False, True):
         gain = score_trace(one, costs, prefixes=prefixes)
@@ -130,7 +130,7 @@ def test_of_very_many_samples_and_workers_a_part_is_replayed_with_the_last_to_fi
     rng = np.random.default_rng(3)
     lengths = np.minimum(900, rng.lognormal(4.5, 1.0, 5000)).astype(int) + 1
     many = trace([(0.0, 0.01 * n, 20, n) for n in lengths.tolist()], workers=40)
-    gain = incremental_gain(many, TokenCosts(PassCost(per_token=1e-4), most=16))
+    gain = incremental_gain(many, TokenCosts(PassFormula(per_token=1e-4), most=16))
     last = many.finished.max()
     assert last + 0.0001 <= gain.with_prefixes <= last + 64 * 1e-4 * 2
     assert gain.without >= last + lengths.max() * 1e-4

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_planner.inter_stage.costs import StageCosts
-from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassCost, StepTime
+from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula, StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.simulate import simulate
@@ -14,7 +14,7 @@ from rlhf_planner.inter_stage.simulate import simulate
 def costs(**others: object) -> StageCosts:
     """A step takes 1 s for each row, a score 10 s for a sample; nothing else costs anything, unless it is said."""
     decode = DecodeLines.fitted([StepTime(1, 1, 1.0), StepTime(4, 1, 4.0)])
-    given = StageCosts(decode, 4, score=PassCost(per_sample=10.0), score_batch=1, command_seconds=0.0)
+    given = StageCosts(decode, 4, score=PassFormula(per_sample=10.0), score_batch=1, command_seconds=0.0)
     return replace(given, **others)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def test_a_tail_that_is_decoded_beside_scoring_takes_longer_for_as_long_as_that_
     assert forecast.released == pytest.approx((3, 17))
     assert simulate([3, 10], plan, half_as_fast).finished == pytest.approx((3, 10)), "nobody scores then"
     # 2 s of scoring: the first step of the tail takes 2 s, the other six 1 s.
-    short = replace(half_as_fast, score=PassCost(per_sample=1.0))
+    short = replace(half_as_fast, score=PassFormula(per_sample=1.0))
     assert simulate([3, 10], plan, short, 1, 1).finished == pytest.approx((3, 11))
 
 

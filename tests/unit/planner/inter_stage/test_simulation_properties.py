@@ -12,7 +12,7 @@ from tests.support import random_iterations as make
 
 from rlhf_planner.inter_stage.choose import MAX_DRAWS, TIE, choose
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
-from rlhf_planner.inter_stage.fitted_costs import PassCost, StepTime
+from rlhf_planner.inter_stage.fitted_costs import PassFormula, StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.simulate import simulate
@@ -133,7 +133,7 @@ def test_where_scoring_costs_nothing_fusion_is_off() -> None:
 def test_where_scoring_costs_as_much_as_the_tail_fusion_wins() -> None:
     # Two of 32 samples go on for 380 steps (7.6 s) after the others; 32 scores of 1 s are 8 s on four workers.
     costs = StageCosts.measured(decode=[StepTime(1, 1, 0.02)], max_batch_size=8, score_batch=1)
-    costs = replace(costs, score=PassCost(per_sample=1.0))
+    costs = replace(costs, score=PassFormula(per_sample=1.0))
     model = LengthModel(512).with_batch([(5, 20)] * 30 + [(5, 400)] * 2)
     choice = choose(model, IterationSetup(4, 0, (5,) * 32), costs)
     assert choice.fused
@@ -145,7 +145,7 @@ def test_a_gain_of_two_percent_is_left_alone() -> None:
     # As above, but scoring all is 0.2 s: what the simulation leaves out may be as much.
     costs = StageCosts.measured(decode=[StepTime(1, 1, 0.02)], max_batch_size=8, score_batch=1)
     model = LengthModel(512).with_batch([(5, 20)] * 30 + [(5, 400)] * 2)
-    choice = choose(model, IterationSetup(4, 0, (5,) * 32), replace(costs, score=PassCost(per_sample=0.025)))
+    choice = choose(model, IterationSetup(4, 0, (5,) * 32), replace(costs, score=PassFormula(per_sample=0.025)))
     best = min(choice.curve, key=lambda point: point.seconds)
     assert 0.01 < 1 - best.seconds / choice.off_seconds < 0.03
     assert not choice.fused
