@@ -32,7 +32,7 @@ from rlhf_operator.api_client.connection import Connection
 from rlhf_operator.api_client.transport import CONCURRENCY, Transport
 from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
-from rlhf_operator.manifests.render import pod
+from rlhf_operator.manifests.rendering import pod
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.resync import Resync

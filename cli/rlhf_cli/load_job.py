@@ -23,7 +23,7 @@ from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
-from rlhf_operator.manifests.checks import problems_of_pods
+from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
 """Folder in the run folder that takes the checkpoints of a job that names none: Ctrl-C and --resume need one."""

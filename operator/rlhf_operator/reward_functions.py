@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_operator.api_client.client import KubernetesClient
-from rlhf_operator.manifests import reward
+from rlhf_operator.manifests import reward_mounts
 
 Json = dict[str, Any]
 
@@ -19,16 +19,16 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}
     for pod in pods:
-        name, namespace = reward.mounted(pod), pod["metadata"]["namespace"]
+        name, namespace = reward_mounts.mounted(pod), pod["metadata"]["namespace"]
         if name is None:
             ready.append(pod)
             continue
         if (namespace, name) not in read:
             read[namespace, name] = await client.get("ConfigMap", namespace, name)
         found = read[namespace, name]
-        if wrong := reward.problem(name, namespace, found):
+        if wrong := reward_mounts.problem(name, namespace, found):
             lacking[pod["metadata"]["name"]] = wrong
         else:
             assert found is not None
-            ready.append(reward.stamped(pod, found))
+            ready.append(reward_mounts.stamped(pod, found))
     return ready, lacking

@@ -21,8 +21,8 @@ from rlhf_api.problems import Severity
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
-from rlhf_operator.manifests.checks import problems_of_pods
-from rlhf_operator.manifests.render import pod
+from rlhf_operator.manifests.pod_problems import problems_of_pods
+from rlhf_operator.manifests.rendering import pod
 from rlhf_operator.reconcile import ObservedPod
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS

@@ -5,7 +5,6 @@ What it changes is what a release of this project may change; that jobs which ru
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,14 +15,12 @@ from rlhf_api import structural_schema
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import Generation
 from rlhf_api.job.rollout import Rollout
-from rlhf_operator.manifests import Images
+from rlhf_operator.manifests import Images, rendering
 from rlhf_operator.reconcile import parsed_job
 from rlhf_operator.reconcile.revisions import pinning
 
 IMAGES = Images("example.org/operator:next", "example.org/worker:next")
 FIELD = "newField"
-render = import_module("rlhf_operator.manifests.render")
-"""The module; the package has a function of its name."""
 
 
 def forget() -> None:
@@ -52,12 +49,12 @@ def next_version() -> Iterator[Images]:
         batch.default = before * 2
         rebuild(Rollout)
         rebuild(Generation)
-        of_before = render.template_hash
+        of_before = rendering.template_hash
         reversed_hash = lambda job, group: of_before(job, group)[::-1]  # noqa: E731
-        patch.setattr(render, "template_hash", reversed_hash)
+        patch.setattr(rendering, "template_hash", reversed_hash)
         patch.setattr(pinning, "template_hash", reversed_hash)
         for name in ("worker_pod", "coordinator_pod"):
-            patch.setattr(render, name, _changed(getattr(render, name)))
+            patch.setattr(rendering, name, _changed(getattr(rendering, name)))
         forget()
         try:
             yield IMAGES

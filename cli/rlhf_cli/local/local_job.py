@@ -22,7 +22,7 @@ from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
 from rlhf_cli.local.run_folder import RunFolder
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
-from rlhf_operator.manifests.paths import JOB_KEY
+from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.ports import LOOPBACK, JobPorts
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import RenderedObjects
-from rlhf_operator.manifests.paths import JOB_KEY
+from rlhf_operator.manifests.mount_paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_cli.local import leftover_processes
 from rlhf_cli.local.errors import RunError
-from rlhf_operator.manifests.paths import JOB_KEY
+from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 RUNS: Final = Path("runs")
 """Default parent of run folders, in the working directory."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_operator.manifests.quantity import amount, written
-from rlhf_operator.manifests.render import Images, pod, workers
+from rlhf_operator.manifests.rendering import Images, pod, workers
 
 Json = dict[str, Any]
 

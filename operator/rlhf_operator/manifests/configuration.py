@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_api.job import RLHFJob
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.paths import JOB_KEY, REWARD_KEY, REWARD_PATH
+from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY, REWARD_PATH
 
 
 def document(job: RLHFJob) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
-from rlhf_operator.manifests import identity, reward
+from rlhf_operator.manifests import identity, reward_mounts
 from rlhf_operator.manifests.identity import SPARE, Number
-from rlhf_operator.manifests.paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
+from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
 
 CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
@@ -118,10 +118,10 @@ def worker_pod(
     rewards = group is not Group.TRAINING
     function = job.spec.models.reward.function
     if rewards:
-        container["env"] += reward.secret_environment(job.spec.models.reward)
+        container["env"] += reward_mounts.secret_environment(job.spec.models.reward)
     if rewards and function is not None and function.config_map is not None:
-        container["volumeMounts"].append({"name": reward.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
-        volumes.append({"name": reward.VOLUME, "configMap": {"name": function.config_map}})
+        container["volumeMounts"].append({"name": reward_mounts.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
+        volumes.append({"name": reward_mounts.VOLUME, "configMap": {"name": function.config_map}})
     container |= _probes(job)
     if group is not job.spec.rank_group:
         return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS, user)

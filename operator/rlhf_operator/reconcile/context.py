@@ -14,7 +14,7 @@ from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.render import group_sizes
+from rlhf_operator.manifests.rendering import group_sizes
 from rlhf_operator.reconcile import forced_deletion, pod_replacement
 from rlhf_operator.reconcile.conditions import StoredConditions
 from rlhf_operator.reconcile.failures import lost_workers, start_back_off

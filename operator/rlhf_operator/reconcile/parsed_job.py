@@ -24,8 +24,8 @@ from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_operator.bounded_cache import cached
-from rlhf_operator.manifests.checks import problems_of_pods, without_broken_templates
-from rlhf_operator.manifests.render import group_sizes, template_hash
+from rlhf_operator.manifests.pod_problems import problems_of_pods, without_broken_templates
+from rlhf_operator.manifests.rendering import group_sizes, template_hash
 from rlhf_operator.stored_job import UNREADABLE
 
 REMEMBERED: Final = 2048

@@ -13,7 +13,7 @@ from rlhf_api.conditions import ConditionType, FinishedReason
 from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.render import plain
+from rlhf_operator.manifests.rendering import plain
 from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, pod_replacement, scaling
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext

@@ -13,7 +13,7 @@ from rlhf_api.conditions import ConditionType, ResizingReason, RunningReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.render import group_sizes
+from rlhf_operator.manifests.rendering import group_sizes
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod

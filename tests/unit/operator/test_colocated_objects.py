@@ -9,7 +9,7 @@ from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, Group
 from rlhf_operator.gang.members import examples, min_resources, minimum
-from rlhf_operator.manifests.render import Images, pod, render
+from rlhf_operator.manifests.rendering import Images, pod, render
 from rlhf_operator.reconcile.parsed_job import parse_job
 
 CHECKPOINTS = {"path": "/checkpoints"}

@@ -17,7 +17,7 @@ from rlhf_operator.gang.apis import MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import examples, min_count, minimum
 from rlhf_operator.gang.none import NoGangBackend
 from rlhf_operator.manifests.quantity import amount, written
-from rlhf_operator.manifests.render import Images, pod, workers
+from rlhf_operator.manifests.rendering import Images, pod, workers
 from rlhf_operator.reconcile.parsed_job import parse_job
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator.manifests.render import template_hash
+from rlhf_operator.manifests.rendering import template_hash
 from rlhf_operator.reconcile import ObservedPod, ReconcilePlan, pod_of
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.scaling import pod_places

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.manifests import reward
+from rlhf_operator.manifests import reward_mounts
 from rlhf_operator.reward_functions import given
 
 Json = dict[str, Any]
@@ -14,7 +14,7 @@ def pod(name: str, config_map: str | None = None) -> Json:
     """A pod, and whether it mounts a reward function."""
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
     if config_map:
-        volumes.append({"name": reward.VOLUME, "configMap": {"name": config_map}})
+        volumes.append({"name": reward_mounts.VOLUME, "configMap": {"name": config_map}})
     return {
         "metadata": {"name": name, "namespace": "team", "annotations": {"own": "kept"}},
         "spec": {"volumes": volumes},
@@ -39,19 +39,19 @@ async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[st
 
 async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_changes_that() -> None:
     def digest_of(text: str, **more: str) -> Any:
-        return reward.stamped(pod("a", "r"), {"data": {"reward.py": text, **more}})["metadata"]["annotations"]
+        return reward_mounts.stamped(pod("a", "r"), {"data": {"reward.py": text, **more}})["metadata"]["annotations"]
 
     first = digest_of("def score(): ...")
     assert first["own"] == "kept"
     assert first == digest_of("def score(): ...", other="x")
-    assert first[reward.CONTENT] != digest_of("def score(): pass")[reward.CONTENT]
+    assert first[reward_mounts.CONTENT] != digest_of("def score(): pass")[reward_mounts.CONTENT]
 
 
 async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
     cluster = StoredObjects(r={"data": {"reward.py": "def score(): ..."}})
     ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
     assert [each["metadata"]["name"] for each in ready] == ["a", "b", "c"]
-    assert [reward.CONTENT in each["metadata"]["annotations"] for each in ready] == [True, False, True]
+    assert [reward_mounts.CONTENT in each["metadata"]["annotations"] for each in ready] == [True, False, True]
     assert not lacking
     assert cluster.asked == [("ConfigMap", "team", "r")]
     await made(cluster, pod("b"))

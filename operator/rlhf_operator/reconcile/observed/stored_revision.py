@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
-from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY
+from rlhf_operator.manifests.mount_paths import JOB_KEY, REVISION_KEY
 from rlhf_operator.manifests.pods import CONTAINER
 
 Json = dict[str, Any]

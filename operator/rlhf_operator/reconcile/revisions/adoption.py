@@ -22,7 +22,7 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
 from rlhf_operator.manifests.identity import INDEX
 from rlhf_operator.manifests.pods import CONTAINER
-from rlhf_operator.manifests.render import group_sizes, template_hash
+from rlhf_operator.manifests.rendering import group_sizes, template_hash
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.stored_revision import RunningContainer

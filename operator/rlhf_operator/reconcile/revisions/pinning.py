@@ -32,7 +32,7 @@ from rlhf_operator.gang import members
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
-from rlhf_operator.manifests.render import group_sizes, plain, template_hash
+from rlhf_operator.manifests.rendering import group_sizes, plain, template_hash
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
@@ -60,7 +60,7 @@ _PODS_ROOT: Final = Path("/")
 
 @dataclass(frozen=True)
 class PinnedJob(ParsedJob):
-    """An admission, with what the job runs by."""
+    """A parsed job, with the revision that it runs by."""
 
     kept: StoredRevision = field(default_factory=StoredRevision)
     """The revision that the job is to have; empty: no pod is made."""
@@ -81,24 +81,24 @@ class PinnedJob(ParsedJob):
         return trusted(self.kept, (self.status.get("digest", ""),))
 
 
-def pin_revision(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
+def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
     """Return a stored job with the revision that it is to have."""
-    if admission.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
-        return _without(admission)
+    if parsed.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
+        return _without(parsed)
     status = stored.get("status") or {}
     if observed.pods or status.get("startTime"):
         held = _held(_text(stored), observed.kept, digests(status), observed.home)
         if held is not None:
             return held
         if observed.pods or document_of(observed.kept):
-            return _adopted(admission, stored, observed)
-    if not admission.planned:
-        return _without(admission)
+            return _adopted(parsed, stored, observed)
+    if not parsed.planned:
+        return _without(parsed)
     return _started(_text(stored), observed.images, observed.home)
 
 
-def _without(admission: ParsedJob) -> PinnedJob:
-    return PinnedJob(admission.job, admission.problem, admission.reason)
+def _without(parsed: ParsedJob) -> PinnedJob:
+    return PinnedJob(parsed.job, parsed.problem, parsed.reason)
 
 
 @cached(REMEMBERED)
@@ -121,20 +121,20 @@ def _held(text: str, kept: StoredRevision, vouched: tuple[str, ...], home: str) 
     if revision is None:
         return None
     stored = json.loads(text)
-    admission = parse_job(stored)
-    now, then = admission.job if admission.planned else read(stored), read(revision.job)
+    parsed = parse_job(stored)
+    now, then = parsed.job if parsed.planned else read(stored), read(revision.job)
     if now is None:
-        return _without(admission)
+        return _without(parsed)
     changed: Revision | None = None
     if then is None or then.spec == now.spec:
         changed = replace(revision, job=stored, document=_with_metadata(revision.document, now))
     elif _problem(stored) in ("", _problem(revision.job)):
         changed = _edited(then, now, stored, revision)
     if changed is None:
-        return replace(_of(now, revision, home), job=admission.job, problem=admission.problem, reason=admission.reason)
+        return replace(_of(now, revision, home), job=parsed.job, problem=parsed.problem, reason=parsed.reason)
     held = _of(now, changed, home)
-    if admission.problem:
-        held = replace(held, note="; ".join(filter(None, [_goes_on(admission), held.note])))
+    if parsed.problem:
+        held = replace(held, note="; ".join(filter(None, [_goes_on(parsed), held.note])))
     before = digest(kept.data)
     if before == held.status["digest"]:
         return replace(held, settled=True)
@@ -185,18 +185,18 @@ def _carried(
     return pods
 
 
-def _adopted(admission: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
+def _adopted(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
     """Return the job with a revision that is made from what runs."""
-    job = admission.job if admission.planned else read(stored)
+    job = parsed.job if parsed.planned else read(stored)
     if job is None:
-        return _without(admission)
+        return _without(parsed)
     revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
     held = _of(job, revision, observed.home)
-    if admission.planned:
+    if parsed.planned:
         return held
     if _accepted(stored) and members.counts(job).keys() <= revision.pods.keys():
-        return replace(held, note=_goes_on(admission))
-    return replace(held, job=admission.job, problem=admission.problem, reason=admission.reason)
+        return replace(held, note=_goes_on(parsed))
+    return replace(held, job=parsed.job, problem=parsed.problem, reason=parsed.reason)
 
 
 def _accepted(stored: Mapping[str, Any]) -> bool:
@@ -210,8 +210,8 @@ def _accepted(stored: Mapping[str, Any]) -> bool:
     return planned and generation is not None and status.get("observedGeneration") == generation
 
 
-def _goes_on(admission: ParsedJob) -> str:
-    return f"the job goes on as it was started, though a new start would be refused: {admission.problem}"
+def _goes_on(parsed: ParsedJob) -> str:
+    return f"the job goes on as it was started, though a new start would be refused: {parsed.problem}"
 
 
 def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:

@@ -25,9 +25,9 @@ from rlhf_api.names import Group
 from rlhf_api.structural_schema import job_schema
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
-from rlhf_operator.manifests.paths import JOB_KEY, REVISION_KEY
+from rlhf_operator.manifests.mount_paths import JOB_KEY, REVISION_KEY
 from rlhf_operator.manifests.pods import USER_ID
-from rlhf_operator.manifests.render import group_sizes, pod
+from rlhf_operator.manifests.rendering import group_sizes, pod
 from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 
 Json = dict[str, Any]

@@ -11,9 +11,9 @@ from tests.support.pod_templates import generation, job_with, spec, worker
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
 from rlhf_operator.manifests import Images, TemplateError
-from rlhf_operator.manifests.checks import problems_of_pods
+from rlhf_operator.manifests.pod_problems import problems_of_pods
 from rlhf_operator.manifests.pods import worker_pod
-from rlhf_operator.manifests.render import pod
+from rlhf_operator.manifests.rendering import pod
 from rlhf_operator.manifests.template import merge_pod, problems_of
 
 PATH = "spec.generation.template"

@@ -13,7 +13,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem
 from rlhf_operator.manifests.pods import CONTAINER
-from rlhf_operator.manifests.render import Images, pod
+from rlhf_operator.manifests.rendering import Images, pod
 
 Json = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlhf_api.job.models import Reward
 from rlhf_api.names import GROUP
-from rlhf_operator.manifests.paths import REWARD_KEY
+from rlhf_operator.manifests.mount_paths import REWARD_KEY
 
 Json = dict[str, Any]
 

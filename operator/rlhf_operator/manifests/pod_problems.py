@@ -9,9 +9,9 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
-from rlhf_operator.manifests import storage
+from rlhf_operator.manifests import checkpoint_volumes
 from rlhf_operator.manifests.pods import coordinator_pod
-from rlhf_operator.manifests.render import mounting, unused_template, worker
+from rlhf_operator.manifests.rendering import mounting, unused_template, worker
 from rlhf_operator.manifests.template import problems_of
 
 _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
@@ -23,7 +23,7 @@ def problems_of_pods(job: RLHFJob) -> list[Problem]:
     """
     problems = list(_of_templates(job))
     if not any(problem.severity is Severity.ERROR for problem in problems):
-        problems += storage.problems_of(job)
+        problems += checkpoint_volumes.problems_of(job)
     return problems
 
 
