@@ -42,8 +42,8 @@ from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training.executor import Measured, execute
 from rlhf_workers.training.measuring import NoPeers, made_up_work, measure, stage_row
+from rlhf_workers.training.torch_backend import build_trainer, join
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_role import build_trainer, join
 
 VOCABULARY = 512
 WAIT_SECONDS = 600.0

@@ -24,8 +24,8 @@ from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.batch import Batch, batch_from
 from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.torch_backend import build_trainer
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_role import build_trainer
 
 Result = TypeVar("Result")
 WAIT = 20.0

@@ -9,6 +9,8 @@ from tests.support.training_ranks import ThreadPeers, make_job, make_samples, se
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.schedule import ScheduleTable
+from rlhf_workers.training.torch_backend import TorchBackend
+from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
 
@@ -31,7 +33,13 @@ def role_of(
     trainer = trainer_of(job, table or serial(job, 2, 1), rank, 2, peers)
     spans = SpanBuffer()
     trainer._span = spans
-    return TrainingRole(job, trainer, MadeBatches(), 0, spans, leave)
+    return TrainingRole(job, TorchBackend(trainer), MadeBatches(), 0, spans, leave)
+
+
+def trainer_in(role: TrainingRole) -> Trainer:
+    """The trainer of a role whose backend is torch."""
+    assert isinstance(role._backend, TorchBackend)
+    return role._backend.trainer
 
 
 def finish(role: TrainingRole, outbox: RecordedOutbox) -> None:

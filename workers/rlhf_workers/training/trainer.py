@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,7 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.backend import SpanSink
 from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
 from rlhf_workers.training.executor import Measured, execute
 from rlhf_workers.training.layout import Layout
@@ -37,12 +38,6 @@ log = logging.getLogger(__name__)
 
 NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
 """Action kind -> last part of its span's name."""
-
-
-class SpanSink(Protocol):
-    """Where measured times go."""
-
-    def __call__(self, name: str, start_ns: int, end_ns: int, **attributes: str) -> None: ...
 
 
 @dataclass
@@ -94,6 +89,15 @@ class Trainer:
 
         `iterations`: of the job as of this one; 0: as the manifest has it.
         """
+        state, steps = self.algorithm.state(), self.progress.steps
+        try:
+            return (yield from self._train(iteration, batch, iterations))
+        except Exception:
+            if self.progress.steps == steps:  # the weights are as they were: so is what the algorithm remembers
+                self.algorithm.restore(state)
+            raise
+
+    def _train(self, iteration: int, batch: Batch, iterations: int) -> Generator[None, None, dict[str, float]]:
         self.step_seconds, self.bubble_seconds = [], 0.0
         self._look_ahead(self._steps_of(iterations or self.spec.iterations))
         with self._measured("train/advantages"):

@@ -10,39 +10,26 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
+from rlhf_api.algorithms import graph_of
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import model_folder
-from rlhf_workers.precision import compute_dtype
 from rlhf_workers.settings import read_settings
-from rlhf_workers.training import checkpoint
+from rlhf_workers.training.backend import TrainingBackend, build_backend
 from rlhf_workers.training.batch import batch_from
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
-from rlhf_workers.training.layout import Layout
-from rlhf_workers.training.measuring import measure
-from rlhf_workers.training.peers import PeerLostError, Peers, TorchPeers
-from rlhf_workers.training.rendezvous import join_group, leave_group
-from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
-from rlhf_workers.training.stages import Head, Stage, build_stage, read_config
-from rlhf_workers.training.tensor_file import model_tensors
-from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.peers import PeerLostError
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
-
-HEADS: Final[Mapping[ModelKind, Head]] = {ModelKind.POLICY: "lm", ModelKind.VALUE: "value"}
 
 
 class BatchSource(Protocol):
@@ -61,15 +48,14 @@ class TrainingRole:
     def __init__(
         self,
         job: RLHFJob,
-        trainer: Trainer,
+        backend: TrainingBackend,
         batches: BatchSource,
         version: int,
         spans: "SpanBuffer",
         leave: Callable[[int], None] = os._exit,
-        source_files: SourceFiles = MappingProxyType({}),
     ) -> None:
-        self._job, self._trainer, self._batches, self._version, self._leave = job, trainer, batches, version, leave
-        self._spans, self._source_files = spans, source_files
+        self._job, self._backend, self._batches, self._version, self._leave = job, backend, batches, version, leave
+        self._spans = spans
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._last: pb.TrainResult | None = None
@@ -101,7 +87,7 @@ class TrainingRole:
             logging.shutdown()
             self._leave(error.failure.exit_code)
         except Exception:
-            self._running, self._broken = None, self._trainer.progress.steps != self._steps_before
+            self._running, self._broken = None, self._backend.steps != self._steps_before
             raise
         self._spans.flush(outbox)
         return True
@@ -110,7 +96,7 @@ class TrainingRole:
         return []
 
     def versions(self) -> Mapping[str, int]:
-        return dict.fromkeys(self._trainer.layout.models, self._version)
+        return dict.fromkeys(self._backend.models, self._version)
 
     def active(self) -> int:
         return 0
@@ -118,24 +104,20 @@ class TrainingRole:
     def offload(self) -> None:
         if self._running is not None:
             raise WorkError("WrongVersion", "other work came to a rank that is training", retryable=True)
-        self._trainer.offload()
+        self._backend.offload()
         self._asleep = True
 
     def close(self) -> None:
-        leave_group()
+        self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's parameters of a model, in the type it computes in; never those of a step in progress."""
-        trainer = self._trainer
-        for (name, stage), optimizer in sorted(trainer.optimizers.items()):
-            if name != model or not trainer.layout.publishes(name, stage):
-                continue
-            for parameter in optimizer.owned:
-                self._refuse_broken()
-                if self._version != version or self._running is not None:
-                    holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
-                    raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
-                yield parameter, optimizer.parameters[parameter].detach().to("cpu", trainer.compute)
+        for parameter, tensor in self._backend.published(model):
+            self._refuse_broken()
+            if self._version != version or self._running is not None:
+                holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
+                raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
+            yield parameter, tensor
 
     # ------------------------------------------------------------ commands
 
@@ -150,11 +132,11 @@ class TrainingRole:
             raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
         if command.train.schedule:
             try:
-                self._trainer.use_table(ScheduleTable.model_validate_json(command.train.schedule))
+                self._backend.use_table(ScheduleTable.model_validate_json(command.train.schedule))
             except ValueError as error:
                 raise WorkError("BadSchedule", f"train.schedule: {error}") from error
         self._wake(iteration, outbox)
-        self._spans.iteration, self._steps_before = iteration, self._trainer.progress.steps
+        self._spans.iteration, self._steps_before = iteration, self._backend.steps
         self._running = command, self._train(command.train, outbox)
 
     def _begin_measuring(self, command: pb.Command, outbox: Outbox) -> None:
@@ -162,13 +144,13 @@ class TrainingRole:
         if self._running is not None:
             raise WorkError("WrongVersion", "measure came to a rank that is training", retryable=True)
         self._wake(self._version, outbox)
-        self._steps_before = self._trainer.progress.steps
-        self._running = command, measure(self._trainer, command.measure)
+        self._steps_before = self._backend.steps
+        self._running = command, self._backend.measure(command.measure)
 
     def _wake(self, iteration: int, outbox: Outbox) -> None:
         if self._asleep:
             start_ns = time.time_ns()
-            self._trainer.onload()
+            self._backend.onload()
             self._asleep = False
             end_ns = time.time_ns()
             outbox.span("onload/training", start_ns, end_ns, iteration)
@@ -182,11 +164,11 @@ class TrainingRole:
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         needed = (SAMPLED_FIELD, *graph_of(spec).scored_fields)
         batch = batch_from(samples, spec.rollout.batch_size, needed)
-        metrics: dict[str, float] = yield from self._trainer.train(iteration, batch, order.iterations)
+        metrics = yield from self._backend.train(iteration, batch, order.iterations)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
         metrics["train/seconds"] = time.monotonic() - start
-        metrics["bubble_seconds"] = self._trainer.bubble_seconds
-        metrics["step_seconds"] = statistics.median(self._trainer.step_seconds or [0.0])
+        metrics["bubble_seconds"] = self._backend.bubble_seconds
+        metrics["step_seconds"] = statistics.median(self._backend.step_seconds or [0.0])
         return metrics
 
     def _finish_training(self, command: pb.Command, metrics: dict[str, float], outbox: Outbox) -> None:
@@ -209,7 +191,7 @@ class TrainingRole:
             raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
         start = time.time_ns()
         folder = Path(command.save_checkpoint.folder)
-        files = checkpoint.save(self._trainer, folder, self._version) + write_source_files(folder, self._source_files)
+        files = self._backend.save(folder, self._version)
         outbox.span("checkpoint", start, time.time_ns(), command.save_checkpoint.iteration)
         outbox.done(pb.CommandDone(command_id=command.id, checkpoint=pb.CheckpointResult(files=files)))
 
@@ -235,52 +217,9 @@ class SpanBuffer:
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> TrainingRole:
-    """The role a BecomeTraining asks for: stages loaded, group formed, state restored."""
+    """Return the role that a BecomeTraining asks for: stages loaded, group formed, state restored."""
     settings = read_settings(os.environ)
     wait = float(job.spec.run_policy.start_timeout_seconds)
     batches = CoordinatorBatches(settings.coordinator, settings.worker, certificates, wait)
-    become = command.become_training
-    spans = SpanBuffer()
-    trainer = build_trainer(job, become, device, partial(join, become, device, wait), spans)
-    files = read_source_files(job, trainer.layout, become.checkpoint)
-    return TrainingRole(job, trainer, batches, become.version, spans, source_files=files)
-
-
-def build_trainer(
-    job: RLHFJob,
-    become: pb.BecomeTraining,
-    device: torch.device,
-    connect: Callable[[Layout], Peers],
-    span: Any,
-) -> Trainer:
-    """Loads this rank's stages, then meets the others by `connect`, then restores optimizer state."""
-    layout = Layout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
-    compute = compute_dtype(job.spec)
-    stages = {key: load_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
-    trainer = Trainer(job.spec, layout, stages, connect(layout), device, compute, span)
-    if become.checkpoint:
-        checkpoint.restore(trainer, Path(become.checkpoint), become.version)
-    return trainer
-
-
-def load_stage(
-    job: RLHFJob, layout: Layout, model: str, stage: int, checkpoint_folder: str, device: torch.device
-) -> Stage:
-    """One stage from the checkpoint, or from the manifest's folder when there is none."""
-    role = ModelRole(model)
-    field = job.spec.models.path_field(role)
-    source = job.spec.models.source(role)
-    assert source is not None  # a role that is trained is a model
-    folder = Path(checkpoint_folder) / model if checkpoint_folder else model_folder(source.path, field)
-    config = read_config(folder, field, layout.stages(model))
-    attention: Any = "eager" if job.spec.deterministic else "sdpa"
-    tensors = model_tensors(folder, field)
-    return build_stage(config, tensors, layout.stages(model), stage, HEADS[role.kind], device, attention)
-
-
-def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: Layout) -> Peers:
-    """Peers of a real group: ranks meet, then every set of ranks that sums gets its process group."""
-    join_group(become, device, timeout)
-    groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
-    groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
-    return TorchPeers(layout.rank, groups)
+    become, spans = command.become_training, SpanBuffer()
+    return TrainingRole(job, build_backend(job, become, device, spans), batches, become.version, spans)

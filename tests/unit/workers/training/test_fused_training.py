@@ -18,7 +18,7 @@ from tests.support.fused_ranks import (
 )
 from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadPeers, finish_folder, on_ranks, serial, trainer_of
-from tests.support.training_roles import finish, role_of
+from tests.support.training_roles import finish, role_of, trainer_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api import control_pb2 as pb
@@ -107,6 +107,6 @@ def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob
         assert "train/step" in outbox.spans
         with pytest.raises(WorkError, match="places its stages otherwise"):
             role.handle(pb.Command(id=3, train=pb.Train(iteration=1, schedule=other.model_dump_json())), outbox)
-        return role._trainer.layout.table.method
+        return trainer_in(role).layout.table.method
 
     assert on_ranks(2, work) == [FUSED, FUSED]

@@ -12,7 +12,7 @@ import torch
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadPeers, make_job, serial
-from tests.support.training_roles import MadeBatches
+from tests.support.training_roles import MadeBatches, trainer_in
 from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_api import control_pb2 as pb
@@ -23,7 +23,8 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.storage import checkpoint
 from rlhf_workers.training.source_files import read_source_files
-from rlhf_workers.training.training_role import SpanBuffer, TrainingRole, build_trainer
+from rlhf_workers.training.torch_backend import TorchBackend, build_trainer
+from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
 HUB_ID = "team/tiny-policy"
 COMMIT = "5" * 40
@@ -56,7 +57,7 @@ def rank_of(job: RLHFJob, become: pb.BecomeTraining) -> TrainingRole:
     peers = ThreadPeers.__new__(ThreadPeers)
     trainer = build_trainer(job, become, torch.device("cpu"), lambda layout: peers, spans)
     files = read_source_files(job, trainer.layout, become.checkpoint)
-    return TrainingRole(job, trainer, MadeBatches(), become.version, spans, source_files=files)
+    return TrainingRole(job, TorchBackend(trainer, files), MadeBatches(), become.version, spans)
 
 
 def save(role: TrainingRole, folder: Path) -> list[pb.CheckpointFile]:
@@ -113,8 +114,8 @@ def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
     workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, become, path, folder = first_checkpoint(tmp_path)
-    trainer = rank_of(job, become)._trainer
-    files = save(TrainingRole(job, trainer, MadeBatches(), 0, SpanBuffer()), folder)
+    trainer = trainer_in(rank_of(job, become))
+    files = save(TrainingRole(job, TorchBackend(trainer), MadeBatches(), 0, SpanBuffer()), folder)
 
     use_cache(monkeypatch, tmp_path / "coordinator")
     with pytest.raises(JobError, match="use the worker image of the coordinator's version, or put the model") as raised:

@@ -8,7 +8,7 @@ import transformers
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadPeers, make_samples, on_ranks
-from tests.support.training_roles import finish, role_of, train
+from tests.support.training_roles import finish, role_of, train, trainer_in
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
@@ -32,14 +32,14 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
             if sleeping:
                 role.offload()
                 role.offload()
-        moved = {id(tensor) for copy in role._trainer._copies for tensor in copy._tensors()}
-        for optimizer in role._trainer.optimizers.values():
+        moved = {id(tensor) for copy in trainer_in(role)._copies for tensor in copy._tensors()}
+        for optimizer in trainer_in(role).optimizers.values():
             assert moved >= {id(value) for value in (*optimizer.parameters.values(), *optimizer.moments())}
             assert len(list(optimizer.moments())) == 2 * len(optimizer.parameters)
             assert bool(len(optimizer.gradients)) is not sleeping
         # What sleeps is served to peers and saved all the same.
         served = {name: tensor.clone() for name, tensor in role.tensors("actor", 2)}
-        moments = next(iter(role._trainer.optimizers.values())).state()
+        moments = next(iter(trainer_in(role).optimizers.values())).state()
         assert outbox.spans.count("onload/training") == len(outbox.of("onload")) == int(sleeping)
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
@@ -142,7 +142,7 @@ def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
         outbox = RecordedOutbox()
         role.handle(train(0), outbox)
         role.step(outbox)
-        for stage in role._trainer.stages.values():
+        for stage in trainer_in(role).stages.values():
             for parameter in stage.parameters():
                 parameter.data.fill_(float("nan"))
         with pytest.raises(WorkError, match=r"the gradient of the actor is nan \(.*\).* at optimizer step 1"):

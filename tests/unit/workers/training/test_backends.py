@@ -1,0 +1,28 @@
+"""Which training backends there are is said in one place each for users and workers, and both say the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.training_ranks import make_job
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_api.rules.unavailable import UNAVAILABLE
+from rlhf_api.structural_schema import schema_at
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.backend import BACKENDS, FIELD, build_backend
+
+
+def test_the_manifest_offers_what_workers_have_and_names_what_they_lack() -> None:
+    schema = schema_at(FIELD)
+    assert schema is not None
+    lacking = {lack.value for lack in UNAVAILABLE if lack.field == FIELD}
+    assert set(schema["enum"]) - lacking == set(BACKENDS)
+
+
+def test_a_backend_that_a_worker_lacks_is_named_with_what_it_has() -> None:
+    job = make_job(Path("unused"), training={"backend": "megatron"})
+    with pytest.raises(WorkError, match="megatron is not available in this worker; use torch") as caught:
+        build_backend(job, pb.BecomeTraining(), torch.device("cpu"), lambda *_, **__: None)
+    assert (caught.value.failure.field, caught.value.failure.exit_code) == (FIELD, ExitCode.USAGE)
