@@ -40,8 +40,8 @@ from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, METHODS, opposite
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
-from rlhf_workers.training.executor import Measured, execute
-from rlhf_workers.training.measuring import NoPeers, made_up_work, measure, stage_row
+from rlhf_workers.training.executor import TimedAction, execute
+from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, measure, stage_row
 from rlhf_workers.training.torch_backend import build_trainer, join
 from rlhf_workers.training.trainer import Trainer
 
@@ -127,7 +127,7 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
             return known or join(become, device, WAIT_SECONDS, layout)
 
         trainer = build_trainer(job, become, device, connect, lambda *_, **__: None)
-        peers = trainer.peers
+        peers = trainer.communicator
         before = run_measure(trainer, pb.Measure(measurement_id=1))
         put(folder / f"stages-{microbatches}-{rank}", before.SerializeToString())
         schedules = [json.dumps(one) for one in json.loads(get(folder / f"tables-{microbatches}", parent))]
@@ -156,7 +156,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     """
     work, found = made_up_work(trainer), []
 
-    def note(place: int, measured: list[Measured]) -> None:
+    def note(place: int, measured: list[TimedAction]) -> None:
         for step in measured:
             act = step.action
             if act.peer is None:
@@ -169,12 +169,14 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
             for stage in work[index].held:
                 for backward in (("B",), ("I", "W")):
                     row = stage_row(index, stage, len(pipeline.stage_ranks), *backward)
-                    note(-1, execute(row, work, NoPeers(), 0, trainer.settle, time.thread_time_ns))
+                    note(-1, execute(row, work, NoCommunicator(), 0, trainer.synchronize, time.thread_time_ns))
         for place, table in enumerate(tables):
             layout = trainer.layout.with_table(table)
-            trainer.meet()
+            trainer.barrier()
             first = layout.block * layout.block_size
-            note(place, execute(layout.row, work, trainer.peers, first, trainer.settle, time.thread_time_ns))
+            note(
+                place, execute(layout.row, work, trainer.communicator, first, trainer.synchronize, time.thread_time_ns)
+            )
         if number == 0:
             del found[times:]  # the first round warms up
     return found

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import TokenLosses
-from rlhf_workers.training.batch import Batch, MicroBatch
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 
 class Reinforce(Algorithm):
@@ -20,7 +20,7 @@ class Reinforce(Algorithm):
         self.momentum = float(context.parameters.get("momentum", 0.8))
         self.baseline: float | None = None  # no iteration has been seen yet
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Give every token of a response its reward minus the baseline, then move the baseline."""
         mean = float(batch.rewards[batch.valid].mean()) if batch.valid.any() else self.baseline or 0.0
         baseline = mean if self.baseline is None else self.baseline

@@ -10,13 +10,13 @@ from tests.support.fused_ranks import (
     fused_table,
     train,
 )
-from tests.support.training_ranks import ThreadPeers, exhaust, make_batch, on_ranks, serial, trainer_of
+from tests.support.training_ranks import ThreadCommunicator, exhaust, make_batch, on_ranks, serial, trainer_of
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.measuring import measure
+from rlhf_workers.training.step_timing import measure
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_measuring_changes_nothing_that_training_reads(job: RLHFJob) -> None:
     tables = [fused_table(job, 2, 1, method) for method in (FUSED, FUSED_SPLIT)]
     base = serial_table(tables[0].pipelines)
 
-    def work(rank: int, peers: ThreadPeers) -> tuple[Trained, list[pb.MeasureResult]]:
+    def work(rank: int, peers: ThreadCommunicator) -> tuple[Trained, list[pb.MeasureResult]]:
         trainer = trainer_of(job, base, rank, 2, peers)
         random = torch.random.get_rng_state()
         metrics, results = [], []

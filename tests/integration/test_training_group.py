@@ -25,7 +25,7 @@ from tests.support import models
 from tests.support.outbox import RecordedOutbox
 from tests.support.partial_services import PartialCoordinator
 from tests.support.training_ranks import (
-    ThreadPeers,
+    ThreadCommunicator,
     exhaust,
     make_job,
     make_samples,
@@ -41,7 +41,7 @@ from rlhf_api.algorithms import full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env
-from rlhf_workers.training.batch import batch_from
+from rlhf_workers.training.training_batch import batch_from
 from rlhf_workers.training.training_role import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -184,7 +184,7 @@ def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_o
 def threads_train(job: RLHFJob) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights by stage owner and last metrics of the same training with ranks as threads."""
 
-    def work(rank: int, peers: ThreadPeers) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    def work(rank: int, peers: ThreadCommunicator) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         trainer = trainer_of(job, serial(job, 2, 2), rank, WORLD, peers)
         for iteration in range(ITERATIONS):
             samples = make_samples(seed=iteration)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from tests.support import models
 from tests.support.training_ranks import (
-    ThreadPeers,
+    ThreadCommunicator,
     exhaust,
     make_batch,
     make_job,
@@ -66,7 +66,7 @@ def train(
 ) -> list[Trained]:
     world = data * len(table.rows)
 
-    def work(rank: int, peers: ThreadPeers) -> Trained:
+    def work(rank: int, peers: ThreadCommunicator) -> Trained:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)
         metrics = [exhaust(trainer.train(i, make_batch(seed=i))) for i in iterations]
         if save is not None:

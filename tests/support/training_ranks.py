@@ -22,10 +22,10 @@ from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
-from rlhf_workers.training.batch import Batch, batch_from
-from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.torch_backend import build_trainer
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 
 Result = TypeVar("Result")
 WAIT = 20.0
@@ -43,7 +43,7 @@ class ThreadHub:
         self.log: list[tuple[int, str]] = []
 
 
-class ThreadPeers:
+class ThreadCommunicator:
     """`Peers` of one thread; sums add in rank order, so they have the same bits everywhere."""
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
@@ -65,11 +65,11 @@ class ThreadPeers:
 
         return Done(wait)
 
-    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         parts = self._meet(tensor, ranks)
         tensor.copy_(sum(parts[1:], parts[0]))
 
-    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         for part in self._meet(tensor, ranks):
             torch.maximum(tensor, part, out=tensor)
 
@@ -155,22 +155,22 @@ def make_samples(
 PPO_FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 
 
-def make_batch(**arguments: Any) -> Batch:
+def make_batch(**arguments: Any) -> TrainingBatch:
     """`make_samples` as a batch."""
     samples = make_samples(**arguments)
     return batch_from(samples, len(samples), PPO_FIELDS)
 
 
-def prepared(job: RLHFJob, batch: Batch) -> Batch:
+def prepared(job: RLHFJob, batch: TrainingBatch) -> TrainingBatch:
     """The batch as the job's algorithm, in its first state, prepares it for training."""
     return build_algorithm(job.spec, CPU).prepare(batch)
 
 
-def on_ranks(world: int, work: Callable[[int, ThreadPeers], Any]) -> list[Any]:
+def on_ranks(world: int, work: Callable[[int, ThreadCommunicator], Any]) -> list[Any]:
     """Runs `work(rank, peers)` on threads; results by rank. The first exception is raised."""
     hub = ThreadHub()
     with ThreadPoolExecutor(world) as pool:
-        futures = [pool.submit(work, rank, ThreadPeers(hub, rank)) for rank in range(world)]
+        futures = [pool.submit(work, rank, ThreadCommunicator(hub, rank)) for rank in range(world)]
         return [future.result() for future in futures]
 
 
@@ -179,7 +179,7 @@ def trainer_of(
     table: ScheduleTable,
     rank: int,
     world: int,
-    peers: ThreadPeers,
+    peers: ThreadCommunicator,
     checkpoint: str = "",
     version: int = 0,
 ) -> Trainer:
@@ -189,7 +189,7 @@ def trainer_of(
         rank=rank, world_size=world, schedule=table.model_dump_json(), checkpoint=checkpoint, version=version
     )
 
-    def connect(layout: Layout) -> ThreadPeers:
+    def connect(layout: RankLayout) -> ThreadCommunicator:
         assert (layout.rank, layout.world) == (rank, world)
         return peers
 
@@ -219,10 +219,10 @@ def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
     return found
 
 
-def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: Batch) -> dict[str, torch.Tensor]:
+def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> dict[str, torch.Tensor]:
     """`model:parameter` -> gradient of the first mini-batch, summed over everything, before clipping."""
 
-    def work(rank: int, peers: ThreadPeers) -> dict[str, torch.Tensor]:
+    def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
         trainer = trainer_of(job, table, rank, world, peers)
         found = {}
         for (model, _), optimizer in trainer.optimizers.items():
@@ -245,7 +245,7 @@ def run(
     """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
     table, world = serial(job, pipeline, data), pipeline * data
 
-    def work(rank: int, peers: ThreadPeers) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
+    def work(rank: int, peers: ThreadCommunicator) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)
         metrics = [exhaust(trainer.train(i, make_batch(seed=i))) for i in iterations]
         files = checkpoint.save(trainer, save, iterations.stop) if save else []
@@ -271,7 +271,7 @@ def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> Non
         (folder / model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
-class Alone(ThreadPeers):
+class Alone(ThreadCommunicator):
     """Peers of a group of one."""
 
     def __init__(self) -> None: ...

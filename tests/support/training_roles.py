@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadPeers, make_job, make_samples, serial, trainer_of
+from tests.support.training_ranks import ThreadCommunicator, make_job, make_samples, serial, trainer_of
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.schedule import ScheduleTable
@@ -23,7 +23,7 @@ class MadeBatches:
 
 def role_of(
     folder: Path,
-    peers: ThreadPeers,
+    peers: ThreadCommunicator,
     rank: int = 0,
     leave: Callable[[int], None] = lambda code: None,
     table: ScheduleTable | None = None,

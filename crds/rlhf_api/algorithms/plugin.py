@@ -33,7 +33,7 @@ _TASKS_OF: Final[dict[Model, tuple[Task, ...]]] = {
 _OPTIONAL: Final = tuple(task for tasks in _TASKS_OF.values() for task in tasks)
 
 
-class Plugin(AlgorithmFields):
+class AlgorithmPlugin(AlgorithmFields):
     """An algorithm of yours, a subclass of `rlhf_workers.algorithms.base.Algorithm`; training workers load it."""
 
     summary: ClassVar = "An algorithm of your own, loaded from a file or module by training workers."

@@ -10,10 +10,12 @@ from typing import Final, Protocol
 from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.algorithms.graph import Graph
 from rlhf_api.algorithms.grpo import GRPO
-from rlhf_api.algorithms.plugin import Plugin
+from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_api.algorithms.ppo import PPO
 
-ALGORITHMS: Final[Mapping[str, type[AlgorithmFields]]] = MappingProxyType({"ppo": PPO, "grpo": GRPO, "plugin": Plugin})
+ALGORITHMS: Final[Mapping[str, type[AlgorithmFields]]] = MappingProxyType(
+    {"ppo": PPO, "grpo": GRPO, "plugin": AlgorithmPlugin}
+)
 """Member of `spec.algorithm` -> its fields."""
 
 

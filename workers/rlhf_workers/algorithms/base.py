@@ -18,7 +18,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.algorithms.objectives import Objective, PolicyObjective, TokenLosses, ValueObjective
 from rlhf_workers.losses.grpo import token_mean_weights
 from rlhf_workers.losses.kl import sequence_kl, token_kl
-from rlhf_workers.training.batch import Batch, MicroBatch
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Algorithm:
     def __init__(self, context: AlgorithmContext) -> None:
         self.context = context
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch of an iteration with the fields of `prepared`, float32 [B, T], zero outside its mask.
 
         Called once per iteration; it may change the algorithm's state.
@@ -68,7 +68,7 @@ class Algorithm:
         """Return the loss of each token [n] of a value model, and which were clipped; for graphs that train one."""
         raise NotImplementedError
 
-    def token_weights(self, batch: Batch, rows: list[int]) -> dict[str, torch.Tensor]:
+    def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         """Return model role -> weight [B, T] of each token in the loss of the mini-batch of samples `rows`.
 
         The weights of a role sum to 1, or to 0 if the mini-batch has no token. Here: the mean over all its tokens.
@@ -80,7 +80,7 @@ class Algorithm:
         """Return model role -> objective without statistics, for every trained role."""
         return {role: self._objective(role.value, role.kind) for role in self.context.graph.trained}
 
-    def batch_metrics(self, batch: Batch) -> dict[str, float]:
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         """Return what a prepared batch tells before any step."""
         return batch_metrics(batch, self.context.graph)
 
@@ -105,14 +105,14 @@ def context_of(spec: RLHFJobSpec, graph: Graph, device: torch.device) -> Algorit
     return AlgorithmContext(spec.algorithm.fields, graph, spec.rollout.batch_size, spec.rollout.temperature, device)
 
 
-def mini_batch_mask(batch: Batch, rows: list[int]) -> torch.Tensor:
+def mini_batch_mask(batch: TrainingBatch, rows: list[int]) -> torch.Tensor:
     """Return the batch's mask, bool [B, T], with the samples outside `rows` masked out."""
     mask = torch.zeros_like(batch.mask)
     mask[rows] = batch.mask[rows]
     return mask
 
 
-def batch_metrics(batch: Batch, graph: Graph) -> dict[str, float]:
+def batch_metrics(batch: TrainingBatch, graph: Graph) -> dict[str, float]:
     """Return rewards, lengths and divergence from the reference of a batch; what it has no field for is left out."""
     valid = batch.rewards[batch.valid].double()
     lengths = batch.response_lengths.double()

@@ -10,7 +10,7 @@ from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import TokenLosses
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.ppo import policy_loss
-from rlhf_workers.training.batch import Batch, MicroBatch
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 Fields = TypeVar("Fields", bound=PolicyGradientFields)
 
@@ -27,7 +27,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         self._clip_high = self.fields.clip_range_high or self.fields.clip_range
         self._reference = next(iter(context.graph.compared_fields), None)
 
-    def reference_of(self, batch: Batch | MicroBatch) -> torch.Tensor | None:
+    def reference_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor | None:
         """Return the log-probabilities by the reference, of the batch's shape; None where the graph has none."""
         return None if self._reference is None else batch.fields.get(self._reference)
 

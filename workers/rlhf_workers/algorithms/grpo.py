@@ -6,7 +6,7 @@ from rlhf_api.algorithms.grpo import GRPO
 from rlhf_workers.algorithms.base import mini_batch_mask
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.losses.grpo import group_advantages, sequence_mean_weights
-from rlhf_workers.training.batch import Batch
+from rlhf_workers.training.training_batch import TrainingBatch
 
 
 class GroupRelativePolicyOptimization(ClippedPolicyGradient[GRPO]):
@@ -14,12 +14,12 @@ class GroupRelativePolicyOptimization(ClippedPolicyGradient[GRPO]):
 
     kl_in_loss = True
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         scale = self.fields.advantage_scale == "GroupStd"
         of_sample = group_advantages(batch.rewards, batch.groups, batch.valid, scale)
         return batch.with_fields(advantages=of_sample[:, None] * batch.mask)
 
-    def token_weights(self, batch: Batch, rows: list[int]) -> dict[str, torch.Tensor]:
+    def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         if self.fields.loss_aggregation == "TokenMean":
             return super().token_weights(batch, rows)
         return dict.fromkeys(self.context.graph.trained, sequence_mean_weights(mini_batch_mask(batch, rows)))

@@ -14,8 +14,8 @@ from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.losses.ppo import limited_log_ratio
-from rlhf_workers.training.batch import MicroBatch
-from rlhf_workers.training.stages import Stage
+from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.training_batch import MicroBatch
 
 MISMATCH_WARNING: Final = 0.02
 """Mean |difference| (nats) of generation's and training's log-probabilities above which ratios are biased visibly."""
@@ -71,7 +71,7 @@ class Objective(Protocol):
     first_pass: bool
     """Set while the weights are still those that sampled: the only time a mismatch can be told from learning."""
 
-    def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden]."""
 
     def metrics(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class PolicyObjective:
         sums = ("tokens", "loss", "clipped", "approximate_kl", "entropy", "mismatch", "mismatch_tokens")
         self.statistics = Statistics(sums, ("ratio", "mismatch"), device)
 
-    def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
         log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
         per_token, clipped = self._formula(log_p, entropy, microbatch)
@@ -140,7 +140,7 @@ class ValueObjective:
         self.first_pass = False
         self.statistics = Statistics(("tokens", "loss", "clipped", "value"), (), device)
 
-    def loss(self, stage: Stage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         values = stage.values(hidden.flatten(0, 1).index_select(0, microbatch.positions))
         per_token, clipped = self._formula(values, microbatch)
         loss = (microbatch.weights[self._role] * per_token).sum()

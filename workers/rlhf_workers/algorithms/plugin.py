@@ -19,12 +19,12 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 
-from rlhf_api.algorithms.plugin import Plugin
+from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_api.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import TokenLosses
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.batch import Batch, MicroBatch
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 FIELD: Final = "spec.algorithm.plugin"
 MODULE_NAME: Final = "rlhf_plugin_algorithm"
@@ -44,7 +44,7 @@ class PluginAlgorithm(Algorithm):
     """The user's algorithm behind checks; to the trainer an algorithm like any other."""
 
     def __init__(self, context: AlgorithmContext) -> None:
-        fields = cast(Plugin, context.fields)
+        fields = cast(AlgorithmPlugin, context.fields)
         super().__init__(replace(context, parameters=fields.parameters))
         self._place = fields.file or cast(str, fields.module)
         self._name = fields.name
@@ -52,9 +52,9 @@ class PluginAlgorithm(Algorithm):
         self._user = self._call("__init__", lambda: implementation(self.context))
         self.prepared = self._call("prepared", lambda: tuple(str(name) for name in self._user.prepared))
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         result = self._call("prepare", lambda: self._user.prepare(batch))
-        if not isinstance(result, Batch):
+        if not isinstance(result, TrainingBatch):
             raise self._wrong("prepare", f"returned a {type(result).__name__}", "return batch.with_fields(...)")
         added = result.fields.keys() - batch.fields.keys()
         if added != set(self.prepared):
@@ -75,7 +75,7 @@ class PluginAlgorithm(Algorithm):
         losses = self._call("value_loss", lambda: self._user.value_loss(values, microbatch))
         return self._losses("value_loss", losses, values)
 
-    def token_weights(self, batch: Batch, rows: list[int]) -> dict[str, torch.Tensor]:
+    def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         weights = self._call("token_weights", lambda: dict(self._user.token_weights(batch, rows)))
         trained = self.context.graph.trained
         if set(weights) != set(trained):
@@ -85,7 +85,7 @@ class PluginAlgorithm(Algorithm):
             self._check("token_weights", f"weight of {role}", weight, batch.mask.shape)
         return weights
 
-    def batch_metrics(self, batch: Batch) -> dict[str, float]:
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         return self._metrics("batch_metrics", self._call("batch_metrics", lambda: self._user.batch_metrics(batch)))
 
     def finish_iteration(self, metrics: dict[str, float]) -> None:
@@ -154,7 +154,7 @@ class PluginAlgorithm(Algorithm):
         return {name: float(value) for name, value in metrics.items()}
 
 
-def load_class(fields: Plugin) -> type[Algorithm]:
+def load_class(fields: AlgorithmPlugin) -> type[Algorithm]:
     """Return the class that a manifest names. WorkError when it cannot be loaded or is no algorithm."""
     part, place = ("file", fields.file) if fields.file else ("module", cast(str, fields.module))
     assert place is not None  # one of the two is set

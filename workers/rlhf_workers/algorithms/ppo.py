@@ -10,7 +10,7 @@ from rlhf_workers.algorithms.objectives import TokenLosses
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
 from rlhf_workers.losses.kl import adapted_coefficient, k1
 from rlhf_workers.losses.ppo import value_loss
-from rlhf_workers.training.batch import Batch, MicroBatch
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 
 class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
@@ -22,7 +22,7 @@ class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
         super().__init__(context)
         self.kl_in_loss = self.fields.kl_in == "Loss"
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         fields, reference = self.fields, self.reference_of(batch)
         kl = torch.zeros_like(batch.fields[SAMPLED_FIELD])
         if not self.kl_in_loss and reference is not None:
@@ -39,7 +39,7 @@ class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
         outcome = value_loss(values, old, returns, self.fields.value_clip_range)
         return outcome.loss, outcome.clipped
 
-    def batch_metrics(self, batch: Batch) -> dict[str, float]:
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         metrics = super().batch_metrics(batch)
         returns, values = (batch.fields[name][batch.mask].double() for name in ("returns", SampleField.VALUES))
         spread = float(returns.var(correction=0)) if len(returns) else 0.0

@@ -1,5 +1,7 @@
 """Ranks that train: stages of Hugging Face models, a schedule table executed as data, optimizer, checkpoints.
 
-Reading order: `role` obeys commands; `trainer` runs one iteration; `executor` runs one row of a table; `stages` cuts
-models; `batch` and `minibatches` say which rank computes what; `peers` is everything that crosses to another rank.
+Reading order: `training_role` obeys commands and asks a `backend`; `torch_backend` is the one there is: `trainer` runs
+an iteration, `executor` one row of a table, `model_stages` cuts models, `training_batch` and `minibatches` say which
+rank computes what, and `communicator` is everything that crosses to another rank. What makes an algorithm is in
+`rlhf_workers.algorithms`.
 """

@@ -18,7 +18,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.batch import Batch
+from rlhf_workers.training.training_batch import TrainingBatch
 
 FIELD: Final = "spec.training.backend"
 BACKENDS: Final[Mapping[str, str]] = {"torch": "rlhf_workers.training.torch_backend"}
@@ -50,7 +50,7 @@ class TrainingBackend(Protocol):
     def bubble_seconds(self) -> float:
         """Seconds of the last iteration's mini-batches in which this rank computed nothing."""
 
-    def train(self, iteration: int, batch: Batch, iterations: int) -> Generator[None, None, dict[str, float]]:
+    def train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
         """Train an iteration of a job of so many, one mini-batch per step of the iterator; return its metrics."""
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:

@@ -18,7 +18,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
-from rlhf_workers.training.trainer import Progress, Trainer
+from rlhf_workers.training.trainer import Trainer, TrainingProgress
 
 STATE_FILE: Final = "trainer.json"
 
@@ -63,11 +63,11 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
 
 
-def _progress(state: dict[str, Any], horizon: Horizon) -> Progress:
+def _progress(state: dict[str, Any], horizon: Horizon) -> TrainingProgress:
     """Return the progress; of older checkpoints, which lack them, with `horizon` and without a skipped step."""
     non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
     horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
-    return Progress(int(state["steps"]), horizon, non_finite)
+    return TrainingProgress(int(state["steps"]), horizon, non_finite)
 
 
 def _corrupt(folder: Path, why: str) -> WorkError:

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from rlhf_api.schedule import Action
-from rlhf_workers.training.peers import Handle, Peers
+from rlhf_workers.training.communicator import Communicator, Handle
 
 
 class PipelineWork(Protocol):
@@ -42,7 +42,7 @@ class PipelineWork(Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class TimedAction:
     """An action and when it ran; for a receive, when it was waited for and not when it was posted."""
 
     action: Action
@@ -67,24 +67,24 @@ Key = tuple[int, int, int]
 def execute(
     row: Sequence[Action],
     work: Mapping[int, PipelineWork],
-    peers: Peers,
+    communicator: Communicator,
     first_rank: int,
-    settle: Callable[[], None] = lambda: None,
+    synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], int] = time.time_ns,
-) -> list[Measured]:
+) -> list[TimedAction]:
     """Runs `row`; `work` by pipeline index, `first_rank` is the global rank of the block's rank 0.
 
-    `settle` is called after each computation, so that measured times are true on devices that run behind the host.
+    `synchronize` is called after each computation, so that measured times are true on devices that run behind the host.
     `clock` gives ns since the epoch, which timelines need; or CPU time of this thread, which other processes barely
     change. Raises PeerLostError, and ValueError for a row that misses an input.
     """
-    run = _Run(work, peers, first_rank, clock)
+    run = _Run(work, communicator, first_rank, clock)
     for action in row:
         run.begun_ns = clock()
         run.do(action)
         if action.peer is None:
-            settle()
-            run.measured.append(Measured(action, run.begun_ns, clock()))
+            synchronize()
+            run.measured.append(TimedAction(action, run.begun_ns, clock()))
     run.finish()
     return run.measured
 
@@ -93,13 +93,13 @@ class _Run:
     """State of one mini-batch on one rank."""
 
     def __init__(
-        self, work: Mapping[int, PipelineWork], peers: Peers, first_rank: int, clock: Callable[[], int]
+        self, work: Mapping[int, PipelineWork], communicator: Communicator, first_rank: int, clock: Callable[[], int]
     ) -> None:
         self._clock = clock
-        self.measured: list[Measured] = []
+        self.measured: list[TimedAction] = []
         self.begun_ns = 0
         """When the computation of the present action began: after its input had come."""
-        self._work, self._peers, self._first_rank = work, peers, first_rank
+        self._work, self._communicator, self._first_rank = work, communicator, first_rank
         self._kept: dict[Key, _Kept] = {}
         self._forward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the next one
         self._backward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the previous one
@@ -135,12 +135,12 @@ class _Run:
         tensor = tensor.contiguous()
         while self._leaving and self._leaving[0][0].is_completed():
             self._leaving.popleft()[0].wait()
-        self._leaving.append((self._peers.send(tensor, self._first_rank + action.peer), tensor))
+        self._leaving.append((self._communicator.send(tensor, self._first_rank + action.peer), tensor))
 
     def _receive(self, action: Action, key: Key) -> None:
         assert action.peer is not None
         buffer = self._work[action.pipeline].like_hidden(action.microbatch)
-        handle = self._peers.receive(buffer, self._first_rank + action.peer)
+        handle = self._communicator.receive(buffer, self._first_rank + action.peer)
         self._coming[action.kind, key] = action, handle, buffer
 
     def _arrived(self, kind: str, key: Key) -> torch.Tensor | None:
@@ -151,7 +151,7 @@ class _Run:
         start = self._clock()
         handle.wait()
         self.begun_ns = self._clock()
-        self.measured.append(Measured(action, start, self.begun_ns))
+        self.measured.append(TimedAction(action, start, self.begun_ns))
         return buffer
 
     # ------------------------------------------------------------ computation

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from rlhf_api.job.groups import Optimizer
-from rlhf_workers.training.stages import Stage
+from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.tensor_file import TensorFolder
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -60,7 +60,7 @@ def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon) -
 class StageOptimizer:
     """Gradients and AdamW state of one stage."""
 
-    def __init__(self, stage: Stage, fields: Optimizer, peak: float) -> None:
+    def __init__(self, stage: ModelStage, fields: Optimizer, peak: float) -> None:
         named = dict(stage.named_parameters())
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         copies = {name: value for name, value in named.items() if name in stage.duplicates}

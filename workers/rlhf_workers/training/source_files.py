@@ -14,7 +14,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_workers.models import model_folder
-from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.tensor_file import write_file
 
 SUFFIXES: Final = frozenset({".json", ".model", ".txt", ".jinja"})
@@ -26,7 +26,7 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 """Model role -> name -> content."""
 
 
-def read_source_files(job: RLHFJob, layout: Layout, checkpoint_folder: str) -> SourceFiles:
+def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
     """Files of the hub models whose first stage this rank writes; from the checkpoint when it starts from one."""
     files = {}
     for model, stage in layout.held:

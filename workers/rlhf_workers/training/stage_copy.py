@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import torch
 
 from rlhf_workers.offloadable_weights import OffloadableWeights
+from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.stages import Stage
 
 
 class StageCopy(OffloadableWeights):
     """Of one stage and its optimizer."""
 
-    def __init__(self, stage: Stage, optimizer: StageOptimizer, device: torch.device) -> None:
+    def __init__(self, stage: ModelStage, optimizer: StageOptimizer, device: torch.device) -> None:
         """`stage` is on `device`."""
         self._optimizer = optimizer
         super().__init__(stage, device, frozen=False)

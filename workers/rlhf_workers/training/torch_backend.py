@@ -1,7 +1,7 @@
 """The backend `torch`: stages of Hugging Face models in PyTorch, run by the executor of schedule tables.
 
 Owns how a rank of it is built: the layout of its table, its stages, the process groups, the restored state. What it
-does then is `Trainer`, `measuring` and `checkpoint`.
+does then is `Trainer`, `step_timing` and `checkpoint`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,16 +18,16 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
-from rlhf_workers.training import checkpoint, measuring
+from rlhf_workers.training import checkpoint, step_timing
 from rlhf_workers.training.backend import SpanSink
-from rlhf_workers.training.batch import Batch
-from rlhf_workers.training.layout import Layout
-from rlhf_workers.training.peers import Peers, TorchPeers
+from rlhf_workers.training.communicator import Communicator, TorchCommunicator
+from rlhf_workers.training.model_stages import Head, ModelStage, build_stage, read_config
+from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
-from rlhf_workers.training.stages import Head, Stage, build_stage, read_config
 from rlhf_workers.training.tensor_file import model_tensors
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_batch import TrainingBatch
 
 HEADS: Final[Mapping[ModelKind, Head]] = {ModelKind.POLICY: "lm", ModelKind.VALUE: "value"}
 
@@ -54,11 +54,11 @@ class TorchBackend:
     def bubble_seconds(self) -> float:
         return self.trainer.bubble_seconds
 
-    def train(self, iteration: int, batch: Batch, iterations: int) -> Generator[None, None, dict[str, float]]:
+    def train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
         return self.trainer.train(iteration, batch, iterations)
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-        return measuring.measure(self.trainer, command)
+        return step_timing.measure(self.trainer, command)
 
     def use_table(self, table: ScheduleTable) -> None:
         self.trainer.use_table(table)
@@ -94,11 +94,11 @@ def build_trainer(
     job: RLHFJob,
     become: pb.BecomeTraining,
     device: torch.device,
-    connect: Callable[[Layout], Peers],
+    connect: Callable[[RankLayout], Communicator],
     span: Any,
 ) -> Trainer:
-    """Loads this rank's stages, then meets the others by `connect`, then restores optimizer state."""
-    layout = Layout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
+    """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
+    layout = RankLayout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
     compute = compute_dtype(job.spec)
     stages = {key: load_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
     trainer = Trainer(job.spec, layout, stages, connect(layout), device, compute, span)
@@ -108,9 +108,9 @@ def build_trainer(
 
 
 def load_stage(
-    job: RLHFJob, layout: Layout, model: str, stage: int, checkpoint_folder: str, device: torch.device
-) -> Stage:
-    """One stage from the checkpoint, or from the manifest's folder when there is none."""
+    job: RLHFJob, layout: RankLayout, model: str, stage: int, checkpoint_folder: str, device: torch.device
+) -> ModelStage:
+    """Return one stage from the checkpoint, or from the manifest's folder when there is none."""
     role = ModelRole(model)
     field = job.spec.models.path_field(role)
     source = job.spec.models.source(role)
@@ -122,9 +122,9 @@ def load_stage(
     return build_stage(config, tensors, layout.stages(model), stage, HEADS[role.kind], device, attention)
 
 
-def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: Layout) -> Peers:
-    """Peers of a real group: ranks meet, then every set of ranks that sums gets its process group."""
+def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:
+    """Return the communicator of a real group, once all ranks are there and every set that reduces has its group."""
     join_group(become, device, timeout)
     groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
-    return TorchPeers(layout.rank, groups)
+    return TorchCommunicator(layout.rank, groups)

@@ -23,16 +23,16 @@ from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Stat
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backend import SpanSink
-from rlhf_workers.training.batch import Batch, MicroBatch, micro_batch
-from rlhf_workers.training.executor import Measured, execute
-from rlhf_workers.training.layout import Layout
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.model_stages import EMBEDDING, ModelStage
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon, StageOptimizer, learning_rate
-from rlhf_workers.training.peers import Peers
+from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.stages import EMBEDDING, Stage
-from rlhf_workers.training.work import StageWork
+from rlhf_workers.training.stage_work import StageWork
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "REC
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """State beyond weights, moments and the algorithm's own; saved in trainer.json."""
 
     steps: int
@@ -56,18 +56,18 @@ class Trainer:
     def __init__(
         self,
         spec: RLHFJobSpec,
-        layout: Layout,
-        stages: Mapping[tuple[str, int], Stage],
-        peers: Peers,
+        layout: RankLayout,
+        stages: Mapping[tuple[str, int], ModelStage],
+        communicator: Communicator,
         device: torch.device,
         compute: torch.dtype,
         span: SpanSink,
     ) -> None:
         """`stages` are those of `layout.held`. WorkError when the mini-batch does not divide."""
-        self.spec, self.layout, self.stages, self.peers = spec, layout, stages, peers
+        self.spec, self.layout, self.stages, self.communicator = spec, layout, stages, communicator
         self.device, self.compute, self._span = device, compute, span
         self.algorithm = build_algorithm(spec, device)
-        self.progress = Progress(0, Horizon(self._steps_of(spec.iterations)))
+        self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
@@ -84,8 +84,10 @@ class Trainer:
         self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
         _check_sizes(spec, layout)
 
-    def train(self, iteration: int, batch: Batch, iterations: int = 0) -> Generator[None, None, dict[str, float]]:
-        """Trains one iteration, one mini-batch a step of the iterator; metrics are its return value (`yield from`).
+    def train(
+        self, iteration: int, batch: TrainingBatch, iterations: int = 0
+    ) -> Generator[None, None, dict[str, float]]:
+        """Train one iteration, one mini-batch per step of the iterator, and return its metrics (`yield from`).
 
         `iterations`: of the job as of this one; 0: as the manifest has it.
         """
@@ -97,7 +99,7 @@ class Trainer:
                 self.algorithm.restore(state)
             raise
 
-    def _train(self, iteration: int, batch: Batch, iterations: int) -> Generator[None, None, dict[str, float]]:
+    def _train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
         self.step_seconds, self.bubble_seconds = [], 0.0
         self._look_ahead(self._steps_of(iterations or self.spec.iterations))
         with self._measured("train/advantages"):
@@ -141,20 +143,20 @@ class Trainer:
     # ------------------------------------------------------------ one mini-batch
 
     def _step(
-        self, iteration: int, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]
+        self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective]
     ) -> dict[str, float]:
-        """Gradients of a mini-batch and one optimizer step; gradient norm of each model before clipping.
+        """Take one optimizer step by the gradients of a mini-batch; return each model's gradient norm before clipping.
 
-        Nothing, and no step, when a loss or a gradient is not finite.
+        Return nothing, and take no step, when a loss or a gradient is not finite.
         """
         work = self.mini_batch(batch, rows, objectives)
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         first_rank = self.layout.block * self.layout.block_size
         start = time.time_ns()
-        measured = execute(self.layout.row, work, self.peers, first_rank, self.settle)
+        measured = execute(self.layout.row, work, self.communicator, first_rank, self.synchronize)
         self._report(measured, start, time.time_ns())
         with self._measured("train/gradients"):
-            self._sum_gradients()
+            self._reduce_gradients()
             losses, squares = self._sizes(objectives, before)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
@@ -176,7 +178,7 @@ class Trainer:
         return norms
 
     def rate(self, model: str) -> float:
-        """Learning rate of the next optimizer step of a model."""
+        """Return the learning rate of a model's next optimizer step."""
         fields = self.spec.training.optimizer
         return learning_rate(fields, self.peaks[model], self.progress.steps, self.progress.horizon)
 
@@ -191,21 +193,23 @@ class Trainer:
             progress.horizon = progress.horizon.changed(total, progress.steps, warmup)
 
     def use_table(self, table: ScheduleTable) -> None:
-        """Trains by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
+        """Train by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
         self.layout = self.layout.with_table(table)
 
-    def meet(self) -> None:
-        """Waits for all ranks of the group."""
-        self.peers.sum(torch.zeros(1, device=self.device), self._everyone)
-        self.settle()
+    def barrier(self) -> None:
+        """Wait for all ranks of the group."""
+        self.communicator.all_reduce_sum(torch.zeros(1, device=self.device), self._everyone)
+        self.synchronize()
 
-    def settle(self) -> None:
-        """Waits for what the device still computes."""
+    def synchronize(self) -> None:
+        """Wait for what the device still computes."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def mini_batch(self, batch: Batch, rows: list[int], objectives: Mapping[str, Objective]) -> dict[int, StageWork]:
-        """What this rank computes for the samples `rows`, by pipeline index."""
+    def mini_batch(
+        self, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective]
+    ) -> dict[int, StageWork]:
+        """Return what this rank computes for the samples `rows`, by pipeline index."""
         weights = self.algorithm.token_weights(batch, rows)
         made: dict[tuple[int, ...], MicroBatch] = {}
         lengths = batch.lengths
@@ -224,10 +228,10 @@ class Trainer:
             work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, objectives[model], self.compute)
         return work
 
-    def _sum_gradients(self) -> None:
-        """Over replicas, then the two copies of a tied embedding; every rank in the same order."""
+    def _reduce_gradients(self) -> None:
+        """Add up over replicas, then over the two copies of a tied embedding; every rank in the same order."""
         for model, stage in self.layout.held:
-            self.peers.sum(self.optimizers[model, stage].gradients, self.layout.holders(model, stage))
+            self.communicator.all_reduce_sum(self.optimizers[model, stage].gradients, self.layout.holders(model, stage))
         for model in self.layout.models:
             last = self.layout.stages(model) - 1
             if last == 0 or not any(stage.tied for (name, _), stage in self.stages.items() if name == model):
@@ -239,12 +243,12 @@ class Trainer:
                     views[1].copy_(views[0])
                 elif self.layout.rank in ends:
                     stage = 0 if self.layout.rank == ends[0] else last
-                    self.peers.sum(self.optimizers[model, stage].gradient(EMBEDDING), ends)
+                    self.communicator.all_reduce_sum(self.optimizers[model, stage].gradient(EMBEDDING), ends)
 
     def _sizes(
         self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]
     ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
-        """Loss of each model and squared gradient norm of each stage, the same on all ranks.
+        """Return the loss of each model and the squared gradient norm of each stage, the same on all ranks.
 
         Each stage fills its own slot, so that the sum over ranks only adds zeros; losses add up over replicas.
         """
@@ -254,7 +258,7 @@ class Trainer:
                 sums[place] = self.optimizers[key].norm_squared()
         for place, (model, objective) in enumerate(objectives.items(), len(self._slots)):
             sums[place] = objective.statistics["loss"] - before[model]["loss"]
-        self.peers.sum(sums, self._everyone)
+        self.communicator.all_reduce_sum(sums, self._everyone)
         values = sums.tolist()
         losses = dict(zip(objectives, values[len(self._slots) :], strict=True))
         return losses, dict(zip(self._slots, values, strict=False))
@@ -267,12 +271,12 @@ class Trainer:
         return {model: objectives[model] for model in self.layout.models}
 
     def _metrics(
-        self, batch: Batch, objectives: Mapping[str, Objective], norms: Mapping[str, list[float]]
+        self, batch: TrainingBatch, objectives: Mapping[str, Objective], norms: Mapping[str, list[float]]
     ) -> dict[str, float]:
         metrics = self.algorithm.batch_metrics(batch)
         for model, objective in objectives.items():
-            self.peers.sum(objective.statistics.sums, self._everyone)
-            self.peers.maximum(objective.statistics.maxima, self._everyone)
+            self.communicator.all_reduce_sum(objective.statistics.sums, self._everyone)
+            self.communicator.all_reduce_max(objective.statistics.maxima, self._everyone)
             metrics |= objective.metrics()
             steps = max(1, len(norms[model]))
             metrics[f"{model}/loss"] = metrics.pop(f"{model}/loss_sum") / steps
@@ -288,7 +292,7 @@ class Trainer:
             )
         return metrics
 
-    def _report(self, measured: list[Measured], start_ns: int, end_ns: int) -> None:
+    def _report(self, measured: list[TimedAction], start_ns: int, end_ns: int) -> None:
         busy = sum(step.end_ns - step.start_ns for step in measured if step.action.peer is None)
         self.step_seconds.append((end_ns - start_ns) / 1e9)
         self.bubble_seconds += (end_ns - start_ns - busy) / 1e9
@@ -308,7 +312,7 @@ class Trainer:
         self._span(name, start, time.time_ns())
 
 
-def _check_sizes(spec: RLHFJobSpec, layout: Layout) -> None:
+def _check_sizes(spec: RLHFJobSpec, layout: RankLayout) -> None:
     size = spec.algorithm.fields.mini_batch_size
     for model in layout.models:
         cells = layout.replicas(model) * layout.microbatches(model)

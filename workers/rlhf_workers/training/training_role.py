@@ -24,9 +24,9 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backend import TrainingBackend, build_backend
-from rlhf_workers.training.batch import batch_from
+from rlhf_workers.training.communicator import PeerLostError
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
-from rlhf_workers.training.peers import PeerLostError
+from rlhf_workers.training.training_batch import batch_from
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)

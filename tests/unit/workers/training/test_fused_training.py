@@ -17,7 +17,7 @@ from tests.support.fused_ranks import (
     train,
 )
 from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadPeers, finish_folder, on_ranks, serial, trainer_of
+from tests.support.training_ranks import ThreadCommunicator, finish_folder, on_ranks, serial, trainer_of
 from tests.support.training_roles import finish, role_of, trainer_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +27,7 @@ from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.executor import execute
-from rlhf_workers.training.measuring import NoPeers, made_up_work, stage_row
+from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, stage_row
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ class Products(TorchDispatchMode):
 
 
 def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None:
-    def work(rank: int, peers: ThreadPeers) -> dict[tuple[int, int], list[int]]:
+    def work(rank: int, peers: ThreadCommunicator) -> dict[tuple[int, int], list[int]]:
         trainer = trainer_of(job, serial(job, 2, 1), rank, 2, peers)
         held = made_up_work(trainer)
         counts: dict[tuple[int, int], list[int]] = {}
@@ -76,7 +76,7 @@ def test_a_split_backward_computes_no_matrix_product_twice(job: RLHFJob) -> None
             for stage in one.held:
                 for backward in (("B",), ("I", "W")):
                     with Products() as products:
-                        execute(stage_row(index, stage, 2, *backward), held, NoPeers(), 0)
+                        execute(stage_row(index, stage, 2, *backward), held, NoCommunicator(), 0)
                     counts.setdefault((index, stage), []).append(products.count)
         return counts
 
@@ -94,7 +94,7 @@ def test_a_train_may_bring_another_table_of_the_same_placement_only(job: RLHFJob
         for name in ("algorithm", "training", "rollout")
     }
 
-    def work(rank: int, peers: ThreadPeers) -> str:
+    def work(rank: int, peers: ThreadCommunicator) -> str:
         outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, table=serial_table(fused.pipelines), **changes)
         role.handle(pb.Command(id=1, measure=pb.Measure(measurement_id=3)), outbox)

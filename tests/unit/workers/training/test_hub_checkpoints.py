@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadPeers, make_job, serial
+from tests.support.training_ranks import ThreadCommunicator, make_job, serial
 from tests.support.training_roles import MadeBatches, trainer_in
 from transformers import AutoConfig, AutoTokenizer
 
@@ -54,7 +54,7 @@ def use_cache(monkeypatch: pytest.MonkeyPatch, hub: Path) -> None:
 
 def rank_of(job: RLHFJob, become: pb.BecomeTraining) -> TrainingRole:
     spans = SpanBuffer()
-    peers = ThreadPeers.__new__(ThreadPeers)
+    peers = ThreadCommunicator.__new__(ThreadCommunicator)
     trainer = build_trainer(job, become, torch.device("cpu"), lambda layout: peers, spans)
     files = read_source_files(job, trainer.layout, become.checkpoint)
     return TrainingRole(job, TorchBackend(trainer, files), MadeBatches(), become.version, spans)

@@ -9,7 +9,7 @@ import torch
 from tests.support.training_ranks import (
     TWO_EPOCHS,
     Alone,
-    ThreadPeers,
+    ThreadCommunicator,
     assert_bitwise,
     exhaust,
     finish_folder,
@@ -24,12 +24,12 @@ from tests.support.training_ranks import (
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
-from rlhf_workers.training.batch import Batch
 from rlhf_workers.training.minibatches import epoch_order
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_batch import TrainingBatch
 
 
-def poisoned(batch: Batch, *rows: int) -> Batch:
+def poisoned(batch: TrainingBatch, *rows: int) -> TrainingBatch:
     """One log-probability of each of `rows` is no number."""
     log_p = batch.fields["log_probabilities"].clone()
     log_p[list(rows), 0] = float("nan")
@@ -44,7 +44,7 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_on_all_ranks(folder: Pat
     order = epoch_order(3, 0, 0, 8)
 
     def trained(*rows: int) -> tuple[list[Trainer], dict[str, float]]:
-        def work(rank: int, peers: ThreadPeers) -> tuple[Trainer, dict[str, float]]:
+        def work(rank: int, peers: ThreadCommunicator) -> tuple[Trainer, dict[str, float]]:
             trainer = trainer_of(job, table, rank, world, peers)
             metrics = exhaust(trainer.train(0, poisoned(make_batch(), *rows)))
             return trainer, {name: value for name, value in metrics.items() if not name.startswith("actor/kl")}

@@ -13,11 +13,11 @@ from rlhf_api.job.groups import Optimizer
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.batch import batch_from, micro_batch
-from rlhf_workers.training.layout import Layout
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.model_stages import stage_layers
 from rlhf_workers.training.optimizer import Horizon, learning_rate
-from rlhf_workers.training.stages import stage_layers
+from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.training_batch import batch_from, micro_batch
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))
@@ -182,13 +182,13 @@ def test_ranks_of_blocks_and_replicas() -> None:
             Pipeline(name="critic-1", model="critic", stage_ranks=(1,), microbatches=1),
         ]
     )
-    layout = Layout(table, 3, 4)
+    layout = RankLayout(table, 3, 4)
     assert (layout.block, layout.blocks, layout.held) == (1, 2, (("actor", 1), ("critic", 0)))
     assert layout.holders("actor", 1) == (1, 3)
     assert layout.holders("critic", 0) == (0, 1, 2, 3)
     assert layout.ends("actor") == ((0, 1), (2, 3))
     assert (layout.replicas("critic"), layout.replica(1), layout.replica(2)) == (4, 2, 3)
-    assert [Layout(table, rank, 4).writes("critic", 0) for rank in range(4)] == [True, False, False, False]
-    assert [Layout(table, rank, 4).publishes("critic", 0) for rank in range(4)] == [True, False, True, False]
+    assert [RankLayout(table, rank, 4).writes("critic", 0) for rank in range(4)] == [True, False, False, False]
+    assert [RankLayout(table, rank, 4).publishes("critic", 0) for rank in range(4)] == [True, False, True, False]
     with pytest.raises(ValueError, match="a table of 2 rows needs a multiple of 2 ranks"):
-        Layout(table, 0, 3)
+        RankLayout(table, 0, 3)

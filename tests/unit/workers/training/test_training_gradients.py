@@ -16,7 +16,7 @@ from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_workers.models import load_backbone_with_value_head
-from rlhf_workers.training.batch import Batch
+from rlhf_workers.training.training_batch import TrainingBatch
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 
@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
 
 
-def expected_gradients(job: RLHFJob, batch: Batch) -> dict[str, torch.Tensor]:
+def expected_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tensor]:
     """Gradients by transformers and written-out PPO, sample by sample."""
     spec = job.spec
     assert spec.models.critic is not None

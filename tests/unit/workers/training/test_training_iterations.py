@@ -13,7 +13,7 @@ from tests.support import models
 from tests.support.training_ranks import (
     TWO_EPOCHS,
     Alone,
-    ThreadPeers,
+    ThreadCommunicator,
     assert_bitwise,
     exhaust,
     finish_folder,
@@ -217,7 +217,7 @@ def test_grpo_trains_the_actor_alone(folder: Path) -> None:
     expected = group_advantages(batch.rewards, batch.groups, batch.valid, scale=True)
     assert torch.equal(ready.fields["advantages"][:, 0], expected)
 
-    def work(rank: int, peers: ThreadPeers) -> dict[str, float]:
+    def work(rank: int, peers: ThreadCommunicator) -> dict[str, float]:
         trainer = trainer_of(job, serial(job, 2, 1, models=("actor",)), rank, 2, peers)
         return exhaust(trainer.train(0, batch))
 

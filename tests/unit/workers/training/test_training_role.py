@@ -7,13 +7,13 @@ import torch
 import transformers
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadPeers, make_samples, on_ranks
+from tests.support.training_ranks import ThreadCommunicator, make_samples, on_ranks
 from tests.support.training_roles import finish, role_of, train, trainer_in
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.peers import PeerLostError
-from rlhf_workers.training.stages import read_config
+from rlhf_workers.training.communicator import PeerLostError
+from rlhf_workers.training.model_stages import read_config
 from rlhf_workers.training.tensor_file import model_tensors
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Path) -> None:
-    def work(rank: int, peers: ThreadPeers) -> dict[str, torch.Tensor]:
+    def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
         role, outbox = role_of(folder, peers, rank), RecordedOutbox()
         for iteration in range(2):
             outbox.answers.clear()
@@ -52,7 +52,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
 
 
 def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> None:
-    def work(rank: int, peers: ThreadPeers) -> None:
+    def work(rank: int, peers: ThreadCommunicator) -> None:
         outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4, "epochs": 2}})
         role.handle(train(0), outbox)
@@ -78,7 +78,7 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
 
 
 def test_the_ranks_together_serve_the_whole_model_under_its_own_names(folder: Path, tmp_path: Path) -> None:
-    def work(rank: int, peers: ThreadPeers) -> dict[str, dict[str, torch.Tensor]]:
+    def work(rank: int, peers: ThreadCommunicator) -> dict[str, dict[str, torch.Tensor]]:
         outbox = RecordedOutbox()
         role = role_of(folder, peers, rank)
         role.handle(train(0), outbox)
@@ -103,7 +103,7 @@ def test_the_ranks_together_serve_the_whole_model_under_its_own_names(folder: Pa
 
 
 def test_a_rank_that_trains_does_not_checkpoint(folder: Path, tmp_path: Path) -> None:
-    role = role_of(folder, ThreadPeers.__new__(ThreadPeers))
+    role = role_of(folder, ThreadCommunicator.__new__(ThreadCommunicator))
     save = pb.Command(id=2, save_checkpoint=pb.SaveCheckpoint(folder=str(tmp_path), iteration=0))
     outbox = RecordedOutbox()
     role.handle(save, outbox)
@@ -120,7 +120,7 @@ def test_a_rank_that_trains_does_not_checkpoint(folder: Path, tmp_path: Path) ->
 
 
 def test_a_lost_peer_ends_the_process_with_the_code_that_asks_for_a_restart(folder: Path) -> None:
-    class Gone(ThreadPeers):
+    class Gone(ThreadCommunicator):
         def __init__(self) -> None: ...
 
         def send(self, tensor: torch.Tensor, peer: int) -> None:  # type: ignore[override]
@@ -136,7 +136,7 @@ def test_a_lost_peer_ends_the_process_with_the_code_that_asks_for_a_restart(fold
 
 
 def test_a_rank_that_failed_half_way_holds_no_version(folder: Path) -> None:
-    def work(rank: int, peers: ThreadPeers) -> None:
+    def work(rank: int, peers: ThreadCommunicator) -> None:
         optimizer = {"learningRate": 1e-2, "maxNonFiniteSteps": 0}
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4}}, training={"optimizer": optimizer})
         outbox = RecordedOutbox()

@@ -21,10 +21,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Shape
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.schedule import Action, Kind, ScheduleTable
-from rlhf_workers.training.batch import Batch
 from rlhf_workers.training.executor import execute
+from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.work import StageWork
+from rlhf_workers.training.training_batch import TrainingBatch
 
 REPEATS: Final = 5
 """Timed runs of a stage, of which the shortest counts: whatever else the machine does can only add to it."""
@@ -53,7 +53,7 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
     return result
 
 
-def made_up_batch(trainer: Trainer) -> Batch:
+def made_up_batch(trainer: Trainer) -> TrainingBatch:
     """One mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
@@ -62,7 +62,7 @@ def made_up_batch(trainer: Trainer) -> Batch:
     wave = _wave((size, response))
     scored = (field for field in trainer.algorithm.context.graph.scored_fields if field.shape is Shape.PER_TOKEN)
     fields = (SAMPLED_FIELD, *scored, *trainer.algorithm.prepared)
-    return Batch(
+    return TrainingBatch(
         prompts=tuple(row[:prompt] for row in tokens),
         responses=tokens[:, prompt:].contiguous(),
         response_lengths=torch.full((size,), response),
@@ -100,7 +100,7 @@ def _room(trainer: Trainer) -> int:
 def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
     work = made_up_work(trainer)
     done: set[tuple[str, int]] = set()
-    trainer.meet()
+    trainer.barrier()
     for index, pipeline in enumerate(trainer.layout.table.pipelines):
         for stage in work[index].held if index in work else ():
             if (pipeline.model, stage) in done or pipeline.stage_ranks[stage] != trainer.layout.local:
@@ -140,11 +140,11 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
 
 def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
     """Kind of computation -> seconds; what other ranks would send is made up."""
-    measured = execute(row, work, NoPeers(), 0, trainer.settle)
+    measured = execute(row, work, NoCommunicator(), 0, trainer.synchronize)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
 
 
-class NoPeers:
+class NoCommunicator:
     """Peers that are not there: what they would send is a wave, what they would take is dropped."""
 
     def send(self, tensor: torch.Tensor, peer: int) -> "Arrived":
@@ -154,9 +154,9 @@ class NoPeers:
         tensor.copy_(_wave(tensor.shape))
         return Arrived()
 
-    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
-    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
 
 class Arrived:
@@ -197,7 +197,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
     size, block = trainer.layout.block_size, trainer.layout.block * trainer.layout.block_size
     buffer = max((work.like_hidden(0) for work in made_up_work(trainer).values()), key=torch.numel).zero_()
     for first in (0, 1):
-        trainer.meet()
+        trainer.barrier()
         for left in range(first, size - 1, 2):
             if trainer.layout.local not in (left, left + 1):
                 continue
@@ -206,9 +206,9 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
             for _ in range(TRANSFERS):
                 begun = time.perf_counter()
                 for sends in (True, False) if trainer.layout.local == left else (False, True):
-                    post = trainer.peers.send if sends else trainer.peers.receive
+                    post = trainer.communicator.send if sends else trainer.communicator.receive
                     post(buffer, block + other).wait()
-                trainer.settle()
+                trainer.synchronize()
                 times.append((time.perf_counter() - begun) / 2)
             result.transfers.append(pb.TransferTime(rank=left, peer=left + 1, seconds=statistics.median(times)))
 
@@ -224,9 +224,9 @@ def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureRes
     for _ in range(command.rounds + 1):
         for table, seconds in zip(tables, times, strict=True):
             layout = trainer.layout.with_table(table)
-            trainer.meet()
+            trainer.barrier()
             begun = time.perf_counter()
-            execute(layout.row, work, trainer.peers, layout.block * layout.block_size, trainer.settle)
+            execute(layout.row, work, trainer.communicator, layout.block * layout.block_size, trainer.synchronize)
             seconds.append(time.perf_counter() - begun)
             yield
     result.tables.extend(pb.TableTime(seconds=seconds[1:]) for seconds in times)

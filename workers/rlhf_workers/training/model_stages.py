@@ -39,7 +39,7 @@ Head = Literal["lm", "value"]
 Attention = Literal["eager", "sdpa"]
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Layers `layers` of a model, with the parts of a first and a last stage; parameter names are Hugging Face's."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
@@ -168,7 +168,7 @@ def read_config(folder: Path, field: str, stages: int) -> Any:
 
 def build_stage(
     config: Any, tensors: TensorFolder, stages: int, stage: int, head: Head, device: torch.device, attention: Attention
-) -> Stage:
+) -> ModelStage:
     """One stage on `device`, float32 master weights, its tensors read from `tensors` (float32 whatever the file has).
 
     A folder without a value head gives that of a reward model, or one of zeros. WorkError ModelCorrupt when a tensor
@@ -181,7 +181,7 @@ def build_stage(
             config, attn_implementation=attention, dtype=torch.float32
         )
     layers = stage_layers(config.num_hidden_layers, stages, stage)
-    built = Stage(skeleton, layers, stages - 1 - stage, head)
+    built = ModelStage(skeleton, layers, stages - 1 - stage, head)
     built.to_empty(device=device)
     for module in built.modules():
         if module._non_persistent_buffers_set:

@@ -19,7 +19,7 @@ from rlhf_workers.failures import WorkError
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """B samples, T response positions; CPU tensors, padding is zero and outside `mask`."""
 
     prompts: tuple[torch.Tensor, ...]
@@ -50,7 +50,7 @@ class Batch:
         """Response tokens that are trained on."""
         return int(self.mask.sum())
 
-    def with_fields(self, **fields: torch.Tensor) -> "Batch":
+    def with_fields(self, **fields: torch.Tensor) -> "TrainingBatch":
         """The same batch with more per-token fields."""
         return replace(self, fields={**self.fields, **fields})
 
@@ -81,7 +81,7 @@ class MicroBatch:
         )
 
 
-def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[SampleField]) -> Batch:
+def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[SampleField]) -> TrainingBatch:
     """A batch of `size` samples in sample order; every one that did not abstain has the `needed` fields.
 
     WorkError BatchIncomplete names the sample and the field.
@@ -105,7 +105,7 @@ def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[Sa
             rewards[row] = _floats(sample, name, 1)[0]
     lengths = torch.tensor([len(response) for response in responses])
     valid = torch.tensor([not sample.abstained for sample in ordered])
-    return Batch(
+    return TrainingBatch(
         prompts=tuple(_ints(sample, sample.prompt, "prompt") for sample in ordered),
         responses=tokens,
         response_lengths=lengths,
@@ -117,7 +117,7 @@ def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[Sa
     )
 
 
-def micro_batch(batch: Batch, rows: Sequence[int], weights: dict[str, torch.Tensor]) -> MicroBatch:
+def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor]) -> MicroBatch:
     """The samples `rows` of a batch; `weights` are [B, T] a model role."""
     width = max(batch.lengths[row] for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.int64)

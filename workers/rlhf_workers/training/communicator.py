@@ -1,9 +1,9 @@
-"""Everything of a training rank that crosses to other ranks: transfers and sums, over torch.distributed.
+"""Everything of a training rank that crosses to other ranks: transfers and reductions, over torch.distributed.
 
-`Peers` is the seam; `TorchPeers` is gloo on CPU and NCCL on CUDA. Sends and receives do not block; shapes are known
-from the data, so none travel. Sums block, and every rank must ask for them in the same order. A peer that is gone
-makes a call raise PeerLostError; one that hangs is ended by the coordinator, or after the group's time-out by
-PeerLostError too.
+`Communicator` is the seam; `TorchCommunicator` is gloo on CPU and NCCL on CUDA. Sends and receives do not block; shapes
+are known from the data, so none travel. Reductions block, and every rank must ask for them in the same order. A peer
+that is gone makes a call raise PeerLostError; one that hangs is ended by the coordinator, or after the group's time-out
+by PeerLostError too.
 """
 
 from collections.abc import Iterator
@@ -34,33 +34,33 @@ class Handle(Protocol):
     """A transfer under way."""
 
     def wait(self) -> None:
-        """Returns when the tensor may be used again; raises PeerLostError."""
+        """Return when the tensor may be used again; raise PeerLostError."""
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
 
 
-class Peers(Protocol):
-    """The other ranks of a training group; rank numbers are global."""
+class Communicator(Protocol):
+    """Speaks to the other ranks of a training group; rank numbers are global."""
 
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
-        """Starts sending; `tensor` must stay unchanged until the handle is done. k-th send meets k-th receive."""
+        """Start sending; `tensor` stays unchanged until the handle is done. The k-th send goes to the k-th receive."""
 
     def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
-        """Starts receiving into `tensor`."""
+        """Start receiving into `tensor`."""
 
-    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        """Sums in place over `ranks`; the result has the same bits on all of them."""
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Add up in place over `ranks`; the result has the same bits on all of them."""
 
-    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        """Element-wise maximum in place over `ranks`."""
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Take the element-wise maximum in place over `ranks`."""
 
 
-class TorchPeers:
-    """Peers over the default process group, which must exist; groups are made at once, in the same order everywhere."""
+class TorchCommunicator:
+    """Over the default process group, which must exist; groups are made at once, in the same order everywhere."""
 
     def __init__(self, rank: int, groups: list[tuple[int, ...]]) -> None:
-        """`groups`: every set of ranks that will ever sum, the same list on every rank."""
+        """`groups`: every set of ranks that will ever reduce, the same list on every rank."""
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         for ranks in dict.fromkeys(groups):
@@ -77,15 +77,15 @@ class TorchPeers:
         with _naming(f"a transfer of rank {peer}"):
             return _TorchHandle(dist.irecv(tensor, peer), f"a transfer of rank {peer}")
 
-    def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, dist.ReduceOp.SUM)
 
-    def maximum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, dist.ReduceOp.MAX)
 
     def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp.RedOpType") -> None:
         if len(ranks) > 1:
-            with _naming(f"ranks {', '.join(map(str, ranks))} to join a sum"):
+            with _naming(f"ranks {', '.join(map(str, ranks))} to join a reduction"):
                 dist.all_reduce(tensor, operation, group=self._groups[ranks])
 
 

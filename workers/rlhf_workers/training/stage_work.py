@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from rlhf_workers.algorithms.objectives import Objective
-from rlhf_workers.training.batch import MicroBatch
-from rlhf_workers.training.stages import Stage
+from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.training_batch import MicroBatch
 
 
 class StageWork:
@@ -19,7 +19,7 @@ class StageWork:
     def __init__(
         self,
         stages: int,
-        held: Mapping[int, Stage],
+        held: Mapping[int, ModelStage],
         microbatches: Sequence[MicroBatch],
         objective: Objective,
         compute: torch.dtype,

@@ -12,7 +12,7 @@ from rlhf_api.schedule import Action, ScheduleTable
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """The place of one rank in a training group."""
 
     table: ScheduleTable
@@ -40,7 +40,7 @@ class Layout:
         """Number of this rank in its block."""
         return self.rank % self.block_size
 
-    def with_table(self, table: ScheduleTable) -> "Layout":
+    def with_table(self, table: ScheduleTable) -> "RankLayout":
         """The same place under another order of the same work; ValueError when stages are on other ranks."""
         if table.pipelines != self.table.pipelines:
             raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
