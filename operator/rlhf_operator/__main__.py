@@ -159,7 +159,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
     metrics = OperatorMetrics()
     index = Index(watch_events.unreadable_reporter(metrics), options.operator_class)
     recorder = EventPoster(client, identity)
-    queue = WorkQueue(lambda key: controller.turn(key), options.concurrency)
+    queue = WorkQueue(lambda key: controller.reconcile(key), options.concurrency)
     coordinators = Coordinators(queue.add)
     lifetime = options.certificate_lifetime
     controller = Controller(

@@ -1,8 +1,8 @@
-"""One turn for one job: gather what is observed, reconcile, carry out the plan, say when to look again.
+"""One reconcile of one job: gather what is observed, decide, carry out the plan, say when the next one is needed.
 
 Rule: decides nothing; `reconcile` does. The status is written first, under the version of the job that it was made
-from: when somebody was faster nothing else of the plan is done, and the turn is taken again with the newer version. A
-turn may die at any line: the next one sees what was done and goes on from there.
+from: when somebody was faster nothing else of the plan is done, and the job is reconciled again with the newer version.
+A reconcile may die at any line: the next one sees what was done and goes on from there.
 """
 
 import logging
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-SOON_SECONDS: Final = 1.0
+CONFLICT_RETRY_SECONDS: Final = 1.0
 """After a conflict: the newer version comes by the watch, this is if it does not."""
 
 
 class Controller:
-    """Turns for the work queue."""
+    """Reconciles jobs, for the work queue."""
 
     def __init__(
         self,
@@ -66,17 +66,20 @@ class Controller:
         self._written: dict[str, datetime] = {}
 
     def use(self, served: Served) -> None:
-        """APIs of gangs and queues that jobs may use from now on; none before."""
+        """Let jobs use these APIs of gangs and queues from now on; none before."""
         self._queueing.served = served
 
-    async def turn(self, key: str) -> float | None:
-        """Seconds until the next one is needed; None: only when something happens. Raises ApiError."""
+    async def reconcile(self, key: str) -> float | None:
+        """Reconcile one job; return the seconds until it is needed again, None: only when something happens.
+
+        Raises ApiError.
+        """
         begun, result = time.perf_counter(), "error"
         try:
-            again = await self._turn(key)
+            requeue_after = await self._reconcile(key)
             result = "ok"
         except ConflictError:
-            again, result = SOON_SECONDS, "conflict"
+            requeue_after, result = CONFLICT_RETRY_SECONDS, "conflict"
         except ApiError as error:
             # Dashboards know missing rights as refusals.
             kind = RefusedError if isinstance(error, ForbiddenError) else type(error)
@@ -89,9 +92,9 @@ class Controller:
             raise
         finally:
             self._metrics.reconciles.labels(result).observe(time.perf_counter() - begun)
-        return again
+        return requeue_after
 
-    async def _turn(self, key: str) -> float | None:
+    async def _reconcile(self, key: str) -> float | None:
         job = self._index.job(key)
         if job is None:
             self._forget(key)
@@ -99,9 +102,9 @@ class Controller:
         observed = await self._observe(key, job)
         plan = reconcile(job, observed, self._clock())
         self._metrics.see(job, observed, plan)
-        again = await self._carry_out(key, job, plan)
+        requeue_after = await self._carry_out(key, job, plan)
         self._index.settle(key, observed.ended)
-        return again
+        return requeue_after
 
     def _forget(self, key: str) -> None:
         self._coordinators.forget(key)
@@ -173,10 +176,10 @@ class Controller:
         await self._objects.label(key, plan.labels)
         parsed = (parse_job(job).job or read(job)) if plan.issue_certificates else None
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
-        again = await self._objects.apply(key, plan.apply, issue)
+        requeue_after = await self._objects.apply(key, plan.apply, issue)
         wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None
-        looks = [plan.requeue_after, again, SETTLE_SECONDS if wrote else None]
-        return min((each for each in looks if each is not None), default=None)
+        delays = [plan.requeue_after, requeue_after, SETTLE_SECONDS if wrote else None]
+        return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
         meta = job["metadata"]

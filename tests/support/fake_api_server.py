@@ -125,6 +125,9 @@ class FakeApiServer:
         stored["metadata"] |= {"resourceVersion": str(self.version)}
         stored["metadata"].setdefault("uid", known["metadata"]["uid"] if known else f"uid-{self.version}")
         stored["metadata"].setdefault("creationTimestamp", "2026-08-22T10:00:00Z")
+        stored["metadata"].setdefault("generation", 1)
+        if kind == "Pod":
+            stored.setdefault("status", {"phase": "Pending"})
         self.objects[place] = stored
         self._tell("MODIFIED" if known else "ADDED", resource, stored)
         return stored
