@@ -97,7 +97,10 @@ def comparison_cost(jobs: int) -> float:
     pages = [json.dumps({"items": metas[each : each + PAGE]}) for each in range(0, jobs, PAGE)]
 
     class Listed:
-        async def metadata(self, kind: str, place: str | None, labels: str) -> AsyncIterator[Json]:
+        async def metadata(
+            self, kind: str, place: str | None, labels: str, on_version: Callable[[int], object]
+        ) -> AsyncIterator[Json]:
+            on_version(jobs)
             for page in pages if kind == names.KIND else ():
                 for each in json.loads(page)["items"]:
                     yield each["metadata"]
