@@ -31,6 +31,8 @@ PRELOADED: Final = (
     "rlhf_workers.generation.generation_role",
     "rlhf_workers.generation.torch_engine.build",
     "rlhf_workers.inference.inference_role",
+    "rlhf_workers.inference.rewards.function",
+    "rlhf_workers.inference.rewards.model",
     "rlhf_workers.training.training_role",
 )
 """All that a worker of any group imports."""

@@ -111,6 +111,11 @@ class Reward(ApiModel):
     retries: Annotated[int, Field(ge=0, le=20)] = 2
     """Tries after the first failure, before the job fails."""
 
+    @property
+    def kind(self) -> str:
+        """Name of the member that is set: function, model or endpoint."""
+        return next(name for name in self.exactly_one if getattr(self, name) is not None)
+
     def secret_keys(self) -> tuple[SecretKey, ...]:
         """Return the keys of Secrets that the reward is given, each once, in the order of the manifest."""
         members = [*(self.function.env if self.function else ()), *(self.endpoint.headers if self.endpoint else ())]

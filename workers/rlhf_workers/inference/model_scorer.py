@@ -14,13 +14,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import FloatArray, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.inference.token_scores import TokenScores
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
-from rlhf_workers.models import ValueModel
+from rlhf_workers.models import Attention, ValueModel
 
 PAD: Final = 16
 """Tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
@@ -42,6 +43,11 @@ class ModelScorer(Protocol):
 
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         """One array a sample, in order."""
+
+
+def scoring_attention(spec: RLHFJobSpec) -> Attention:
+    """Return the attention of scoring models: written out where scores must be reproducible, else the fused kernel."""
+    return "eager" if spec.deterministic else "sdpa"
 
 
 def padded_ids(samples: Sequence[ScoringSample], device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.function import FunctionReward
 from rlhf_workers.inference.rewards.function_process import child_environment
-from rlhf_workers.inference.rewards.reward_settings import RewardSettings, given, headers, hidden
+from rlhf_workers.inference.rewards.reward_settings import RewardSettings, header_values, redacted, resolve_settings
 from rlhf_workers.inference.rewards.reward_source import RewardError
 
 SECRET = "sk-tell-nobody"
@@ -47,14 +47,14 @@ def function_of(file: str) -> Reward:
 
 def given_of(reward: Reward, environ: dict[str, str]) -> RewardSettings:
     assert reward.function is not None
-    return given(reward.function.env, "spec.models.reward.function.env", reward, environ)
+    return resolve_settings(reward.function.env, "spec.models.reward.function.env", reward, environ)
 
 
 def test_every_secret_has_a_variable_of_its_own() -> None:
     keys = [("judge", "token"), ("judge", "Token"), ("judge-token", "x.pem"), ("judge", "token")]
     env = [{"name": f"V{i}", "secretKeyRef": {"name": n, "key": k}} for i, (n, k) in enumerate(keys)]
-    found = Reward.model_validate({"function": {"file": "r.py", "env": env}}).secret_variables()
-    assert {(each.name, each.key): variable for each, variable in found.items()} == {
+    settings = Reward.model_validate({"function": {"file": "r.py", "env": env}}).secret_variables()
+    assert {(each.name, each.key): variable for each, variable in settings.items()} == {
         ("judge", "token"): "RLHF_SECRET_JUDGE_TOKEN",
         ("judge", "Token"): "RLHF_SECRET_JUDGE_TOKEN_2",
         ("judge-token", "x.pem"): "RLHF_SECRET_JUDGE_TOKEN_X_PEM",
@@ -81,9 +81,9 @@ async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
     file.write_text(CODE)
     reward = function_of(str(file))
     assert reward.function is not None
-    found = given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET + "\n"})
+    settings = given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET + "\n"})
     source = FunctionReward(
-        reward.function, 60, 1, 1, RewardSettings({**found.values, "JUDGE_TOKEN": SECRET}, found.secret)
+        reward.function, 60, 1, 1, RewardSettings({**settings.values, "JUDGE_TOKEN": SECRET}, settings.secret)
     )
     await source.start()
     try:
@@ -146,8 +146,8 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
     reward = Reward.model_validate({"endpoint": endpoint})
     assert reward.endpoint is not None
     environ = {"RLHF_SECRET_JUDGE_TOKEN": f"Bearer {SECRET}\n"}
-    found = given(reward.endpoint.headers, "spec.models.reward.endpoint.headers", reward, environ)
-    source = EndpointReward(reward.endpoint, 60.0, found)
+    settings = resolve_settings(reward.endpoint.headers, "spec.models.reward.endpoint.headers", reward, environ)
+    source = EndpointReward(reward.endpoint, 60.0, settings)
     await source.start()
     try:
         assert await source.score(sample("right")) == 1.0
@@ -161,9 +161,9 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
 
 def test_a_header_of_two_lines_is_refused_without_being_shown() -> None:
     with pytest.raises(WorkError, match=r"Authorization: its value must be one line") as caught:
-        headers(RewardSettings({"Authorization": f"{SECRET}\nX-Other: 1"}, frozenset({"Authorization"})), "field")
+        header_values(RewardSettings({"Authorization": f"{SECRET}\nX-Other: 1"}, frozenset({"Authorization"})), "field")
     assert SECRET not in caught.value.failure.message
 
 
 def test_what_is_hidden_is_hidden_in_every_form() -> None:
-    assert hidden(f"a {SECRET} b", (f"{SECRET}\n", "")) == "a *** b"
+    assert redacted(f"a {SECRET} b", (f"{SECRET}\n", "")) == "a *** b"

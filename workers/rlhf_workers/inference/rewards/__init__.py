@@ -1,0 +1,1 @@
+"""Reward sources: one module per kind, found in `registry`; functions and endpoints are called beside the models."""

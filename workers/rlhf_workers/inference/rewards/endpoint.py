@@ -8,13 +8,22 @@ not even where the endpoint's answer quotes it.
 
 import asyncio
 import json
+import os
 from typing import Any, Final
 
 import httpx
+import torch
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.models import RewardEndpoint
 from rlhf_api.samples import ScoringSample
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, headers, hidden
+from rlhf_workers.inference.rewards.reward_settings import (
+    NO_SETTINGS,
+    RewardSettings,
+    header_values,
+    redacted,
+    resolve_settings,
+)
 from rlhf_workers.inference.rewards.reward_source import (
     ENDPOINT_FIELD,
     HEADERS_FIELD,
@@ -31,14 +40,24 @@ BODY_BYTES: Final = 1024 * 1024
 """Longest body that is read; a reward is a few bytes."""
 
 
+def load_reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "EndpointReward":
+    """Return the source of `spec.models.reward.endpoint`; it needs no device."""
+    reward = spec.models.reward
+    assert reward.endpoint is not None
+    settings = resolve_settings(reward.endpoint.headers, HEADERS_FIELD, reward, os.environ)
+    return EndpointReward(reward.endpoint, reward.timeout_seconds, settings)
+
+
 class EndpointReward:
     """A RewardSource over HTTP."""
 
-    def __init__(self, endpoint: RewardEndpoint, timeout_seconds: float, found: RewardSettings = NO_SETTINGS) -> None:
-        """`found`: the endpoint's headers. WorkError when one cannot be sent."""
+    def __init__(
+        self, endpoint: RewardEndpoint, timeout_seconds: float, settings: RewardSettings = NO_SETTINGS
+    ) -> None:
+        """`settings`: the endpoint's headers. WorkError when one cannot be sent."""
         self._url = endpoint.url
-        self._headers = headers(found, HEADERS_FIELD)
-        self._secrets = found.secrets
+        self._headers = header_values(settings, HEADERS_FIELD)
+        self._secrets = settings.secrets
         self._timeout = timeout_seconds
         self._requests = asyncio.Semaphore(REQUESTS)
         self._client: httpx.AsyncClient | None = None
@@ -57,7 +76,9 @@ class EndpointReward:
                 message = f"{self._url} did not answer within {self._timeout:g} s"
                 raise RewardError("RewardTimeout", message, TIMEOUT_FIELD) from None
             except httpx.HTTPError as error:
-                message = f"{self._url} cannot be reached: {hidden(str(error), self._secrets) or type(error).__name__}"
+                message = (
+                    f"{self._url} cannot be reached: {redacted(str(error), self._secrets) or type(error).__name__}"
+                )
                 raise RewardError("RewardUnreachable", message, ENDPOINT_FIELD) from error
         return self._reward(status, body)
 
@@ -83,7 +104,7 @@ class EndpointReward:
             return response.status_code, body
 
     def _reward(self, status: int, body: bytes) -> float | None:
-        shown = hidden(body.decode(errors="replace"), self._secrets)[:SHOWN_CHARACTERS]
+        shown = redacted(body.decode(errors="replace"), self._secrets)[:SHOWN_CHARACTERS]
         if status != httpx.codes.OK:
             raise self._invalid(f"status {status}: {shown}")
         try:
@@ -96,7 +117,7 @@ class EndpointReward:
         if len(rewards) != 1:
             raise self._invalid(f"{len(rewards)} rewards for 1 sample")
         (value,) = rewards
-        quotable = value if value is None or isinstance(value, int | float) else hidden(str(value), self._secrets)
+        quotable = value if value is None or isinstance(value, int | float) else redacted(str(value), self._secrets)
         return checked_reward(quotable, ENDPOINT_FIELD)
 
     def _invalid(self, what: str) -> RewardError:

@@ -10,11 +10,14 @@ import os
 from functools import partial
 from typing import Final
 
+import torch
+
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.models import RewardFunction
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.function_process import ChildGoneError, RewardChild
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings
+from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
 from rlhf_workers.inference.rewards.reward_source import FUNCTION_FIELD, TIMEOUT_FIELD, RewardError
 
 CHILDREN: Final = min(8, os.cpu_count() or 1)
@@ -27,6 +30,14 @@ LOAD_SECONDS: Final = 60.0
 """Time the user's module may take to import."""
 
 
+def load_reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "FunctionReward":
+    """Return the source of `spec.models.reward.function`; it needs no device."""
+    reward = spec.models.reward
+    assert reward.function is not None
+    settings = resolve_settings(reward.function.env, f"{FUNCTION_FIELD}.env", reward, os.environ)
+    return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads, settings=settings)
+
+
 class FunctionReward:
     """A RewardSource over child processes."""
 
@@ -36,10 +47,10 @@ class FunctionReward:
         timeout_seconds: float,
         threads: int,
         children: int = CHILDREN,
-        given: RewardSettings = NO_SETTINGS,
+        settings: RewardSettings = NO_SETTINGS,
     ) -> None:
-        """`given`: variables of its process."""
-        self._given = given
+        """`settings`: variables of its process."""
+        self._given = settings
         self._arguments = _arguments(function)
         self._timeout = timeout_seconds
         self._threads = threads

@@ -31,11 +31,13 @@ class ChildGoneError(Exception):
     """The child ended before it answered."""
 
 
-def child_environment(environ: Mapping[str, str], threads: int, given: RewardSettings = NO_SETTINGS) -> dict[str, str]:
+def child_environment(
+    environ: Mapping[str, str], threads: int, settings: RewardSettings = NO_SETTINGS
+) -> dict[str, str]:
     """What the child sees. A fixed hash seed: sets and dicts of strings are walked in one order in every process."""
-    passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(given.values)
-    if given.secret:
-        passed[HIDE] = ",".join(sorted(given.secret))
+    passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(settings.values)
+    if settings.secret:
+        passed[HIDE] = ",".join(sorted(settings.secret))
     return passed | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
 
 
@@ -52,7 +54,7 @@ class RewardChild:
 
     @classmethod
     async def start(
-        cls, arguments: Sequence[str], threads: int, load_seconds: float, given: RewardSettings = NO_SETTINGS
+        cls, arguments: Sequence[str], threads: int, load_seconds: float, settings: RewardSettings = NO_SETTINGS
     ) -> "RewardChild":
         """A child that loaded the function; WorkError RewardFunctionInvalid (exit code 20) when it cannot."""
         process = await asyncio.create_subprocess_exec(
@@ -62,7 +64,7 @@ class RewardChild:
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=child_environment(os.environ, threads, given),
+            env=child_environment(os.environ, threads, settings),
             limit=LINE_BYTES,
         )
         child = cls(process)

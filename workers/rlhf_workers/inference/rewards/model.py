@@ -12,9 +12,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_workers.inference.model_scorer import check_ids, finite, padded_ids
-from rlhf_workers.inference.rewards.model_text import OwnTokenizer
+from rlhf_workers import models
+from rlhf_workers.inference.model_scorer import check_ids, finite, padded_ids, scoring_attention
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer, differs
+from rlhf_workers.precision import compute_dtype
+
+
+def load_reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
+    """Return the scorer of `spec.models.reward.model`, its model loaded on `home`."""
+    assert spec.models.reward.model is not None
+    path, field = spec.models.reward.model.path, "spec.models.reward.model.path"
+    dtype, attention = compute_dtype(spec), scoring_attention(spec)
+    model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
+    policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
+    tokenizer = models.load_tokenizer(path, field)
+    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs(tokenizer, policy) else None
+    return RewardModelScorer(model, own, device)
 
 
 class RewardModelScorer:

@@ -1,6 +1,6 @@
 """What a reward is given beside samples: variables of a function's process, headers of an endpoint's requests.
 
-Rule: a value from a Secret goes to the process or the request it is for and nowhere else: `hidden` takes it out of
+Rule: a value from a Secret goes to the process or the request it is for and nowhere else: `redacted` takes it out of
 every text that may quote it before the text is logged or reported.
 """
 
@@ -31,7 +31,7 @@ class RewardSettings:
 NO_SETTINGS: Final = RewardSettings({})
 
 
-def given(
+def resolve_settings(
     entries: Sequence[RewardVariable | RewardHeader], field: str, reward: Reward, environ: Mapping[str, str]
 ) -> RewardSettings:
     """`entries` of manifest field `field`, those from Secrets read from `environ`; WorkError when one is not there."""
@@ -52,9 +52,9 @@ def given(
     return RewardSettings(values, frozenset(entry.name for entry in entries if entry.secret_key_ref is not None))
 
 
-def headers(found: RewardSettings, field: str) -> dict[str, str]:
+def header_values(settings: RewardSettings, field: str) -> dict[str, str]:
     """As a request takes them: what is at the ends of a line, such as a file's last newline, is no part of a value."""
-    result = {name: value.strip() for name, value in found.values.items()}
+    result = {name: value.strip() for name, value in settings.values.items()}
     for name, value in result.items():
         if not (value.isascii() and (value.isprintable() or not value)):
             message = f"{field}: {name}: its value must be one line of printable ASCII characters"
@@ -62,6 +62,6 @@ def headers(found: RewardSettings, field: str) -> dict[str, str]:
     return result
 
 
-def hidden(text: str, secrets: Iterable[str]) -> str:
+def redacted(text: str, secrets: Iterable[str]) -> str:
     """`text` with HIDDEN for each of `secrets`, as they are and without white space at their ends."""
     return hide(text, forms_of(secrets))

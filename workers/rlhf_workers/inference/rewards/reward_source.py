@@ -1,10 +1,10 @@
-"""What a reward that is not a model is: something awaited for each sample; and its failures, in words.
+"""The contract of reward sources that are awaited for each sample, such as functions and endpoints; their failures.
 
 Rule: a reward is a finite number, or None (abstained), or a RewardError. Never a zero for a failure.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ScoringSample
@@ -23,6 +23,7 @@ class RewardError(WorkError):
         super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
 
 
+@runtime_checkable
 class RewardSource(Protocol):
     """A reward function or endpoint; all methods run on one event loop."""
 
