@@ -81,7 +81,10 @@ def validate(
     ] = "cluster",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs. Default: off.")] = False,
 ) -> None:
-    """Check every job of a file as the API server and the operator would, and print all problems at once."""
+    """Check every job of a manifest file and print all problems.
+
+    The checks are those of the API server and the operator. Nothing is started.
+    """
     from rlhf_cli.load_job import Target
     from rlhf_cli.validate import validate as validate_manifest
 
@@ -102,7 +105,10 @@ def plan(
         typer.Option(metavar="FILE.svg", help="Draw generation and inference without and with fusion. Default: none."),
     ] = None,
 ) -> None:
-    """Show what a job will be: the resolved job, its processes, devices and memory, and what fusion would bring."""
+    """Show a job's processes, devices, memory and gain by fusion.
+
+    Prints the resolved job too. Nothing is started.
+    """
     from rlhf_cli.plan import show_plan
 
     raise typer.Exit(show_plan(manifest, tuple(overrides), as_json=as_json, picture=picture))

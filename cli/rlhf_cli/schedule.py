@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="schedule",
-    help="Fused pipeline schedules: several models training at the same time on the same devices.",
+    help="Find, compare and check fused pipeline schedules: several models that train at once on the same devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

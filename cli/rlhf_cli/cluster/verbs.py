@@ -96,7 +96,7 @@ def get(
 
 
 def describe(job: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
-    """Say what a job does or waits for, and show all that is known about it."""
+    """Say what a job does or waits for, and what is known of it."""
     from rlhf_cli.cluster import describe as describing
 
     _run(kubeconfig, context, namespace, lambda session: describing.describe(session, job))
@@ -199,7 +199,10 @@ def scale(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Change the number of generation and inference workers of a job, running or not."""
+    """Set the number of generation and inference workers.
+
+    The job may run or be suspended.
+    """
     from functools import partial
 
     from rlhf_cli.cluster import spec_change
@@ -220,7 +223,10 @@ def wait(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Wait for a condition, a phase or an iteration; a failure of the job ends the wait with its exit code."""
+    """Wait for a condition, phase, iteration or deletion of a job.
+
+    A failure of the job ends the wait with the exit code of the failure; a time-out ends it with exit code 124.
+    """
     from rlhf_cli.cluster import wait as waiting
 
     wanted, seconds = waiting.parse_goal(goal), waiting.parse_duration(timeout)
