@@ -15,7 +15,7 @@ VARIANCE_FLOOR: Final = 1e-8
 
 
 def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
-    """Reward of each token [B, T]: minus coefficient x `kl` [B, T] everywhere, plus `rewards` [B] at the last token."""
+    """Return the reward of each token [B, T]: -coefficient x `kl` [B, T], plus `rewards` [B] at the last token."""
     result = -coefficient * kl.double() * mask
     lengths = mask.sum(dim=1)
     rows = torch.nonzero(lengths).squeeze(1)
@@ -26,7 +26,9 @@ def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, c
 def advantages_and_returns(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, gae_lambda: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns), float32 [B, T], zero outside `mask`; responses start at position 0 and have no holes.
+    """Return (advantages, returns), float32 [B, T], zero outside `mask`.
+
+    Responses start at position 0 and have no holes.
 
     A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token: a
     response that was cut at its length limit ends there too. Returns are advantages + values.
@@ -44,7 +46,7 @@ def advantages_and_returns(
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
+    """Return `values` shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
 
     Fewer than two tokens are only centred.
     """

@@ -13,7 +13,9 @@ STANDARD_DEVIATION_FLOOR: Final = 1e-6
 
 
 def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, scale: bool) -> torch.Tensor:
-    """Advantage of each sample, float32 [B]: its reward minus its group's mean, over the group's deviation if `scale`.
+    """Return the advantage of each sample, float32 [B]: its reward minus its group's mean.
+
+    `scale` divides it by the group's deviation.
 
     `rewards` float [B] (anything where not valid), `groups` int [B] (any ids), `valid` bool [B]. The deviation is the
     sample one (n - 1); a group with fewer than two valid samples has nothing to compare and gets 0.
@@ -35,12 +37,12 @@ def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.T
 
 
 def token_mean_weights(mask: torch.Tensor) -> torch.Tensor:
-    """Weights [B, T] that make a sum over tokens the mean over all tokens of `mask`; all zero when there are none."""
+    """Return weights [B, T] by which a sum over tokens is their mean over `mask`; all zero when it has no token."""
     return mask.float() / mask.sum().clamp(min=1)
 
 
 def sequence_mean_weights(mask: torch.Tensor) -> torch.Tensor:
-    """Weights [B, T] that average over the tokens of a response first, then over the responses with any token."""
+    """Return weights [B, T] that average over the tokens of a response, then over the responses with any token."""
     lengths = mask.sum(dim=1, keepdim=True)
     responses = (lengths > 0).sum().clamp(min=1)
     return mask.float() / (lengths.clamp(min=1) * responses)

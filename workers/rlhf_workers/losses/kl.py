@@ -22,30 +22,32 @@ ERROR_LIMIT: Final = 0.2
 
 
 def k1(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """x - r, same shape; what is subtracted from rewards."""
+    """Return x - r, of the same shape; what is subtracted from rewards."""
     return log_probabilities - reference
 
 
 def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(r - x) - 1 - (r - x), at most K3_LIMIT, same shape; differentiable, what is added to losses."""
+    """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, of the same shape; differentiable, what losses add."""
     difference = limited_log_ratio(reference, log_probabilities)
     return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
 
 
 def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:
-    """Mean over responses of k1 summed over their tokens, in nats; responses without a masked-in token do not count."""
+    """Return the mean over responses of k1 summed over their tokens, in nats; those without a token do not count."""
     total = (k1(log_probabilities.double(), reference.double()) * mask).sum()
     return float(total / mask.any(dim=1).sum().clamp(min=1))
 
 
 def token_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:
-    """Mean of k1 over the tokens of `mask`, in nats."""
+    """Return the mean of k1 over the tokens of `mask`, in nats."""
     total = (k1(log_probabilities.double(), reference.double()) * mask).sum()
     return float(total / mask.sum().clamp(min=1))
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
-    """The next KL coefficient: proportional control towards `target` (nats a response) over `horizon` samples.
+    """Return the next KL coefficient: proportional control towards `target` (nats per response).
+
+    Over `horizon` samples it moves by the whole error.
 
     A divergence that is NaN says nothing, and leaves it as it is.
     """

@@ -20,7 +20,7 @@ CHUNK_BYTES: Final = 64 * 1024 * 1024
 def selected_log_probabilities(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log p(token), entropy) of softmax(logits / temperature), both float32 [n].
+    """Return (log p(token), entropy) of softmax(logits / temperature), both float32 [n].
 
     `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) is read as 1: a greedy choice has no
     distribution of its own. Both results are differentiable in `logits`.

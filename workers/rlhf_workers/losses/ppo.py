@@ -26,7 +26,7 @@ class PolicyLoss(NamedTuple):
 
 
 def limited_log_ratio(log_probabilities: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Their difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it has no slope."""
+    """Return the difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it has no slope."""
     return (log_probabilities - others).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -38,7 +38,7 @@ def policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n].
+    """Return -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n].
 
     `dual_clip`: where A < 0 the loss grows no further from this ratio on; None: it does.
     """
@@ -63,7 +63,10 @@ class ValueLoss(NamedTuple):
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float | None
 ) -> ValueLoss:
-    """max((V - R)^2, (V_clipped - R)^2) / 2 a token; V_clipped is within clip_range of the old value, None: plain."""
+    """Return max((V - R)^2, (V_clipped - R)^2) / 2 per token.
+
+    V_clipped is within `clip_range` of the old value; None: the plain squared error.
+    """
     plain = (values - returns).square()
     if clip_range is None:
         return ValueLoss(0.5 * plain, torch.zeros_like(plain, dtype=torch.bool))

@@ -24,7 +24,7 @@ STATE_FILE: Final = "trainer.json"
 
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
-    """Writes this rank's part; replicas beyond the first have none. WorkError StorageFull, StorageDenied."""
+    """Write this rank's part; replicas beyond the first have none. WorkError StorageFull, StorageDenied."""
     files = []
     for model, stage in trainer.layout.held:
         if not trainer.layout.writes(model, stage):

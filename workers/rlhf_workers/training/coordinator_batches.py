@@ -28,7 +28,7 @@ class CoordinatorBatches:
         self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout
 
     def fetch(self, iteration: int, sleep: Callable[[float], None] = time.sleep) -> list[pb.TrainSample]:
-        """All samples of the batch. WorkError BatchTimeout, BatchRefused."""
+        """Return all samples of the batch. WorkError BatchTimeout, BatchRefused."""
         deadline = time.monotonic() + self._timeout
         request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration)
         while True:
@@ -43,7 +43,7 @@ class CoordinatorBatches:
             sleep(RETRY_SECONDS)
 
     def _judge(self, error: grpc.RpcError, iteration: int, deadline: float) -> None:
-        """Returns when another try makes sense."""
+        """Return when another try makes sense; raise what the failure means otherwise."""
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED or (code in AWAY and time.monotonic() > deadline):
             raise WorkError(

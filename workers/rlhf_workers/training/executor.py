@@ -29,16 +29,16 @@ class PipelineWork(Protocol):
     stages: int
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
-        """An empty tensor of the shape, type and device of this micro-batch's hidden states."""
+        """Return an empty tensor of the shape, type and device of this micro-batch's hidden states."""
 
     def embed(self, microbatch: int) -> torch.Tensor:
-        """Input of the first stage's first layer."""
+        """Return the input of the first stage's first layer."""
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states for the next stage; of the last stage the loss, a scalar weighed for the whole mini-batch."""
+        """Return hidden states for the next stage; of the last stage the loss, weighed for the whole mini-batch."""
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        """Parameters of a stage on this rank."""
+        """Return the parameters of a stage on this rank."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def execute(
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], int] = time.time_ns,
 ) -> list[TimedAction]:
-    """Runs `row`; `work` by pipeline index, `first_rank` is the global rank of the block's rank 0.
+    """Run `row` and return its actions with their times.
+
+    `work` is by pipeline index; `first_rank` is the global rank of the block's rank 0.
 
     `synchronize` is called after each computation, so that measured times are true on devices that run behind the host.
     `clock` gives ns since the epoch, which timelines need; or CPU time of this thread, which other processes barely
@@ -120,7 +122,7 @@ class _Run:
         self._steps[action.kind](action, (action.pipeline, action.stage, action.microbatch))
 
     def finish(self) -> None:
-        """Waits for what is still leaving; every stored tensor must have been used."""
+        """Wait for what is still leaving; every stored tensor must have been used."""
         for handle, _ in self._leaving:
             handle.wait()
         left = [*self._kept, *self._forward, *self._backward, *(key for _, key in self._coming)]
@@ -144,7 +146,7 @@ class _Run:
         self._coming[action.kind, key] = action, handle, buffer
 
     def _arrived(self, kind: str, key: Key) -> torch.Tensor | None:
-        """The tensor of a posted receive, waited for; None when there is none."""
+        """Return the tensor of a posted receive, waited for; None when there is none."""
         if (kind, key) not in self._coming:
             return None
         action, handle, buffer = self._coming.pop((kind, key))
@@ -174,7 +176,7 @@ class _Run:
             self._forward[key] = output.detach()
 
     def _output_gradient(self, action: Action, key: Key) -> torch.Tensor | None:
-        """Gradient of the stage's output: received, made on this rank, or None for the loss."""
+        """Return the gradient of the stage's output: received, made on this rank, or None for the loss."""
         pipeline, stage, microbatch = key
         if stage == self._work[pipeline].stages - 1:
             return None

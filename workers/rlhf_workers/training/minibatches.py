@@ -16,7 +16,7 @@ ORDER_STREAM: Final = 0x6F72646572
 
 
 def epoch_order(seed: int, iteration: int, epoch: int, samples: int) -> list[int]:
-    """A random order of sample numbers 0 .. samples-1; the same for the same arguments on every machine, for good.
+    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine, for good.
 
     Sorted by raw Philox numbers, whose stream numpy keeps stable between versions, as it does not `permutation`.
     """
@@ -25,14 +25,14 @@ def epoch_order(seed: int, iteration: int, epoch: int, samples: int) -> list[int
 
 
 def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
-    """Consecutive runs of `size`; ValueError when it does not divide."""
+    """Return consecutive runs of `size`; ValueError when it does not divide."""
     if len(order) % size:
         raise ValueError(f"miniBatchSize {size} does not divide the batch of {len(order)} samples")
     return [list(order[start : start + size]) for start in range(0, len(order), size)]
 
 
 def split(samples: Sequence[int], lengths: Sequence[int], replicas: int, microbatches: int) -> list[list[list[int]]]:
-    """[replica][micro-batch] -> samples of one mini-batch.
+    """Return [replica][micro-batch] -> samples of one mini-batch.
 
     `lengths[sample]` counts prompt and response tokens. Longest micro-batches come first: they are dealt to the replica
     with the least padded tokens that still wants one.

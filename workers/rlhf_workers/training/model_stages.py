@@ -70,12 +70,12 @@ class ModelStage(nn.Module):
         return frozenset({EMBEDDING} if self.tied and self.is_last and not self.is_first else ())
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Input of the first layer [b, L, hidden] of token ids [b, L]."""
+        """Return the input of the first layer [b, L, hidden] of token ids [b, L]."""
         embedded: torch.Tensor = self.model.embed_tokens(tokens)
         return embedded
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[b, L, hidden] -> [b, L, hidden]; the last stage's is normed."""
+        """Return [b, L, hidden] of [b, L, hidden]; the last stage's result is normed."""
         rotation, masks = self._geometry(hidden)
         for layer, sliding in zip(self.model.layers.values(), self._sliding(), strict=True):
             arguments = {"attention_mask": masks[sliding], "position_embeddings": rotation}
@@ -86,14 +86,14 @@ class ModelStage(nn.Module):
         return self.model.norm(hidden) if self.is_last else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocabulary] of normed states [n, hidden]; last stage of a policy."""
+        """Return logits [n, vocabulary] of normed states [n, hidden]; last stage of a policy."""
         weight = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
         logits = nn.functional.linear(hidden, weight)
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n] of normed states [n, hidden]; last stage of a critic."""
+        """Return values, float32 [n], of normed states [n, hidden]; last stage of a critic."""
         values: torch.Tensor = self.value_head(hidden).squeeze(-1).float()
         return values
 
@@ -105,7 +105,7 @@ class ModelStage(nn.Module):
         return [kinds[number] for number in self.layer_numbers]
 
     def _geometry(self, hidden: torch.Tensor) -> tuple[Any, dict[str, torch.Tensor | None]]:
-        """Rotary embeddings and the mask of each attention kind for this length; they depend on nothing else."""
+        """Return rotary embeddings and the mask of each attention kind for this length, on which alone they depend."""
         length = hidden.shape[1]
         if length not in self._geometries:
             if len(self._geometries) >= GEOMETRIES_KEPT:
@@ -117,7 +117,7 @@ class ModelStage(nn.Module):
         return self._geometries[length]
 
     def _mask(self, kind: str, length: int, hidden: torch.Tensor) -> torch.Tensor | None:
-        """None where the fused kernel's own causal mask is enough."""
+        """Return the mask; None where the fused kernel's own causal mask is enough."""
         window = self.config.sliding_window if kind == "sliding_attention" else length
         eager = self.config._attn_implementation == "eager"
         if not eager and window >= length:
@@ -133,14 +133,14 @@ class ModelStage(nn.Module):
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:
-    """Layers of a stage: consecutive, near-equal; the first stages take the remainder, the last has the head's work."""
+    """Return the layers of a stage: consecutive, near-equal; the first take the remainder, the last has the head."""
     base, more = divmod(layers, stages)
     start = stage * base + min(stage, more)
     return range(start, start + base + (stage < more))
 
 
 def read_config(folder: Path, field: str, stages: int) -> Any:
-    """The model's configuration, after checking that it can be cut into `stages`."""
+    """Return the model's configuration, after checking that it can be cut into `stages`."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -169,7 +169,7 @@ def read_config(folder: Path, field: str, stages: int) -> Any:
 def build_stage(
     config: Any, tensors: TensorFolder, stages: int, stage: int, head: Head, device: torch.device, attention: Attention
 ) -> ModelStage:
-    """One stage on `device`, float32 master weights, its tensors read from `tensors` (float32 whatever the file has).
+    """Return one stage on `device` with float32 master weights, read from `tensors` (whatever type the file has).
 
     A folder without a value head gives that of a reward model, or one of zeros. WorkError ModelCorrupt when a tensor
     is missing or misshapen.

@@ -31,7 +31,7 @@ class NonFiniteSteps:
         step: int,
         limit: int,
     ) -> str:
-        """Why optimizer step `step` must be skipped; empty when it may be taken.
+        """Return why optimizer step `step` must be skipped; empty when it may be taken.
 
         `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. WorkError when it is one more than
         `limit` in a row.
@@ -55,7 +55,7 @@ class NonFiniteSteps:
 
 
 def _named(losses: Mapping[str, float], squares: Mapping[tuple[str, int], float]) -> list[str]:
-    """What is not finite, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""
+    """Return what is not finite, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""
     texts = []
     for model, loss in losses.items():
         if not math.isfinite(loss):

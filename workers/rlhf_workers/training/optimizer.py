@@ -34,17 +34,17 @@ class Horizon:
     """Share of the fall that was behind by then."""
 
     def share(self, step: int, warmup: int) -> float:
-        """Of the fall, behind at `step` (at least `warmup`): 0 to 1."""
+        """Return the share of the fall, 0 to 1, that is behind at `step` (at least `warmup`)."""
         start = max(self.start, warmup)
         return min(1.0, self.done + (1.0 - self.done) * (step - start) / max(1, self.total - start))
 
     def changed(self, total: int, step: int, warmup: int) -> "Horizon":
-        """From `step` on the job has `total` steps."""
+        """Return the horizon of a job that has `total` steps from `step` on."""
         return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
 
 
 def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon) -> float:
-    """Learning rate of optimizer step `step` (from 0): linear warm-up, then the shape.
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the shape.
 
     Linear and Cosine fall to minLearningRateRatio of the peak at the end of the job.
     """
@@ -82,7 +82,7 @@ class StageOptimizer:
         )  # fmt: skip
 
     def make_gradients(self) -> None:
-        """All zero, on the stage's device."""
+        """Make the gradients, all zero, on the stage's device."""
         values = self.parameters.values()
         self.gradients = torch.zeros(sum(value.numel() for value in values), device=self._device)
         offset = 0
@@ -92,29 +92,29 @@ class StageOptimizer:
             offset += value.numel()
 
     def drop_gradients(self) -> None:
-        """Frees their memory; between two trainings they are zero, so nothing is lost."""
+        """Free the gradients' memory; between two trainings they are zero, so nothing is lost."""
         for value in self.parameters.values():
             value.grad = None
         self._views.clear()
         self.gradients = torch.empty(0)
 
     def moments(self) -> Iterator[torch.Tensor]:
-        """Those of every parameter that was stepped, copies included."""
+        """Return the moments of every parameter that was stepped, copies included."""
         for parameter in self.parameters.values():
             state = self._adamw.state.get(parameter, {})
             yield from (state[moment] for moment in MOMENTS if state)
 
     def gradient(self, name: str) -> torch.Tensor:
-        """View of one parameter's gradient."""
+        """Return a view of one parameter's gradient."""
         return self._views[name]
 
     def norm_squared(self) -> torch.Tensor:
-        """Sum of squares over the parameters this stage owns, float64 scalar."""
+        """Return the sum of squares over the parameters this stage owns, float64 scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self.gradients[: self.counted], dtype=torch.float64)
         return norm.square()
 
     def step(self, rate: float, scale: float) -> None:
-        """One AdamW step with gradients x `scale`, then zeroes them."""
+        """Take one AdamW step with gradients x `scale`, then zero them."""
         if scale != 1.0:
             self.gradients.mul_(scale)
         for group in self._adamw.param_groups:
@@ -123,7 +123,7 @@ class StageOptimizer:
         self.gradients.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """`<parameter>.exp_avg` and `.exp_avg_sq` of the parameters this stage owns; zeros before the first step."""
+        """Return `<parameter>.exp_avg` and `.exp_avg_sq` of the parameters it owns; zeros before the first step."""
         result = {}
         for name in self.owned:
             parameter = self.parameters[name]
@@ -133,7 +133,7 @@ class StageOptimizer:
         return result
 
     def load_state(self, tensors: TensorFolder, steps: int) -> None:
-        """Takes the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
+        """Take the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
         for name, parameter in self.parameters.items():
             moments: Mapping[str, torch.Tensor] = {
                 moment: tensors.read(f"{name}.{moment}", parameter.shape).to(parameter.device, copy=True)

@@ -41,7 +41,7 @@ class RankLayout:
         return self.rank % self.block_size
 
     def with_table(self, table: ScheduleTable) -> "RankLayout":
-        """The same place under another order of the same work; ValueError when stages are on other ranks."""
+        """Return the same place under another order of the same work; ValueError when stages are on other ranks."""
         if table.pipelines != self.table.pipelines:
             raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
         return replace(self, table=table)
@@ -81,33 +81,33 @@ class RankLayout:
         )
 
     def stages(self, model: str) -> int:
-        """Stages of a model."""
+        """Return how many stages a model has."""
         return len(next(p for p in self.table.pipelines if p.model == model).stage_ranks)
 
     def microbatches(self, model: str) -> int:
-        """Micro-batches a replica of a model runs in one mini-batch."""
+        """Return how many micro-batches a replica of a model runs in one mini-batch."""
         return next(p for p in self.table.pipelines if p.model == model).microbatches
 
     def pipelines(self, model: str) -> tuple[int, ...]:
-        """Indexes of a model's pipelines in the table."""
+        """Return the indexes of a model's pipelines in the table."""
         return tuple(index for index, p in enumerate(self.table.pipelines) if p.model == model)
 
     def replicas(self, model: str) -> int:
-        """Copies of a model in the whole group."""
+        """Return how many copies of a model are in the whole group."""
         return self.blocks * len(self.pipelines(model))
 
     def replica(self, pipeline: int) -> int:
-        """Which copy of its model a pipeline of this rank's block is."""
+        """Return which copy of its model a pipeline of this rank's block is."""
         same = self.pipelines(self.table.pipelines[pipeline].model)
         return self.block * len(same) + same.index(pipeline)
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
-        """Global ranks that hold a stage, replica by replica; they sum its gradients."""
+        """Return the global ranks that hold a stage, replica by replica; they add up its gradients."""
         local = [self.table.pipelines[index].stage_ranks[stage] for index in self.pipelines(model)]
         return tuple(dict.fromkeys(block * self.block_size + rank for block in range(self.blocks) for rank in local))
 
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
-        """(rank of the first stage, rank of the last) of every replica of a model."""
+        """Return (rank of the first stage, rank of the last) of every replica of a model."""
         return tuple(
             (block * self.block_size + p.stage_ranks[0], block * self.block_size + p.stage_ranks[-1])
             for block in range(self.blocks)
@@ -115,9 +115,9 @@ class RankLayout:
         )
 
     def writes(self, model: str, stage: int) -> bool:
-        """Whether this rank saves a stage: it is the first holder of all."""
+        """Return whether this rank saves a stage: it is the first holder of all."""
         return self.holders(model, stage)[0] == self.rank
 
     def publishes(self, model: str, stage: int) -> bool:
-        """Whether this rank serves a stage: it is the first holder of its block."""
+        """Return whether this rank serves a stage: it is the first holder of its block."""
         return next(rank for rank in self.holders(model, stage) if rank // self.block_size == self.block) == self.rank

@@ -29,7 +29,7 @@ SILENCE: Final = timedelta(minutes=30)
 def join_group(
     command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Initialises the default process group: NCCL on CUDA, else gloo. WorkError RendezvousTimeout, AddressInUse.
+    """Initialise the default process group: NCCL on CUDA, else gloo. WorkError RendezvousTimeout, AddressInUse.
 
     `timeout` in seconds covers meeting all ranks.
     """
@@ -55,13 +55,13 @@ def join_group(
 
 
 def leave_group() -> None:
-    """Ends the default process group, if there is one."""
+    """End the default process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of host:port, IPv6 hosts in brackets."""
+    """Return (host, port) of host:port, IPv6 hosts in brackets."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WorkError("BadCommand", f"becomeTraining.rendezvous: {address!r} is not host:port")

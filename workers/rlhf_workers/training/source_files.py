@@ -27,7 +27,7 @@ SourceFiles = Mapping[str, Mapping[str, bytes]]
 
 
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
-    """Files of the hub models whose first stage this rank writes; from the checkpoint when it starts from one."""
+    """Return files of the hub models whose first stage this rank writes; of the checkpoint if it starts from one."""
     files = {}
     for model, stage in layout.held:
         role = ModelRole(model)
@@ -41,7 +41,7 @@ def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) 
 
 
 def write_source_files(folder: Path, files: SourceFiles) -> list[pb.CheckpointFile]:
-    """Writes them into a checkpoint's folder. WorkError StorageFull, StorageDenied."""
+    """Write the files into a checkpoint's folder. WorkError StorageFull, StorageDenied."""
     return [
         write_file(folder, f"{model}/{name}", iter([content]))
         for model, listed in files.items()

@@ -39,7 +39,7 @@ Steps = Generator[None, None, None]
 
 
 def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-    """Measures what a command asks for, a bounded piece a step of the iterator; its return value is the answer."""
+    """Measure what a command asks for, a bounded piece per step of the iterator, and return the answer."""
     result = pb.MeasureResult(measurement_id=command.measurement_id, activation_room_bytes=_room(trainer))
     try:
         if command.schedules:
@@ -54,7 +54,7 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 
 def made_up_batch(trainer: Trainer) -> TrainingBatch:
-    """One mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
+    """Return one mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
@@ -75,14 +75,14 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
 
 
 def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
-    """`made_up_batch` as work of this rank's stages, with objectives of its own."""
+    """Return `made_up_batch` as work of this rank's stages, with objectives of its own."""
     return trainer.mini_batch(
         made_up_batch(trainer), list(range(trainer.spec.algorithm.fields.mini_batch_size)), trainer.objectives()
     )
 
 
 def _wave(shape: Sequence[int]) -> torch.Tensor:
-    """Values between -1 and 1 without a random number; not constant, so that no kernel finds a short cut."""
+    """Return values between -1 and 1 without a random number; not constant, so that no kernel finds a short cut."""
     return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
 
 
@@ -127,7 +127,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 
 
 def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
-    """All that one stage does for micro-batch 0."""
+    """Return all that one stage does for micro-batch 0."""
     before: tuple[Kind, ...] = ("RECV_F", "F") if stage > 0 else ("F",)
     between: tuple[Kind, ...] = ("SEND_F", "RECV_B") if stage < stages - 1 else ()
     after: tuple[Kind, ...] = (backward[0], "SEND_B") if stage > 0 else (backward[0],)
@@ -139,7 +139,7 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
 
 
 def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
-    """Kind of computation -> seconds; what other ranks would send is made up."""
+    """Run a row; return kind of computation -> seconds; what other ranks would send is made up."""
     measured = execute(row, work, NoCommunicator(), 0, trainer.synchronize)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
 
@@ -193,7 +193,7 @@ class _SavedBytes:
 
 
 def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
-    """Round trips of one micro-batch's hidden states between neighbours of a block, the even pairs first."""
+    """Time round trips of one micro-batch's hidden states between neighbours of a block, the even pairs first."""
     size, block = trainer.layout.block_size, trainer.layout.block * trainer.layout.block_size
     buffer = max((work.like_hidden(0) for work in made_up_work(trainer).values()), key=torch.numel).zero_()
     for first in (0, 1):
@@ -217,7 +217,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
 
 
 def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureResult) -> Steps:
-    """Mini-batches under each schedule in turn, so that a slow moment of the machine falls on all of them alike."""
+    """Time mini-batches under each schedule in turn, so that a slow moment of the machine falls on all alike."""
     tables = [ScheduleTable.model_validate_json(schedule) for schedule in command.schedules]
     work = made_up_work(trainer)
     times: list[list[float]] = [[] for _ in tables]

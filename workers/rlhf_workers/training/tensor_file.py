@@ -48,7 +48,7 @@ class TensorFolder:
         return name in self._files
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """A CPU tensor of exactly this shape; WorkError ModelCorrupt when it is not there or has another one."""
+        """Return a CPU tensor of exactly this shape; WorkError ModelCorrupt when it is not there or has another one."""
         if name not in self._files:
             where = ", ".join(sorted({file.name for file in self._files.values()})) or "no file"
             raise self._corrupt(None, f"{name} is missing from {where}")
@@ -67,7 +67,7 @@ class TensorFolder:
 
 
 def model_tensors(folder: Path, field: str) -> TensorFolder:
-    """Tensors of a Hugging Face folder: the files its index names, or the single model.safetensors."""
+    """Return the tensors of a Hugging Face folder: the files its index names, or the single model.safetensors."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return TensorFolder([folder / "model.safetensors"], field)
@@ -82,7 +82,7 @@ def model_tensors(folder: Path, field: str) -> TensorFolder:
 
 
 def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str) -> pb.CheckpointFile:
-    """Writes `folder/name` whole or not at all; tensors may be on any device. WorkError StorageFull, StorageDenied."""
+    """Write `folder/name` whole or not at all; tensors may be on any device. WorkError StorageFull, StorageDenied."""
     header, offset = {}, 0
     for key, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
@@ -105,7 +105,7 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], 
 def write_file(
     folder: Path, name: str, parts: Iterator[bytes | memoryview], model: str = "", parameters: Sequence[str] = ()
 ) -> pb.CheckpointFile:
-    """Writes `folder/name` from parts: temporary name, fsync, rename, fsync of the folder."""
+    """Write `folder/name` from parts: temporary name, fsync, rename, fsync of the folder."""
     path = folder / name
     temporary = path.with_name(path.name + ".tmp")
     digest, size = hashlib.sha256(), 0
@@ -127,7 +127,7 @@ def write_file(
 
 
 def storage_error(path: Path, error: OSError) -> WorkError:
-    """The failure of a write, in words: what was written where, and what to change."""
+    """Return the failure of a write, in words: what was written where, and what to change."""
     full = error.errno in _FULL
     advice = "free space there, or point the field at a larger volume" if full else "make it writable for the workers"
     return WorkError(
@@ -139,7 +139,7 @@ def storage_error(path: Path, error: OSError) -> WorkError:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Raw little-endian bytes of a tensor, a chunk at a time."""
+    """Yield the raw little-endian bytes of a tensor, a chunk at a time."""
     flat = tensor.detach().reshape(-1)
     step = max(1, CHUNK_BYTES // tensor.element_size())
     for start in range(0, flat.numel(), step):

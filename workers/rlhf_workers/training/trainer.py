@@ -126,14 +126,14 @@ class Trainer:
         return metrics
 
     def offload(self) -> None:
-        """Leaves the device between two trainings: weights and moments to host memory, gradients (all zero) freed."""
+        """Move weights and moments to host memory and free the gradients, which are all zero between two trainings."""
         for optimizer in self.optimizers.values():
             optimizer.drop_gradients()
         for copy in self._copies:
             copy.offload()
 
     def onload(self) -> None:
-        """Back on the device, as it was."""
+        """Move everything back to the device, as it was."""
         for copy in self._copies:
             copy.onload()
         for optimizer in self.optimizers.values():
@@ -187,7 +187,7 @@ class Trainer:
         return iterations * self.spec.algorithm.fields.epochs * batches
 
     def _look_ahead(self, total: int) -> None:
-        """The job has `total` steps from now on."""
+        """Plan the learning rate for a job that has `total` steps from now on."""
         progress, warmup = self.progress, self.spec.training.optimizer.warmup_steps
         if total != progress.horizon.total:
             progress.horizon = progress.horizon.changed(total, progress.steps, warmup)

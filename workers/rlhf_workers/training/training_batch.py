@@ -51,7 +51,7 @@ class TrainingBatch:
         return int(self.mask.sum())
 
     def with_fields(self, **fields: torch.Tensor) -> "TrainingBatch":
-        """The same batch with more per-token fields."""
+        """Return the same batch with more per-token fields."""
         return replace(self, fields={**self.fields, **fields})
 
 
@@ -71,7 +71,7 @@ class MicroBatch:
     """Name -> float32 [n]."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """On another device."""
+        """Return it on another device."""
         return MicroBatch(
             self.tokens.to(device),
             self.positions.to(device),
@@ -82,7 +82,7 @@ class MicroBatch:
 
 
 def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[SampleField]) -> TrainingBatch:
-    """A batch of `size` samples in sample order; every one that did not abstain has the `needed` fields.
+    """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields.
 
     WorkError BatchIncomplete names the sample and the field.
     """
@@ -118,7 +118,7 @@ def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[Sa
 
 
 def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor]) -> MicroBatch:
-    """The samples `rows` of a batch; `weights` are [B, T] a model role."""
+    """Return the samples `rows` of a batch; `weights` are [B, T] per model role."""
     width = max(batch.lengths[row] for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.int64)
     positions = []

@@ -36,7 +36,7 @@ class BatchSource(Protocol):
     """Where batches come from."""
 
     def fetch(self, iteration: int) -> list[pb.TrainSample]:
-        """All samples of an iteration's batch."""
+        """Return all samples of an iteration's batch."""
 
 
 class TrainingRole:
@@ -111,7 +111,7 @@ class TrainingRole:
         self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """This rank's parameters of a model, in the type it computes in; never those of a step in progress."""
+        """Yield this rank's parameters of a model, in the type it computes in; never those of a step in progress."""
         for parameter, tensor in self._backend.published(model):
             self._refuse_broken()
             if self._version != version or self._running is not None:
@@ -207,7 +207,7 @@ class SpanBuffer:
         self._spans.append((name, start_ns, end_ns, attributes))
 
     def flush(self, outbox: Outbox) -> None:
-        """Hands everything to the outbox."""
+        """Hand everything to the outbox."""
         for name, start_ns, end_ns, attributes in self._spans:
             outbox.span(name, start_ns, end_ns, self.iteration, **attributes)
         self._spans.clear()
