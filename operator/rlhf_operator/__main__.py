@@ -37,7 +37,7 @@ from rlhf_operator.gang import discovery
 from rlhf_operator.gang.apis import MODES, Served
 from rlhf_operator.gang.apis import RESOURCES as GANG_RESOURCES
 from rlhf_operator.index import Index
-from rlhf_operator.leader import Leader, LostError
+from rlhf_operator.leader import Leader, LeaseLostError
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.resync import RestoredError, Resync
@@ -57,8 +57,8 @@ SHORTEST_CERTIFICATE: Final = 30
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
 """Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
-DEFINITION_SECONDS: Final = 5.0
-"""Between two looks for a definition that is not installed yet."""
+DEFINITION_RETRY_SECONDS: Final = 5.0
+"""Between two requests for a definition that is not installed yet."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +83,29 @@ class OperatorOptions:
 
 
 def options(arguments: Sequence[str]) -> OperatorOptions:
-    """Parses the command line; ends the process with 2 when it is wrong."""
+    """Return the command line, parsed; ends the process with 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
     default = Images()
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
     parser.add_argument("--coordinator-image", default=default.coordinator, help="image of coordinators")
     parser.add_argument("--worker-image", default=default.worker, help="image of workers")
-    told = (
+    user_help = (
         "user and group of pods whose templates name none, above 0; none: the cluster's choice, as OpenShift makes it"
     )
-    parser.add_argument("--run-as-user", type=_user, default=default.user, metavar="ID|none", help=told)
+    parser.add_argument("--run-as-user", type=_user, default=default.user, metavar="ID|none", help=user_help)
     every = "host:port of %s; [::] is every address of IPv6 and IPv4"
     parser.add_argument("--health-address", default="[::]:8081", help=every % "/healthz and /readyz")
     parser.add_argument("--metrics-address", default="[::]:8080", help=every % "/metrics")
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease; that of the pod by default")
     parser.add_argument("--no-leader-election", action="store_true", help="there is no second operator")
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="reconciles at once")
-    told = "reconcile the jobs of this spec.operatorClass, and no others; by default those that name none"
-    parser.add_argument("--operator-class", default="", metavar="NAME", help=told)
+    class_help = "reconcile the jobs of this spec.operatorClass, and no others; by default those that name none"
+    parser.add_argument("--operator-class", default="", metavar="NAME", help=class_help)
     lifetime = int(LIFETIME.total_seconds())
     listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
     parser.add_argument("--scheduling", default=",".join(MODES), metavar="NAMES", help=listed)
-    told = "of jobs' certificates; renewed when a third is left"
-    parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=told)
+    lifetime_help = "of jobs' certificates; renewed when a third is left"
+    parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=lifetime_help)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
     given = parser.parse_args(arguments)
     if given.concurrency < 1:
@@ -137,7 +137,7 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
 
 
 def _user(text: str) -> int | None:
-    """The value of --run-as-user. Raises ArgumentTypeError."""
+    """Return the value of --run-as-user. Raises ArgumentTypeError."""
     if text == "none":
         return None
     if not text.isdecimal() or not 0 < int(text) <= USER_MAX:
@@ -154,11 +154,11 @@ def _is_class(name: str) -> bool:
 
 
 async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
-    """Runs until told to stop; the exit code."""
+    """Run until asked to stop; return the exit code."""
     identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     metrics = OperatorMetrics()
     index = Index(watch_events.unreadable_reporter(metrics), options.operator_class)
-    recorder = EventPoster(client, identity)
+    events = EventPoster(client, identity)
     queue = WorkQueue(lambda key: controller.reconcile(key), options.concurrency)
     coordinators = Coordinators(queue.add)
     lifetime = options.certificate_lifetime
@@ -168,7 +168,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
         options.images,
         metrics,
         coordinators,
-        recorder,
+        events,
         certificate_lifetime=lifetime,
         home=options.home,
     )
@@ -195,7 +195,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
         return await work(options, client, index, queue, metrics, resync, leader, apis)
     finally:
         await coordinators.close()
-        await recorder.close()
+        await events.close()
         await served.cleanup()
 
 
@@ -209,7 +209,7 @@ async def work(
     leader: Leader,
     apis: Served,
 ) -> int:
-    """Watches and reconciles until told to stop, or until something ends that should not."""
+    """Watch and reconcile until asked to stop, or until something ends that should not; return the exit code."""
     listings = watches.first_listings(options.namespaces, resync.watched)
     handler = WatchEventHandler(index, queue, metrics, listings, resync.soon)
     until_served = partial(definition, client, options.namespaces)
@@ -234,10 +234,10 @@ async def work(
 
 
 def verdict(done: set[asyncio.Task[None]]) -> int:
-    """The exit code that follows from what ended first."""
+    """Return the exit code that follows from what ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, LostError | discovery.ChangedError | RestoredError):
+        if isinstance(error, LeaseLostError | discovery.ApisChangedError | RestoredError):
             log.error("%s", error)
             return ExitCode.FAILED
         if error is not None:
@@ -248,7 +248,7 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels tasks until they are over, once a second: a library may lose one cancellation. Gives up after a while."""
+    """Cancel tasks until they are over, once a second: a library may lose one cancellation. Give up after a while."""
     pending = set(tasks)
     for _ in range(END_SECONDS):
         for task in pending:
@@ -270,7 +270,7 @@ async def asked_to_stop() -> None:
 
 
 async def definition(client: KubernetesClient, namespaces: Sequence[str]) -> None:
-    """Waits until the API server serves RLHFJobs."""
+    """Return when the API server serves RLHFJobs."""
     while True:
         try:
             async for _ in client.metadata(names.KIND, namespaces[0] if namespaces else None):
@@ -281,11 +281,11 @@ async def definition(client: KubernetesClient, namespaces: Sequence[str]) -> Non
             log.warning("RLHFJobs cannot be listed: %s", error)
         else:
             return
-        await asyncio.sleep(DEFINITION_SECONDS)
+        await asyncio.sleep(DEFINITION_RETRY_SECONDS)
 
 
 async def run(options: OperatorOptions) -> NoReturn:
-    """Connects and operates; SIGTERM and SIGINT end it at any time. Ends the process."""
+    """Connect and operate until SIGTERM or SIGINT, then end the process."""
     client = await connect(resources=RESOURCES)
     task = asyncio.create_task(operate(options, client))
     # Until it works; see asked_to_stop.
@@ -309,7 +309,7 @@ async def run(options: OperatorOptions) -> NoReturn:
 
 
 def main() -> int:
-    """Runs the process."""
+    """Run the process; return its exit code when it could not begin."""
     given = options(sys.argv[1:])
     operator_logs.configure(json_lines=given.json_logs)
     try:

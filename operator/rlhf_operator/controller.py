@@ -50,13 +50,13 @@ class Controller:
         images: Images,
         metrics: OperatorMetrics,
         coordinators: Coordinators,
-        recorder: EventPoster,
+        events: EventPoster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
         home: str = "",
     ) -> None:
         self._client, self._index, self._images, self._home = client, index, images, home
-        self._metrics, self._coordinators, self._recorder = metrics, coordinators, recorder
+        self._metrics, self._coordinators, self._events = metrics, coordinators, events
         self._certificates = JobCertificates(client, certificate_lifetime)
         self._revisions = JobRevisions(client)
         self._queueing = Queueing(client)
@@ -160,7 +160,7 @@ class Controller:
         if plan.status is not None:
             await self._write_status(key, job, plan)
         for event in plan.events:
-            self._recorder.post(job, event)
+            self._events.post(job, event)
         if plan.finalizer is not None:
             await self._objects.hold(key, job, hold=plan.finalizer)
         meta = job["metadata"]
@@ -197,7 +197,7 @@ class Controller:
 
 
 def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:
-    """Neither finished nor suspended to the end, nor somebody else's."""
+    """Return whether a job is neither finished nor suspended to the end, nor somebody else's."""
     if managed_elsewhere(job):
         return False
     status = job.get("status") or {}

@@ -27,7 +27,7 @@ REPORTER: Final = f"{names.GROUP}/operator"
 
 
 class EventPoster:
-    """Posts events."""
+    """Posts events on RLHFJobs."""
 
     def __init__(self, client: KubernetesClient, instance: str) -> None:
         """`instance` names this process in every event."""
@@ -37,7 +37,7 @@ class EventPoster:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, job: dict[str, Any], event: JobEvent) -> None:
-        """Says it soon."""
+        """Post an event soon, and log it at once."""
         kind = logging.WARNING if event.warning else logging.INFO
         meta = job["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
@@ -79,5 +79,5 @@ class EventPoster:
             log.warning("the event %s could not be posted: %s", manifest["reason"], error)
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Wait for what is under way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -16,20 +16,20 @@ from rlhf_api.endpoint import listener
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.workqueue import QueueSnapshot
 
-LONGEST_WAIT_SECONDS: Final = 180.0
-"""A job that waits longer for its turn is not being served."""
-LONGEST_TURN_SECONDS: Final = 300.0
-"""A turn that takes longer hangs: every request in it has a time-out."""
+MAX_WAIT_SECONDS: Final = 180.0
+"""A job that waits longer for a reconcile is not being served."""
+MAX_RECONCILE_SECONDS: Final = 300.0
+"""A reconcile that takes longer hangs: every request in it has a time-out."""
 SILENT_ROUNDS: Final = 2
 """Comparisons with the cluster in a row that found changes no watch had delivered."""
 
 
 def ailment(queue: QueueSnapshot, silent_rounds: int) -> str:
-    """What is wrong, in words; empty when nothing is."""
-    if queue.oldest_age_seconds > LONGEST_WAIT_SECONDS:
-        return f"a job has waited {queue.oldest_age_seconds:.0f} s for its turn"
-    if queue.longest_active_seconds > LONGEST_TURN_SECONDS:
-        return f"a turn has taken {queue.longest_active_seconds:.0f} s so far"
+    """Return what is wrong, in words; empty when nothing is."""
+    if queue.oldest_age_seconds > MAX_WAIT_SECONDS:
+        return f"a job has waited {queue.oldest_age_seconds:.0f} s for a reconcile"
+    if queue.longest_active_seconds > MAX_RECONCILE_SECONDS:
+        return f"a reconcile has taken {queue.longest_active_seconds:.0f} s so far"
     if silent_rounds >= SILENT_ROUNDS:
         return f"changes have not arrived by the watch {silent_rounds} times in a row"
     return ""
@@ -41,7 +41,7 @@ async def serve(
     silent_rounds: Callable[[], int],
     metrics: OperatorMetrics,
 ) -> web.AppRunner:
-    """Serves on every `host:port`; ends with `cleanup` of what is returned."""
+    """Serve on every `host:port`; return what `cleanup` ends."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = ailment(snapshot(), silent_rounds())

@@ -28,14 +28,14 @@ GONE_REMEMBERED: Final = 10_000
 """Deleted objects whose late events are still recognised."""
 
 
-MARK_MAX: Final = 64
+MAX_FINGERPRINT: Final = 64
 """Characters of a fingerprint; ours have 16."""
-UNREADABLE_NAMED: Final = 64
+MAX_UNREADABLE_NAMED: Final = 64
 """Objects of a job that cannot be read and are told; of more, those that were seen first."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
-    """`namespace/name` of a job's stored object; None when it has none."""
+    """Return `namespace/name` of a job's stored object; None when it has none."""
     try:
         return f"{_name(body['metadata']['namespace'])}/{_name(body['metadata']['name'])}"
     except (KeyError, TypeError, UnreadableError):
@@ -43,7 +43,7 @@ def key_of(body: Mapping[str, Any]) -> str | None:
 
 
 def owner_key(body: Mapping[str, Any]) -> str | None:
-    """`namespace/name` of the job an object belongs to, by its label."""
+    """Return `namespace/name` of the job an object belongs to, by its label; None when it has none."""
     try:
         meta = body["metadata"]
         name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
@@ -64,7 +64,7 @@ class OwnedObject:
     uid: str
     owner: str
     """uid of the object that controls it."""
-    mark: str
+    fingerprint: str
     """Fingerprint of what was applied; empty: it is being deleted, or is not of our making."""
 
 
@@ -90,18 +90,18 @@ class Index:
         """Job -> uid -> (kind, what): objects beside pods whose newest version cannot be read."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: dict[str, dict[str, ObservedPod]] = {}
-        """Job -> uid -> last version of deleted pods that no turn has accounted for."""
+        """Job -> uid -> last version of deleted pods that no reconcile has accounted for."""
 
     def jobs(self) -> Iterator[str]:
-        """Keys of all jobs of our class."""
+        """Return the keys of all jobs of our class."""
         return iter([key for key, (_, _, body) in self._jobs.items() if body])
 
     def version(self, key: str) -> int:
-        """resourceVersion of the job as it is known; 0 when it is not."""
+        """Return the resourceVersion of the job as it is known; 0 when it is not."""
         return self._jobs.get(key, (0, "", b""))[0]
 
     def job(self, key: str) -> Json | None:
-        """The stored RLHFJob."""
+        """Return the stored RLHFJob; None when it is not known."""
         known = self._jobs.get(key)
         if known is None or not known[2]:
             return None
@@ -109,7 +109,7 @@ class Index:
         return body
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
-        """A version of a job was seen; whether it is a newer one than was known."""
+        """Take a version of a job; return whether it is a newer one than was known."""
         key = key_of(body)
         try:
             found = stored_of(body)
@@ -130,7 +130,7 @@ class Index:
         return True
 
     def drop_job(self, key: str, uid: str) -> None:
-        """The job is gone; its objects follow one by one."""
+        """Drop a job that is gone; its objects follow one by one."""
         self._bury(uid)
         known = self._jobs.get(key)
         if known is not None and known[1] == uid:
@@ -138,20 +138,22 @@ class Index:
             self._ended.pop(key, None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
-        """The pods of the job of that uid by name, and the names taken by others: those of an earlier job of its name,
-        those of somebody else, and those that cannot be read."""
+        """Return the pods of the job of that uid by name, and the names that are taken by others.
+
+        Others are pods of an earlier job of its name, those of somebody else, and those that cannot be read.
+        """
         found = self._pods.get(key, {})
         ours = {name: pod for name, pod in found.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
         return ours, frozenset(found.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
-        """(kind, what) of the objects of the job of that uid that cannot be read."""
+        """Return (kind, what) of the objects of the job of that uid that cannot be read."""
         pods = (("Pod", each) for each in self._pods.get(key, {}).values() if isinstance(each, UnreadableObject))
         found = [*pods, *self._strange.get(key, {}).values()]
-        return tuple((kind, each) for kind, each in found if each.owner == uid)[:UNREADABLE_NAMED]
+        return tuple((kind, each) for kind, each in found if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
-        """A version of a pod was seen; whether anything that decisions read is another than was known."""
+        """Take a version of a pod; return whether anything that decisions read is another than was known."""
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:
             return self._cannot_read(key, "Pod", None, pod.why)
@@ -167,9 +169,9 @@ class Index:
         return known != pod
 
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
-        """A pod is gone. `last`: its last version; one that was being deleted stays to be accounted for.
+        """Drop a pod that is gone. `last`: its last version; one that was being deleted stays to be accounted for.
 
-        The deletion may have been asked for and done between two turns, so that none saw the pod go.
+        The deletion may have been asked for and done between two reconciles, so that none saw the pod go.
         """
         pod = pod_of(last) if last is not None and uid not in self._gone else None
         if isinstance(pod, ObservedPod) and pod.deletion is not None and self.job(key) is not None:
@@ -182,11 +184,11 @@ class Index:
                 del self._pods[key]
 
     def ended(self, key: str, uid: str) -> tuple[ObservedPod, ...]:
-        """Pods of the job of that uid that were deleted since they were last settled."""
+        """Return the pods of the job of that uid that were deleted since they were last settled."""
         return tuple(pod for pod in self._ended.get(key, {}).values() if pod.owner == uid)
 
     def settle(self, key: str, pods: Iterable[ObservedPod]) -> None:
-        """These deleted pods are accounted for."""
+        """Forget deleted pods that are accounted for."""
         ended = self._ended.get(key, {})
         for pod in pods:
             ended.pop(pod.uid, None)
@@ -194,11 +196,11 @@ class Index:
             self._ended.pop(key, None)
 
     def applied(self, key: str, uid: str) -> dict[tuple[str, str], str]:
-        """(kind, name) -> fingerprint, of the other objects of the job of that uid."""
-        return {place: other.mark for place, other in self._others.get(key, {}).items() if other.owner == uid}
+        """Return (kind, name) -> fingerprint of the other objects of the job of that uid."""
+        return {place: other.fingerprint for place, other in self._others.get(key, {}).items() if other.owner == uid}
 
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
-        """A version of another object of a job was seen, its metadata is enough; whether decisions may be others."""
+        """Take the metadata of a version of another object of a job; return whether decisions may be others."""
         try:
             name, found = _other(meta)
         except UnreadableError as error:
@@ -214,7 +216,7 @@ class Index:
         return known is None or known != replace(found, version=known.version)
 
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
-        """Another object of a job is gone."""
+        """Drop another object of a job that is gone."""
         self._bury(uid)
         if queue_api_of(kind) is not None:
             self._drop_queue_object(key, name, uid)
@@ -225,7 +227,7 @@ class Index:
                 del self._others[key]
 
     def other(self, key: str, uid: str, kind: str, name: str) -> str | None:
-        """uid of another object of the job of that uid."""
+        """Return the uid of another object of the job of that uid; None when there is none."""
         known = self._others.get(key, {}).get((kind, name))
         return known.uid if known and known.owner == uid else None
 
@@ -278,7 +280,7 @@ class Index:
                 del kept[key]
 
     def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
-        """uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
+        """Return uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
         found = {}
         if kind == names.KIND:
             for key, (version, uid, _) in self._jobs.items():
@@ -293,7 +295,7 @@ class Index:
         return found
 
     def drop(self, kind: str, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
-        """An object of any kind is gone; `last`: its last version, where that is known."""
+        """Drop an object of any kind that is gone; `last`: its last version, where that is known."""
         if kind == names.KIND:
             self.drop_job(key, uid)
         elif kind == "Pod":
@@ -302,7 +304,7 @@ class Index:
             self.drop_other(key, kind, name, uid)
 
     def put(self, kind: str, key: str, body: Mapping[str, Any]) -> bool:
-        """A version of an object of any kind was seen; whether a decision may be another now."""
+        """Take a version of an object of any kind; return whether a decision may be another now."""
         if kind == names.KIND:
             return self.put_job(body)
         if kind == "Pod":
@@ -312,11 +314,11 @@ class Index:
         return self.put_other(key, kind, body["metadata"]) or news
 
     def gone(self) -> frozenset[str]:
-        """uids of what is remembered as deleted."""
+        """Return the uids of what is remembered as deleted."""
         return frozenset(self._gone)
 
     def unlearn(self, kind: str, key: str, name: str, uid: str) -> None:
-        """Nothing is known of an object any more, not even that it is gone: the cluster's history is another one."""
+        """Forget an object, even that it is gone: the cluster's history is another one."""
         self.drop(kind, key, name, uid)
         self._gone.pop(uid, None)
 
@@ -329,7 +331,7 @@ class Index:
 def _other(meta: Any) -> tuple[str, OwnedObject]:
     found = identity_of(meta)
     notes = meta.get("annotations")
-    mark = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
+    fingerprint = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
     return found.name, OwnedObject(
-        found.version, found.uid, found.owner, mark[:MARK_MAX] if isinstance(mark, str) else ""
+        found.version, found.uid, found.owner, fingerprint[:MAX_FINGERPRINT] if isinstance(fingerprint, str) else ""
     )

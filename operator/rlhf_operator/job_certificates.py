@@ -23,9 +23,9 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
 from rlhf_operator.untrusted import owner_of
 
-READ_AGAIN: Final = timedelta(minutes=1)
+REREAD_INTERVAL: Final = timedelta(minutes=1)
 """How long a Secret is taken to be as it was read, while all pods are up: one small read a minute of a running job."""
-READ_SOON: Final = timedelta(seconds=10)
+STARTING_REREAD_INTERVAL: Final = timedelta(seconds=10)
 """The same while pods are starting: they hang when the Secret is gone."""
 KEY: Final = "ca.key"
 
@@ -47,33 +47,33 @@ class JobCertificates:
     def __init__(self, client: KubernetesClient, lifetime: timedelta = LIFETIME) -> None:
         """`lifetime` of the certificates that are issued from now on."""
         self._client, self._lifetime = client, lifetime
-        self._held: dict[str, StoredCertificates] = {}
+        self._certificates: dict[str, StoredCertificates] = {}
 
     def forget(self, key: str) -> None:
-        """The job is gone."""
-        self._held.pop(key, None)
+        """Drop what is remembered of a job that is gone."""
+        self._certificates.pop(key, None)
 
     async def current(self, key: str, uid: str, now: datetime, *, starting: bool) -> StoredCertificates | None:
-        """What the job's Secret holds; None when there is none that can be used."""
-        held = self._held.get(key)
-        patience = READ_SOON if starting else READ_AGAIN
+        """Return what the job's Secret holds; None when there is none that can be used."""
+        held = self._certificates.get(key)
+        patience = STARTING_REREAD_INTERVAL if starting else REREAD_INTERVAL
         if held is not None and held.uid == uid and now - held.read < patience:
             return held
         namespace, _, name = key.partition("/")
         body = await self._client.get("Secret", namespace, f"{name}-certificates")
         found = _usable(body, uid)
         if found is None:
-            self._held.pop(key, None)
+            self._certificates.pop(key, None)
             return None
-        self._held[key] = held = StoredCertificates(uid, found, due(found), now)
+        self._certificates[key] = held = StoredCertificates(uid, found, due(found), now)
         return held
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
-        """Writes a new certificate of the job's authority into its Secret."""
+        """Write a new certificate of the job's authority into its Secret."""
         authority = await self._authority(job, now)
         issued = authority.issue([], now, self._lifetime)
-        await write(self._client, secret(job, issued.data()), known=key in self._held)
-        self._held[key] = StoredCertificates(str(job.metadata["uid"]), issued, due(issued), now)
+        await write(self._client, secret(job, issued.data()), known=key in self._certificates)
+        self._certificates[key] = StoredCertificates(str(job.metadata["uid"]), issued, due(issued), now)
 
     async def _authority(self, job: RLHFJob, now: datetime) -> Authority:
         namespace, name = identity.namespace(job), identity.authority_name(job)
@@ -115,7 +115,7 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
 
 
 def _read(body: Mapping[str, Any], made: Mapping[str, Any]) -> Authority:
-    """The authority of a stored Secret. Raises RefusedError when somebody has broken it."""
+    """Return the authority of a stored Secret. Raises RefusedError when somebody has broken it."""
     try:
         data = _decoded(body)
         return Authority(data["ca.crt"], data[KEY])

@@ -42,19 +42,19 @@ class JobSeries(Collector):
         self._jobs: dict[str, _Series] = {}
 
     def show(self, key: str, values: Mapping[str, Values]) -> None:
-        """What is true of the job `namespace/name` now, by name of the metric."""
+        """Set what is true of the job `namespace/name` now, by name of the metric."""
         self._jobs[key] = _same(tuple((name, tuple(each.items())) for name, each in values.items()))
 
     def forget(self, key: str) -> None:
-        """The job is gone."""
+        """Drop the series of a job that is gone."""
         self._jobs.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without values."""
+        """Return the metrics without values."""
         return _families().values()
 
     def collect(self) -> Iterator[Metric]:
-        """All of it; may run in another thread than `show`."""
+        """Yield all of it; may run in another thread than `show`."""
         found = _families()
         for key, series in list(self._jobs.items()):
             place = tuple(key.split("/", 1))

@@ -33,7 +33,7 @@ AT_ONCE: Final = CONCURRENCY // 2
 """Requests of one job at once: a job of thousands of pods leaves slots to a small one that comes beside it, and an API
 server that answers it before long."""
 SETTLE_SECONDS: Final = 0.2
-"""After a turn that wrote something: what its own writes changed is seen without an event of a watch."""
+"""After a reconcile that wrote something: what its own writes changed is seen without an event of a watch."""
 LEAVING_SECONDS: Final = 2.0
 """Until an object of an earlier job of this name is looked at again: the garbage collector takes about a second."""
 
@@ -44,7 +44,7 @@ class OccupiedError(RefusedError):
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
         super().__init__(f"{kind} {name} is not of this job")
-        self.told = f"{kind} {name}"
+        self.object_shown = f"{kind} {name}"
         gang = RESOURCES.get(kind_of(manifest))
         self.resource = f"{gang.plural}.{gang.group}/{name}" if gang else f"{kind.lower()}/{name}"
 
@@ -55,7 +55,7 @@ class LeavingError(RefusedError):
 
 @dataclass
 class WriteResult:
-    """What became of one turn's writes."""
+    """What became of the writes of one reconcile."""
 
     refused: dict[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it."""
@@ -73,7 +73,7 @@ class WriteResult:
 
 
 async def write(client: KubernetesClient, manifest: Json, *, known: bool = False) -> Json:
-    """Creates an object of a job, or changes the one that the same job controls; its metadata.
+    """Create an object of a job, or change the one that the same job controls; return its metadata.
 
     `known`: it is taken to exist; a quota that is used up lets nobody create, and does not mind a change.
     Raises OccupiedError, LeavingError, and ConflictError when it comes and goes.
@@ -95,7 +95,7 @@ async def write(client: KubernetesClient, manifest: Json, *, known: bool = False
 
 
 def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raises OccupiedError or LeavingError when what has the metadata `there` is not of the job of `manifest`."""
+    """Raise OccupiedError or LeavingError when what has the metadata `there` is not of the job of `manifest`."""
     [ours] = manifest["metadata"]["ownerReferences"]
     if owner_of(there) == ours["uid"]:
         return
@@ -113,15 +113,15 @@ class JobObjects:
         self._rounds: dict[str, WriteResult] = {}
 
     def last(self, key: str) -> WriteResult:
-        """What was held up the last time."""
+        """Return what was held up the last time."""
         return self._rounds.get(key, WriteResult())
 
     def forget(self, key: str) -> None:
-        """The job is gone."""
+        """Drop what is remembered of a job that is gone."""
         self._rounds.pop(key, None)
 
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
-        """Writes objects, pods last, and issues certificates; seconds until a turn is to follow, None when none is.
+        """Write objects, pods last, and issue certificates; return the seconds until a reconcile is to follow, or None.
 
         Raises ApiError of anything but a refusal.
         """
@@ -164,8 +164,8 @@ class JobObjects:
             await attempt()
             found.written = True
         except OccupiedError as error:
-            found.occupied[error.told] = error.resource
-            self._say_once(key, error.told in self.last(key).occupied, error)
+            found.occupied[error.object_shown] = error.resource
+            self._say_once(key, error.object_shown in self.last(key).occupied, error)
         except (RefusedError, MissingError) as error:
             found.refused[name] = str(error)
             found.leaving = found.leaving or isinstance(error, LeavingError)
@@ -176,14 +176,14 @@ class JobObjects:
             log.warning("%s: not written: %s", key, error, extra={"job": key})
 
     async def hold(self, key: str, job: Json, *, hold: bool) -> None:
-        """Sets or takes away our finalizer of the job; those of others are not ours."""
+        """Set or take away our finalizer of the job; those of others are not ours."""
         meta = {each: job["metadata"][each] for each in ("name", "namespace", "uid")}
         if hold:
             meta["finalizers"] = [names.FINALIZER]
         await self._patch(key, {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta})
 
     async def label(self, key: str, labels: Sequence[PoolLabel]) -> None:
-        """Server-side apply of one label: taking it out of what we apply takes it away."""
+        """Apply one label on the server: taking it out of what we apply takes it away."""
         namespace = key.partition("/")[0]
         manifests = [
             {
@@ -197,7 +197,7 @@ class JobObjects:
         await all_of([partial(self._patch, key, each) for each in manifests])
 
     async def _patch(self, key: str, manifest: Json) -> None:
-        """Applies to an object that exists; one that is gone or another by now is no news."""
+        """Apply to an object that exists; one that is gone or another by now is no news."""
         try:
             await self._client.apply(manifest)
         except (ConflictError, MissingError):
@@ -207,7 +207,7 @@ class JobObjects:
             log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> None:
-        """Deletes pods that are still those that were observed."""
+        """Delete pods that are still those that were observed."""
         delete = partial(self._client.delete, "Pod", key.partition("/")[0])
         await all_of([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
 
@@ -215,7 +215,7 @@ class JobObjects:
 async def all_of(
     requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True
 ) -> None:
-    """Carries out requests, AT_ONCE at a time, while they are `wanted`.
+    """Carry out requests, AT_ONCE at a time, while they are `wanted`.
 
     After an error no more are begun; those under way are waited for, as they may succeed. Raises the first error.
     """

@@ -27,7 +27,7 @@ RETRY_SECONDS: Final = 2.0
 """These four are client-go's."""
 
 
-class LostError(Exception):
+class LeaseLostError(Exception):
     """The lease could not be renewed in time."""
 
 
@@ -49,13 +49,13 @@ class Leader:
         self._lease: dict[str, Any] | None = None
 
     async def acquire(self) -> None:
-        """Returns when this process is the leader."""
+        """Return when this process is the leader."""
         while not await self._attempt():  # noqa: ASYNC110 what is waited for happens in another process
             await asyncio.sleep(RETRY_SECONDS)
         log.info("leads as %s", self._identity)
 
     async def hold(self) -> None:
-        """Renews until it fails for too long; raises LostError."""
+        """Renew until that fails for too long. Raises LeaseLostError."""
         renewed = self._clock()
         while self._clock() - renewed < RENEW_DEADLINE:
             await asyncio.sleep(RETRY_SECONDS)
@@ -67,12 +67,12 @@ class Leader:
                     renewed = self._clock()
             except TimeoutError:
                 continue
-        raise LostError(
+        raise LeaseLostError(
             f"the lease {self._namespace}/{self._name} was not renewed for {RENEW_DEADLINE:.0f} s, or was taken"
         )
 
     async def release(self) -> None:
-        """Gives the lease back."""
+        """Give the lease back."""
         if self._lease is None:
             return
         self._lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}

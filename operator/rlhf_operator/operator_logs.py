@@ -13,7 +13,7 @@ _EXTRAS: Final = ("job", "event")
 
 
 def configure(*, json_lines: bool) -> None:
-    """Root logger to stderr."""
+    """Send the root logger's lines to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     line = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLogFormatter(extras=_EXTRAS) if json_lines else line)

@@ -83,16 +83,16 @@ class OperatorMetrics:
         self.build.labels(version("rlhf-operator")).set(1)
 
     def answered(self, verb: str, resource: str, code: int) -> None:
-        """The API server answered."""
+        """Count an answer of the API server; code 0 is none."""
         self.requests.labels(verb, resource, str(code)).inc()
 
     def queue(self, snapshot: QueueSnapshot) -> None:
-        """State of the work queue."""
+        """Set the state of the work queue."""
         self.depth.set(snapshot.depth)
         self.oldest.set(snapshot.oldest_age_seconds)
 
     def see(self, job: Mapping[str, Any], observed: ObservedJob, plan: ReconcilePlan) -> None:
-        """What a reconcile of a job saw and found."""
+        """Set what a reconcile of a job saw and decided."""
         meta = job["metadata"]
         place = (str(meta["namespace"]), str(meta["name"]))
         before = job.get("status") or {}
@@ -115,7 +115,7 @@ class OperatorMetrics:
                 self.ready_after.observe((became - created).total_seconds())
 
     def forget(self, key: str) -> None:
-        """The job is gone, and its series with it."""
+        """Drop the series of a job that is gone."""
         self.jobs.forget(key)
 
 

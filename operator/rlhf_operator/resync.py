@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 RESYNC_SECONDS: Final = 300.0
 """Between two comparisons."""
 FULL_EVERY: Final = 12
-"""Comparisons after which every job gets a turn. A job whose objects are remembered as they are needs none: what time
-alone changes, its last turn has planned. An hour, in case that is wrong; five thousand turns take ten seconds."""
+"""Comparisons after which every job is reconciled. A job whose objects are remembered as they are needs none: what time
+alone changes, its last reconcile has planned. An hour, in case that is wrong; five thousand take ten seconds."""
 SOON_SECONDS: Final = 15.0
 """From a reason to compare to the comparison: one for all streams that list anew together, and no more than four a
 minute of an API server that is short of breath."""
@@ -67,7 +67,7 @@ class Resync:
         """Comparisons in a row that found a change no watch had delivered."""
 
     async def run(self) -> None:
-        """For ever. Raises RestoredError."""
+        """Compare for ever. Raises RestoredError."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS):
@@ -85,14 +85,14 @@ class Resync:
                 log.exception("the backstop could not compare")
 
     def soon(self) -> None:
-        """A watch listed anew, or a request had no answer.
+        """Compare soon: a watch listed anew, or a request had no answer.
 
         What was deleted meanwhile no stream tells, and an API server that comes back may have another history.
         """
         self._asked.set()
 
     async def compare(self) -> None:
-        """One comparison; whatever was missed is put right, and its job gets a turn."""
+        """Compare once; put right whatever was missed, and enqueue its job."""
         late = 0
         for kind in self.watched:
             before, gone = self._index.known(kind), self._index.gone()
@@ -123,7 +123,10 @@ class Resync:
         listed: Mapping[str, dict[str, Any]],
         versions: Sequence[int],
     ) -> None:
-        """`before`: known when the listing began; `versions`: of the listing. Raises RestoredError."""
+        """Raise RestoredError when the listing is older than what was known.
+
+        `before`: known when the listing began; `versions`: of the listing.
+        """
         known = {uid: version for uid, (_, _, version) in before.items()}
         older = any(0 <= _version(meta) < known.get(uid, 0) for uid, meta in listed.items())
         if older or min(versions, default=0) < max(self._listed.get(kind, 0), max(known.values(), default=0)):
@@ -132,7 +135,7 @@ class Resync:
         self._listed[kind] = min(versions, default=0)
 
     async def _back(self, kind: str, listed: Mapping[str, dict[str, Any]], gone: frozenset[str]) -> None:
-        """Reads anew what was known to be gone before it was listed."""
+        """Read anew what was known to be gone before it was listed."""
         for uid in gone & listed.keys():
             meta = listed[uid]
             key = str(_key(kind, meta))
@@ -143,7 +146,7 @@ class Resync:
             self._queue.add(key)
 
     async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
-        """Objects whose newest version had not come by the watch, even after a while.
+        """Return how many objects' newest version had not come by the watch, even after a while.
 
         What the index does not take has not been missed: it would be no other after another round.
         """
@@ -170,7 +173,7 @@ class Resync:
         return found
 
     def _taken(self, kind: str, key: str, uid: str, body: dict[str, Any]) -> bool:
-        """Puts a body into the index; whether it is there in a newer version now."""
+        """Put a body into the index; return whether it is there in a newer version now."""
         before = self._index.known(kind).get(uid)
         self._index.put(kind, key, body)
         return self._index.known(kind).get(uid) != before

@@ -1,7 +1,7 @@
 """Reads the ConfigMaps of reward functions when pods are made that mount them, and at no other time.
 
-Rule: a pod whose function is not there is not made, and the reason is told in words; every other pod is. Keeps nothing:
-the next turn asks again.
+Rule: a pod whose function is not there is not made, and the reason is given in words; every other pod is made. Keeps
+nothing: the next reconcile asks again.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Json], dict[str, str]]:
-    """The pods that can be made, and pod name -> why not of the others. Raises ApiError."""
+    """Return the pods that can be made, and pod name -> why not of the others. Raises ApiError."""
     ready: list[Json] = []
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}

@@ -58,11 +58,11 @@ class Trials:
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def forget(self, key: str) -> None:
-        """The job is gone."""
+        """Drop what is remembered of a job that is gone."""
         self._verdicts.pop(key, None)
 
     async def verdict(self, key: str, body: Json, pods: Mapping[str, ObservedPod]) -> str:
-        """Why the API server takes no pods of a stored job; empty when it does, or cannot say now."""
+        """Return why the API server takes no pods of a stored job; empty when it does, or cannot say now."""
         meta = body["metadata"]
         of = (str(meta["uid"]), int(meta.get("generation") or 0))
         known = self._verdicts.get(key)

@@ -1,9 +1,9 @@
 """The operator's work queue: which job is reconciled next, by how many at once, and when a failed one is tried again.
 
 Owns keys, never objects: a key is `namespace/name`, and whoever takes it looks at the world as it is then. A key is in
-the queue at most once; one that is added while it is being worked on, or right after, is worked on once more when it
-has rested. Keys are served in order of arrival, so a job with a thousand pods whose events never stop takes one turn
-like any other. Everything here is in memory: after a restart every key comes again from the first listing.
+the queue at most once; one that is added while it is being worked on, or right after, is worked on once more after
+the debounce. Keys are served in order of arrival, so a job with a thousand pods whose events never stop is reconciled
+once like any other. Everything here is in memory: after a restart every key comes again from the first listing.
 Runs on one event loop, without locks; must never block it.
 """
 
@@ -17,9 +17,9 @@ from typing import Final
 
 FIRST_RETRY_SECONDS: Final = 0.5
 """Delay after a first failure: most are conflicts or a busy API server."""
-REST_SECONDS: Final = 0.2
-"""Between a job's turns when all that happens is that its pods change: a thousand that start one by one are five turns
-a second, each over all of them. What happens to a job that nothing happened to lately is looked at without delay."""
+DEBOUNCE_SECONDS: Final = 0.2
+"""Between reconciles of a job when all that happens is that its pods change: a thousand that start one by one are five
+reconciles a second, each over all of them. A job that nothing happened to lately is reconciled without delay."""
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest delay: an operator that was fixed from outside is noticed within a minute."""
 
@@ -39,24 +39,24 @@ class QueueSnapshot:
 
 
 class WorkQueue:
-    """Dedups keys, runs `work` on up to `concurrency` of them at once, backs off from failures by key."""
+    """Dedups keys, runs `work` on up to `concurrency` of them at once, and backs off from failures by key."""
 
     def __init__(
-        self, work: Callable[[str], Awaitable[float | None]], concurrency: int, rest: float = REST_SECONDS
+        self, work: Callable[[str], Awaitable[float | None]], concurrency: int, debounce: float = DEBOUNCE_SECONDS
     ) -> None:
-        """`work(key)` returns seconds after which to look again, or None; raising means: try again, later each time.
+        """`work(key)` returns the seconds after which to requeue the key, or None; raising means: later each time.
 
-        `rest` is the time from a key's turn to the next one that something added asks for; turns that ask for the next
-        one themselves are not held up.
+        `debounce` is the time from a key's work to the next that something added asks for; work that asks for the next
+        itself is not held up.
         """
         self._work = work
         self._concurrency = concurrency
         self._waiting: deque[str] = deque()
         self._since: dict[str, float] = {}
         self._active: dict[str, float] = {}
-        self._again: set[str] = set()
-        self._rest = rest
-        self._rests: dict[str, float] = {}
+        self._dirty: set[str] = set()
+        self._debounce = debounce
+        self._debounced: dict[str, float] = {}
         self._later: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
@@ -65,8 +65,8 @@ class WorkQueue:
     def add(self, key: str) -> None:
         """Work on `key` soon; nothing new when it waits already."""
         if key in self._active:
-            self._again.add(key)
-        elif (left := self._rests.get(key, 0.0) - self._now()) > 0:
+            self._dirty.add(key)
+        elif (left := self._debounced.get(key, 0.0) - self._now()) > 0:
             self.add_after(key, left)
         else:
             self._put(key)
@@ -86,23 +86,23 @@ class WorkQueue:
             self._wake.set()
 
     def forget(self, key: str) -> None:
-        """The job is gone: no more retries or planned looks."""
+        """Drop retries and planned work of a job that is gone."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
 
     def failures(self, key: str) -> int:
-        """Consecutive failures of a key."""
+        """Return the consecutive failures of a key."""
         return self._failures.get(key, 0)
 
     def snapshot(self) -> QueueSnapshot:
-        """State of the queue now."""
+        """Return the state of the queue now."""
         now = self._now()
         oldest = self._since[self._waiting[0]] if self._waiting else now
         slowest = min(self._active.values(), default=now)
         return QueueSnapshot(len(self._waiting), len(self._active), now - oldest, now - slowest)
 
     async def run(self) -> None:
-        """Serves until cancelled; work in progress is cancelled with it."""
+        """Serve until cancelled; work in progress is cancelled with it."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._collect_due()
@@ -116,37 +116,37 @@ class WorkQueue:
 
     async def _serve(self, key: str) -> None:
         try:
-            again_after = await self._work(key)
+            requeue_after = await self._work(key)
         except Exception:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            again_after = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16))
+            requeue_after = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16))
         else:
             self._failures.pop(key, None)
         del self._active[key]
-        self._rests.pop(key, None)
-        self._rests[key] = self._now() + self._rest
-        if again_after is not None:
-            self.add_after(key, again_after)
-        if key in self._again:
-            self._again.discard(key)
+        self._debounced.pop(key, None)
+        self._debounced[key] = self._now() + self._debounce
+        if requeue_after is not None:
+            self.add_after(key, requeue_after)
+        if key in self._dirty:
+            self._dirty.discard(key)
             self.add(key)
         self._wake.set()
 
     def _collect_due(self) -> None:
         now = self._now()
-        while self._rests and next(iter(self._rests.values())) <= now:
-            del self._rests[next(iter(self._rests))]
+        while self._debounced and next(iter(self._debounced.values())) <= now:
+            del self._debounced[next(iter(self._debounced))]
         while self._later and self._later[0][0] <= now:
             due, key = heapq.heappop(self._later)
             if self._due.get(key) == due:
                 del self._due[key]
                 if key in self._active:
-                    self._again.add(key)
+                    self._dirty.add(key)
                 else:
                     self._put(key)
 
     async def _sleep(self) -> None:
-        """Until something is added, work ends, or the next planned look is due."""
+        """Wait until something is added, work ends, or the next planned work is due."""
         timeout = max(0.0, self._later[0][0] - self._now()) if self._later else None
         # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with what it waits for.
         with contextlib.suppress(TimeoutError):

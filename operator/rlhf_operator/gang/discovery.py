@@ -16,18 +16,18 @@ from rlhf_operator.gang.apis import APIS, MODES, Served
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 300.0
-"""Between two looks: a scheduler or a queue is installed once in a cluster's life."""
-AGAIN_SECONDS: Final = 5.0
+DISCOVERY_SECONDS: Final = 300.0
+"""Between two discoveries: a scheduler or a queue is installed once in a cluster's life."""
+RETRY_SECONDS: Final = 5.0
 """Until the first answer."""
 
 
-class ChangedError(Exception):
+class ApisChangedError(Exception):
     """The cluster serves other APIs than when the operator started."""
 
 
 async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Served:
-    """What is served; backends beside `modes` are off. Raises ApiError."""
+    """Return what is served; backends that are not among `modes` are off. Raises ApiError."""
     allowed = set(modes)
     found = set()
     for mode, versions in APIS.items():
@@ -38,17 +38,17 @@ async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Serv
 
 
 async def first(client: KubernetesClient, modes: Iterable[str]) -> Served:
-    """What is served, as soon as the API server says so."""
+    """Return what is served, as soon as the API server says so."""
     while True:
         try:
             return await served(client, modes)
         except ApiError as error:
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
-        await asyncio.sleep(AGAIN_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
-async def changed(client: KubernetesClient, known: Served, every: float = LOOK_SECONDS) -> None:
-    """Ends by ChangedError when something else can be used than is known."""
+async def changed(client: KubernetesClient, known: Served, every: float = DISCOVERY_SECONDS) -> None:
+    """Raise ApisChangedError when something else can be used than is known; never return."""
     modes = [mode for mode in MODES if mode not in known.off]
     while modes:
         await asyncio.sleep(every)
@@ -58,7 +58,7 @@ async def changed(client: KubernetesClient, known: Served, every: float = LOOK_S
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
             continue
         if now.usable() != known.usable():
-            raise ChangedError(
+            raise ApisChangedError(
                 f"the cluster serves {sorted(now.usable().values())}: the operator starts anew to use it"
             )
     await asyncio.Event().wait()

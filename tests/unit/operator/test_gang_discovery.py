@@ -40,7 +40,7 @@ def test_what_is_switched_off_is_not_asked_for() -> None:
 
 
 def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(discovery, "RETRY_SECONDS", 0.0)
     found = asyncio.run(discovery.first(ApiServer(None, None, {V1BETA2: {"Workload"}}), MODES))
     assert found.usable() == {KUEUE: V1BETA2}
 
@@ -60,5 +60,5 @@ def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
         return still
 
     assert asyncio.run(unchanged())
-    with pytest.raises(discovery.ChangedError, match="starts anew"):
+    with pytest.raises(discovery.ApisChangedError, match="starts anew"):
         asyncio.run(watch(ApiServer(None, {})))

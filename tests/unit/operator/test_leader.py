@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator import leader
-from rlhf_operator.leader import Leader, LostError
+from rlhf_operator.leader import Leader, LeaseLostError
 
 Json = dict[str, Any]
 
@@ -65,5 +65,5 @@ def test_a_renewal_that_hangs_leaves_time_for_another_one(monkeypatch: pytest.Mo
 
 
 def test_a_leader_whose_renewals_all_hang_gives_up_in_time() -> None:
-    with pytest.raises(LostError, match="team/rlhf-operator was not renewed for 1 s"):
+    with pytest.raises(LeaseLostError, match="team/rlhf-operator was not renewed for 1 s"):
         asyncio.run(asyncio.wait_for(led(Leases(hang=1000)), 60))

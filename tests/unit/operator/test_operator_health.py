@@ -20,8 +20,8 @@ def test_a_busy_operator_is_well() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "rounds", "words"),
     [
-        (QueueSnapshot(1, 16, 200.0, 20.0), 0, "a job has waited 200 s for its turn"),
-        (QueueSnapshot(0, 1, 0.0, 400.0), 0, "a turn has taken 400 s"),
+        (QueueSnapshot(1, 16, 200.0, 20.0), 0, "a job has waited 200 s for a reconcile"),
+        (QueueSnapshot(0, 1, 0.0, 400.0), 0, "a reconcile has taken 400 s"),
         (WELL, 2, "changes have not arrived by the watch 2 times in a row"),
     ],
 )

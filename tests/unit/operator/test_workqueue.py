@@ -14,9 +14,9 @@ from rlhf_operator.workqueue import WorkQueue
 
 @contextlib.asynccontextmanager
 async def running(
-    work: Callable[[str], Awaitable[float | None]], concurrency: int = 2, rest: float = 0.0
+    work: Callable[[str], Awaitable[float | None]], concurrency: int = 2, debounce: float = 0.0
 ) -> AsyncIterator[WorkQueue]:
-    queue = WorkQueue(work, concurrency, rest)
+    queue = WorkQueue(work, concurrency, debounce)
     task = asyncio.create_task(queue.run())
     try:
         yield queue
@@ -196,7 +196,7 @@ async def test_a_queue_that_is_woken_and_cancelled_at_one_moment_ends() -> None:
         assert done, "cancelled, and still running"
 
 
-async def test_a_key_whose_additions_never_stop_rests_between_its_turns_and_the_last_addition_is_served() -> None:
+async def test_a_key_whose_additions_never_stop_is_debounced_and_the_last_addition_is_served() -> None:
     seen: list[int] = []
     added, last = 0, asyncio.Event()
 
@@ -205,7 +205,7 @@ async def test_a_key_whose_additions_never_stop_rests_between_its_turns_and_the_
         if added == 100:
             last.set()
 
-    async with running(work, rest=0.05) as queue:
+    async with running(work, debounce=0.05) as queue:
         begun = asyncio.get_running_loop().time()
         for _ in range(100):
             added += 1
@@ -217,7 +217,7 @@ async def test_a_key_whose_additions_never_stop_rests_between_its_turns_and_the_
     assert len(seen) <= took / 0.05 + 2
 
 
-async def test_a_turn_that_asks_for_the_next_one_is_not_held_up_by_the_rest() -> None:
+async def test_work_that_asks_for_the_next_itself_is_not_held_up_by_the_debounce() -> None:
     turns, last = 0, asyncio.Event()
 
     async def work(key: str) -> float | None:
@@ -228,6 +228,6 @@ async def test_a_turn_that_asks_for_the_next_one_is_not_held_up_by_the_rest() ->
             return None
         return 0.0
 
-    async with running(work, rest=3600.0) as queue:
+    async with running(work, debounce=3600.0) as queue:
         queue.add("a")
         await asyncio.wait_for(last.wait(), 60)
