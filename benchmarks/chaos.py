@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.chaos import Ended, Kills, run_job
 from tests.support.local_job import PROCESSES, write_job
 
+from rlhf_api.algorithms import ALGORITHMS
+
 KILLS_A_RUN = 10
 
 
@@ -33,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--algorithm", choices=("ppo", "grpo"), default="ppo")
+    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo")
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()

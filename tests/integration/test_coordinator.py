@@ -15,7 +15,7 @@ from tests.support.simulated_rank import Pace
 from tests.support.simulated_worker import Crew, SimulatedWorker, crew
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import ALGORITHMS, graph_of
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
@@ -74,7 +74,7 @@ def trained_once(workers: Crew, iterations: int) -> None:
             assert worker.trained[-1][2] == iterations - 1
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("overlap", ["Enabled", "Disabled"])
 async def test_a_job_trains_every_sample_once(
     jobs: list[Coordinated], tmp_path: Path, algorithm: str, overlap: str

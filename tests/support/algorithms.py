@@ -11,7 +11,13 @@ REINFORCE: Final = Path(__file__).resolve().parents[2] / "examples" / "your_algo
 SMALL: Final[dict[str, dict[str, Any]]] = {
     "ppo": {"miniBatchSize": 8},
     "grpo": {"miniBatchSize": 8, "groupSize": 4},
-    "plugin": {"miniBatchSize": 8, "file": str(REINFORCE), "name": "Reinforce", "samplesPerPrompt": 1},
+    "plugin": {
+        "miniBatchSize": 8,
+        "file": str(REINFORCE),
+        "name": "Reinforce",
+        "samplesPerPrompt": 1,
+        "models": ["Reference"],  # for the metrics of divergence; the algorithm itself does not read it
+    },
 }
 """Name -> fields for batches of 16 samples."""
 

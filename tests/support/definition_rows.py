@@ -34,8 +34,6 @@ ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewa
 """Another reward than that of the examples."""
 SHOWN: Final = "ppo"
 """The algorithm of the example that rows are made from."""
-LISTS: Final[dict[str, Json]] = {"plugin": {"models": ["Reference"]}}
-"""Algorithm -> fields with members that rows put values into."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
     ("spec.fusion.interStage.mode", "Fixed"): {
         "spec.fusion.interStage.threshold": 8,
@@ -155,7 +153,7 @@ def whole(path: str) -> Json:
 
 def _of(algorithm: str, more: Json) -> Json:
     """An example with another algorithm, and with what the examples leave out."""
-    chosen = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm, **LISTS.get(algorithm, {}))}
+    chosen = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm)}
     return dict(yaml.safe_load(changed(SHOWN, {**chosen, **ALL, **more}, [])))
 
 

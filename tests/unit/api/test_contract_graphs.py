@@ -1,9 +1,11 @@
 """The dataflow graphs that coordinator, planner and manifests read."""
 
 import pytest
+from tests.support.algorithms import SMALL
 from tests.support.manifest_cases import changed
 
-from rlhf_api.algorithms import ALGORITHMS, full_graph, graph_of, samples_per_prompt
+from rlhf_api.algorithms import ALGORITHMS, Graph, Scope, full_graph, graph_of, samples_per_prompt
+from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.manifest import parse
 from rlhf_api.names import Group
@@ -49,3 +51,51 @@ def test_tasks_run_in_stage_order_with_unique_names(algorithm: str) -> None:
     stages = [Group.GENERATION, Group.INFERENCE, Group.TRAINING]
     assert [stages.index(task.group) for task in tasks] == sorted(stages.index(task.group) for task in tasks)
     assert len({task.name for task in tasks}) == len(tasks)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_says_its_passes_mini_batches_and_responses_per_prompt(algorithm: str) -> None:
+    fields = ALGORITHMS[algorithm].model_validate(SMALL[algorithm])
+    assert {"epochs", "mini_batch_size"} <= ALGORITHMS[algorithm].model_fields.keys()
+    assert fields.responses_per_prompt >= 1
+    assert set(fields.tasks) <= set(ALGORITHMS[algorithm].all_tasks)
+    assert Graph(algorithm, fields.tasks).reward_fields
+
+
+def test_an_algorithm_that_does_not_say_its_responses_per_prompt_cannot_be_made() -> None:
+    class Forgetful(AlgorithmFields):
+        """Says nothing."""
+
+    with pytest.raises(TypeError, match="responses_per_prompt"):
+        Forgetful()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("models", "trained", "scored"),
+    [
+        ([], ["actor"], ["reward"]),
+        (["Reference"], ["actor"], ["reference_log_probabilities", "reward"]),
+        (["Critic"], ["actor", "critic"], ["values", "reward"]),
+    ],
+)
+def test_a_plugin_has_the_tasks_of_the_models_that_it_names(
+    models: list[str], trained: list[str], scored: list[str]
+) -> None:
+    fields = ALGORITHMS["plugin"].model_validate({**SMALL["plugin"], "models": models})
+    graph = Graph("plugin", fields.tasks)
+    assert (list(graph.trained), list(graph.scored_fields)) == (trained, scored)
+
+
+def test_tasks_wait_for_their_scope_and_fields_have_their_shape() -> None:
+    tasks = full_graph("ppo").tasks
+    assert {task.scope for task in tasks if task.group is Group.TRAINING} == {Scope.BATCH}
+    assert {task.scope for task in tasks if task.group is not Group.TRAINING} == {Scope.SAMPLE}
+    assert {field: field.numbers(7) for field in full_graph("ppo").scored_fields} == {
+        "reference_log_probabilities": 7,
+        "values": 7,
+        "reward": 1,
+    }
+    assert [task.name for task in tasks if task.incremental and task.group is Group.INFERENCE] == [
+        "reference",
+        "values",
+    ]
