@@ -57,7 +57,7 @@ class JobCollector(Collector):
         yield self._gauge("unfinished_samples", "Samples whose response is not complete.", unfinished)
         yield self._gauge("fusion_threshold", "Unfinished samples that consolidate.", {(): fused.threshold})
         pool, released = {(name,): 1 for name in tail.pool}, {(name,): 1 for name in tail.released}
-        yield self._gauge("fusion_pool", "1 for a generation worker that keeps the tail.", pool, "worker")
+        yield self._gauge("fusion_pool", "1 for a worker of the migration pool.", pool, "worker")
         yield self._gauge("fusion_released", "1 for a generation worker that scores.", released, "worker")
         seconds = {("with",): state.choice.seconds, ("without",): state.choice.off_seconds}
         text = "Predicted seconds of generation and inference, with and without fusion."

@@ -1,7 +1,7 @@
 """An iteration's scored batch as the training ranks fetch it, from the ledger in memory or from the journal's segment.
 
 Rule: both ways go through a Ledger, so a replayed batch is byte for byte the one that was trained on first.
-Must never hand out an incomplete batch.
+Must never return an incomplete batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

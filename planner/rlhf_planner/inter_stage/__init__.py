@@ -1,4 +1,4 @@
-"""The long tail of generation: what it will cost, when to gather it on few workers, and where each sample goes.
+"""The long tail of generation: what it will cost, when to consolidate it on few workers, and where each sample goes.
 
 `costs` what steps take, `lengths` how long responses get, `simulate` what an iteration takes under a threshold and a
 pool, `choose` the best of them, `place` who goes where when the threshold is reached, `balance` moves before it.

@@ -69,7 +69,7 @@ class FusionChoice:
 
     @property
     def fused(self) -> bool:
-        """Whether anything is gathered."""
+        """Return whether the tail is consolidated at all."""
         return self.threshold > 0
 
 

@@ -23,7 +23,7 @@ class IterationSetup:
     inference_workers: int
     """Dedicated ones; 0: generation workers score once they are released."""
     prompts: Sequence[int]
-    """Tokens of each sample's prompt; as many as the batch has samples, in the order they are handed out."""
+    """Tokens of each sample's prompt; as many as the batch has samples, in the order they are leased out."""
     lines: Sequence[int] = ()
     """Which prompt each sample is of; empty: not known."""
     overlap: bool = True
@@ -87,7 +87,7 @@ class Forecast:
     pool: int
     """Workers that kept the tail; all of them without fusion."""
     threshold_seconds: float | None
-    """When the tail was gathered; None: never."""
+    """When the tail was consolidated; None: never."""
     moved: int
     moved_by_kv: int
     moved_bytes: float

@@ -65,7 +65,7 @@ class Trace:
     """How an iteration's generation went, and who could score."""
 
     begun: Floats
-    """[n] when each sample was handed out to decode."""
+    """[n] when each sample was leased for decoding."""
     finished: Floats
     """[n] when its response was complete."""
     prompts: Ints

@@ -87,7 +87,7 @@ def simulated_iteration(
 
 
 def fuses(threshold: int, pool: int | None, layout: IterationSetup) -> bool:
-    """Whether this threshold and pool gather anything at all."""
+    """Return whether this threshold and pool consolidate anything at all."""
     return threshold > 0 and pool is not None and pool < layout.generation_workers
 
 

@@ -106,7 +106,7 @@ class SimulatedGeneration:
     finish: Floats
     """[n] seconds."""
     queue_empty: float
-    """When the last sample was handed out to a worker."""
+    """When the last sample was leased to a worker."""
     timelines: tuple[WorkerTimeline, ...]
 
     @property

@@ -1,4 +1,5 @@
-"""Who keeps the tail, and where each unfinished sample goes (RLHFuse, inter-stage fusion, steps 2 and 3).
+"""Which workers form the migration pool, and where each unfinished sample goes (RLHFuse, inter-stage fusion, steps 2
+and 3).
 
 Rule: the workers with the most predicted work left stay; the samples of all others go, the longest first, to the worker
 of the pool that is predicted to finish first with it, within its rows and its KV memory. A pool too small for that is
@@ -45,7 +46,7 @@ class Move(NamedTuple):
 
 
 class TailPlacement(NamedTuple):
-    """Who keeps the tail, in the order of their names, and what moves there, longest first."""
+    """The workers of the pool, in the order of their names, and what moves there, longest first."""
 
     pool: tuple[str, ...]
     moves: tuple[Move, ...]
