@@ -1,7 +1,7 @@
 """The gang backends that there are: one entry for each value of spec.scheduling.gang.mode that names one.
 
 A new backend is a module with a class that follows `backend.GangBackend` and a `BackendKind`, the APIs that it needs in
-`apis.APIS`, and its entry here. tests/unit/operator/test_gang_contract.py holds every entry to the contract.
+`apis.APIS`, and its entry here. tests/unit/operator/gang/test_gang_contract.py holds every entry to the contract.
 """
 
 from collections.abc import Callable, Iterator, Mapping

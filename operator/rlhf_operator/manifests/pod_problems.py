@@ -40,7 +40,7 @@ def without_broken_templates(job: RLHFJob, problems: list[Problem]) -> RLHFJob:
 def _of_templates(job: RLHFJob) -> Iterator[Problem]:
     unused = unused_template(job)
     yield from unused
-    beside = coordinator_pod(job, "")
+    with_mounts = coordinator_pod(job, "")
     for group in _GROUPS:
         path = f"spec.{group}.template"
         problems = problems_of(getattr(job.spec, group).template, path, worker(job, group, 0, ""))
@@ -48,5 +48,5 @@ def _of_templates(job: RLHFJob) -> Iterator[Problem]:
         broken = unused or any(problem.severity is Severity.ERROR for problem in problems)
         if group is job.spec.rank_group and not broken:
             # Beside mounts that cannot be read, the coordinator's template is judged alone.
-            beside = mounting(job, "", {})
-    yield from problems_of(job.spec.coordinator.template, "spec.coordinator.template", beside)
+            with_mounts = mounting(job, "", {})
+    yield from problems_of(job.spec.coordinator.template, "spec.coordinator.template", with_mounts)

@@ -15,7 +15,7 @@ MEGABYTE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextRecord:
     one: str
     two: bytes = b""
 
@@ -40,18 +40,18 @@ def test_long_texts_are_worked_on_again_and_many_short_ones_stay_within_the_boun
     asked = []
 
     @cached(1000)
-    def told(texts: Texts, more: tuple[str, ...] = ()) -> int:
+    def told(texts: TextRecord, more: tuple[str, ...] = ()) -> int:
         asked.append(texts)
         return 0
 
     for _ in range(2):
-        told(Texts("x" * 6, b"y" * 6))
+        told(TextRecord("x" * 6, b"y" * 6))
     assert len(asked) == 2, "longer than any that is kept"
     for number in range(40):
-        told(Texts(f"{number:08}"))
-    told(Texts(f"{39:08}"))
+        told(TextRecord(f"{number:08}"))
+    told(TextRecord(f"{39:08}"))
     assert len(asked) == 42
-    told(Texts(f"{0:08}"))
+    told(TextRecord(f"{0:08}"))
     assert len(asked) == 43, "driven out by the size of what came after"
 
 

@@ -1,6 +1,6 @@
 """How processes ended, in the words of their logs.
 
-Rule: pure. What a code means is said beside it, and the log has the last word.
+Rule: pure. What a code means is said with it, and the log has the last word.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""What reconcile is given beside the job: everything that was observed of it, as of one moment.
+"""What reconcile is given with the job: everything that was observed of it, as of one moment.
 
 Rule: data only. What is not known is absent, never guessed.
 """
@@ -58,14 +58,14 @@ class ObservedJob:
     pods: Mapping[str, ObservedPod] = field(default_factory=dict)
     """Name -> pod; all that carry the job's label and are controlled by it."""
     ended: tuple[ObservedPod, ...] = ()
-    """Pods of it that were deleted and are gone, of which no turn has taken notice yet."""
+    """Pods of it that were deleted and are gone, and that no reconcile has accounted for yet."""
     taken: frozenset[str] = frozenset()
     """Names of pods that are not in `pods`: those of an earlier job of the same name, which are on their way out, those
     of somebody else, and those that cannot be read."""
     unreadable: tuple[tuple[str, UnreadableObject], ...] = ()
     """(kind, what) of objects of the job that cannot be read."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(kind, name) -> fingerprint of what was applied, of the objects beside pods that exist."""
+    """(kind, name) -> fingerprint of what was applied, of the objects other than pods that exist."""
     kept: StoredRevision = field(default_factory=StoredRevision)
     """What the job's ConfigMap holds of what it runs by."""
     certificates_expire: datetime | None = None

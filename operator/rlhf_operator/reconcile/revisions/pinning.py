@@ -69,7 +69,7 @@ class PinnedJob(ParsedJob):
     hashes: Mapping[Group, str] = field(default_factory=dict)
     """By which pods are outdated."""
     fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(kind, name) -> fingerprint of what pods need beside the Secret; the objects themselves would fill memory."""
+    """(kind, name) -> fingerprint of what pods need, without the Secret; the objects themselves would fill memory."""
     note: str = ""
     """What the user should know of the revision."""
     settled: bool = False

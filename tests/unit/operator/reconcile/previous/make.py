@@ -4,7 +4,7 @@
 
     git worktree add /tmp/before a1b51f4
     PYTHONPATH=/tmp/before:/tmp/before/crds:/tmp/before/planner:/tmp/before/operator \
-        python tests/unit/operator/previous/make.py > tests/unit/operator/previous/objects.yaml
+        python tests/unit/operator/reconcile/previous/make.py > tests/unit/operator/reconcile/previous/objects.yaml
 """
 
 import json
