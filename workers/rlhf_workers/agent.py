@@ -1,9 +1,9 @@
 """The worker's agent: dials the coordinator for ever, keeps one session, stands between gRPC and the compute thread.
 
-Rule: the asyncio loop (main thread) owns every stream; the compute thread owns every role; they meet in the outbox and
-in `Compute.submit`. Exit is obeyed at once, whatever the compute thread does; so is SIGTERM, except by a training rank,
-which says so and stays while it may be needed. When a session breaks, samples are given back and the worker registers
-anew; a running Train goes on. The worker knows nothing of Kubernetes.
+Rule: the asyncio loop (main thread) owns every stream; the compute thread owns every role; the outbox and
+`Compute.submit` join the two. Exit is obeyed at once, whatever the compute thread does; so is SIGTERM, except by a
+training rank, which says so and stays while it may be needed. When a session breaks, samples are given back and the
+worker registers anew; a running Train goes on. The worker knows nothing of Kubernetes.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class Agent:
             nonlocal welcomed
             welcomed = True
             self._held = _nothing_held()
-            self._meet(welcome)
+            self._begin_job(welcome)
             self._parted.clear()
 
         async with aio_channel(self._settings.coordinator, self._settings.certificates) as channel:
@@ -186,7 +186,7 @@ class Agent:
             await self._give_back()
         return welcomed, reason
 
-    def _meet(self, welcome: pb.Welcome) -> None:
+    def _begin_job(self, welcome: pb.Welcome) -> None:
         log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
         try:
             job = read_job(json.loads(welcome.job))

@@ -1,7 +1,7 @@
 """The inference role: scores samples by the models and rewards of its tasks, while other workers still decode.
 
 Rule: every (sample, task) of a Score command is answered by exactly one ScoredSample: a result, abstained, or a
-failure. Models run on the compute thread, a small batch a step; reward calls run beside it. Holds nothing that must
+failure. Models run on the compute thread, a small batch a step; reward calls are concurrent. Holds nothing that must
 survive: what a lost worker had not scored is scored again elsewhere.
 """
 

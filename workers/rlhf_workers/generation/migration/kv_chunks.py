@@ -78,8 +78,8 @@ class IncomingCache:
             raise KvRefusedError(f"{where} came where position {filled[chunk.values]} was due")
         heads, tokens, width = chunk.data.shape
         if (chunk.data.dtype, heads, width) != (name, shape.heads, size) or tokens < 1:
-            found = f"{chunk.data.dtype} {list(chunk.data.shape)}"
-            raise KvRefusedError(f"{where}: {found} is not {name} [{shape.heads}, tokens, {size}]")
+            received = f"{chunk.data.dtype} {list(chunk.data.shape)}"
+            raise KvRefusedError(f"{where}: {received} is not {name} [{shape.heads}, tokens, {size}]")
         data = chunk.data.data
         if len(data) != heads * tokens * width * shape.dtype.itemsize:
             raise KvRefusedError(f"{where}: {len(data)} bytes are not {list(chunk.data.shape)} of {name}")
@@ -114,7 +114,9 @@ class IncomingCache:
     def _grow(self, capacity: int) -> None:
         more = (capacity - self._capacity) * self._bytes_per_token
         if not self._allow(more):
-            raise KvRefusedError(f"no memory for {capacity} positions of {self._bytes_per_token} bytes beside others")
+            raise KvRefusedError(
+                f"no memory for {capacity} positions of {self._bytes_per_token} bytes"
+            )
         before, self._parts = self._parts, []
         for layer, shape in enumerate(self._shapes):
             parts = []

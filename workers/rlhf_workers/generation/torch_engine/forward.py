@@ -85,14 +85,14 @@ class CausalForward:
     def verify(self) -> None:
         """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass."""
         try:
-            wanted, found = self._both_ways()
+            expected, cached = self._both_ways()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise _unsupported(self.model.config, self._field, f"it does not take our masks: {error}") from error
-        off = float((found - wanted).abs().max())
-        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(wanted.abs().max()))
-        if not off <= allowed and bool(wanted.isfinite().all()):
+        off = float((cached - expected).abs().max())
+        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(expected.abs().max()))
+        if not off <= allowed and bool(expected.isfinite().all()):
             why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
             raise _unsupported(self.model.config, self._field, why)
 
@@ -104,13 +104,13 @@ class CausalForward:
         pool = KvPool(TILE_ROWS, VERIFY_TOKENS)
         row = torch.zeros(1, dtype=torch.int64, device=self.device)
         pool.write_prompts(self.prefill(ids[None, :half]), row, row)
-        found = [
+        cached = [
             self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
             for at in range(half, VERIFY_TOKENS)
         ]
         self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
-        wanted = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
-        return wanted, torch.stack(found)
+        expected = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
+        return expected, torch.stack(cached)
 
 
 def _unsupported(config: Any, field: str, why: str) -> WorkError:

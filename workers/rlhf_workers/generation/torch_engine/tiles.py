@@ -146,9 +146,9 @@ class Tiles:
         )
         other.copy_rows(pool, rows, places)
         other_tokens[places], other_positions[places] = tokens[rows], positions[rows]
-        here = self._forward.decode(pool, 0, tokens, positions, TRIAL_CAPACITY)[rows]
-        there = self._forward.decode(other, 0, other_tokens, other_positions, TRIAL_CAPACITY)[places]
-        return torch.equal(here, there)
+        logits = self._forward.decode(pool, 0, tokens, positions, TRIAL_CAPACITY)[rows]
+        moved = self._forward.decode(other, 0, other_tokens, other_positions, TRIAL_CAPACITY)[places]
+        return torch.equal(logits, moved)
 
     def _random_pool(self, rows: int, capacity: int) -> KvPool:
         """A pool whose every layer holds random numbers."""

@@ -1,1 +1,1 @@
-"""Reward sources: one module per kind, found in `registry`; functions and endpoints are called beside the models."""
+"""Reward sources: one module per kind, found in `registry`; functions and endpoints are called while models score."""

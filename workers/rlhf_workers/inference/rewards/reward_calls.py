@@ -1,4 +1,4 @@
-"""Reward calls beside the compute thread: one thread with an event loop awaits a reward source for many samples.
+"""Reward calls, concurrent with the compute thread: a thread with an event loop awaits a source for many samples.
 
 Rule: the compute thread submits and collects, and never waits; every submitted sample comes back exactly once as an
 outcome, unless it was forgotten. Must never turn an exception into a number.

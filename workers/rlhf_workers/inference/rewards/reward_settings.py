@@ -1,4 +1,4 @@
-"""What a reward is given beside samples: variables of a function's process, headers of an endpoint's requests.
+"""What a reward is given besides samples: variables of a function's process, headers of an endpoint's requests.
 
 Rule: a value from a Secret goes to the process or the request it is for and nowhere else: `redacted` takes it out of
 every text that may quote it before the text is logged or reported.
