@@ -114,9 +114,7 @@ class IncomingCache:
     def _grow(self, capacity: int) -> None:
         more = (capacity - self._capacity) * self._bytes_per_token
         if not self._allow(more):
-            raise KvRefusedError(
-                f"no memory for {capacity} positions of {self._bytes_per_token} bytes"
-            )
+            raise KvRefusedError(f"no memory for {capacity} positions of {self._bytes_per_token} bytes")
         before, self._parts = self._parts, []
         for layer, shape in enumerate(self._shapes):
             parts = []
