@@ -33,7 +33,7 @@ JOB_KEY: Final = "interStage"
 NEAR_FLAT: Final = 1.25
 """A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
 SCORE_BATCH: Final = 16
-"""Samples that a worker scores at a time, unless it is told otherwise: the chunk of a Score command."""
+"""Samples that a worker scores at a time, unless it is asked otherwise: the chunk of a Score command."""
 
 
 MOVE_STEPS: Final = 5
@@ -43,8 +43,8 @@ PAUSE_STEPS: Final = 2
 """Of them nobody decodes the sample: until it is placed, until it is in a step again."""
 LAST_TOKENS: Final = 16
 """Positions of the cache that are sent while nobody decodes the sample, about."""
-HANDED_OUT: Final = 0.5
-"""Handing a sample out again, in commands and their answers: nobody waits for the answer."""
+LEASE_COMMANDS: Final = 0.5
+"""Leasing a sample again, in commands and their answers: nobody waits for the answer."""
 MOVES_AT_ONCE: Final = 4
 """Samples that a worker sends side by side: they wait for the same boundaries."""
 
@@ -95,7 +95,8 @@ class StageCosts:
         tasks: Mapping[str, Sequence[StepTime]] | None = None,
         **others: Any,
     ) -> StageCosts:
-        """From measured times; `tasks` by the name of the scoring task. `others` are further fields of this class.
+        """Return costs by measured times; `tasks` by the name of the scoring task. `others` are further fields of this
+        class.
 
         Raises ValueError naming what is impossible.
         """
@@ -115,7 +116,8 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step, by batch size 0..max_batch_size, as observed while no other worker scores."""
+        """Return (base, slope) of a decode step, by batch size 0..max_batch_size, as observed while no other worker
+        scores."""
         return self._observed_steps.lines.tables(self.max_batch_size)
 
     @cached_property
@@ -133,58 +135,59 @@ class StageCosts:
         return self.decode.tables(self.max_batch_size)
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """One decode step of `batch` samples with `context` keys each."""
+        """Return the seconds of one decode step of `batch` samples with `context` keys each."""
         base, slope = self.step_tables
         at = min(max(batch, 0), self.max_batch_size)
         return float(base[at] + slope[at] * context) if at else 0.0
 
     def prefill_seconds(self, prompts: int, tokens: float) -> float:
-        """Prefill of so many prompts of so many tokens each."""
+        """Return the seconds of a prefill of so many prompts of so many tokens each."""
         return self.prefill.seconds(prompts, tokens) if prompts else 0.0
 
     def resume_seconds(self, samples: int, tokens: float) -> float:
-        """Prefill of so many samples that come by their tokens, so many each."""
+        """Return the seconds of a prefill of so many samples that come by their tokens, so many each."""
         scale = 1.0 if self.replays else self._scale("rebuild")
         return scale * self.prefill_seconds(samples, tokens)
 
     def score_seconds(self, samples: int, tokens: float) -> float:
-        """All scoring tasks of so many samples of so many tokens each, prompt included, in one pass a task."""
+        """Return the seconds of all scoring tasks of so many samples of so many tokens each, prompt included, in one
+        pass per task."""
         setup, a_sample, a_token = self.score_parts
         return setup + samples * (a_sample + tokens * a_token) if samples else 0.0
 
     @cached_property
     def score_parts(self) -> tuple[float, float, float]:
-        """(a pass, a sample, a token): seconds that add up to a pass of scoring, as observed."""
+        """Return the seconds (per pass, per sample, per token) that add up to a pass of scoring, as observed."""
         scale = self._scale("score")
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
     @cached_property
     def acknowledged_seconds(self) -> float:
-        """From a decision until a worker has acted on it and said so."""
+        """Return the seconds from a decision until a worker has acted on it and said so."""
         return self._scale("command") * self.command_seconds
 
     def backlog_seconds(self, samples: int, tokens: float) -> float:
-        """Scoring so many samples of so many tokens in all, in passes as large as they may be."""
+        """Return the seconds of scoring so many samples of so many tokens in all, in passes as large as they may be."""
         setup, a_sample, a_token = self.score_parts
         return -(-samples // self.score_batch) * setup + samples * a_sample + tokens * a_token
 
     def kv_seconds(self, tokens: Number) -> Number:
-        """Moving a sample of so many tokens with its KV cache, while it is decoded on; infinite when the bandwidth is
-        not known."""
+        """Return the seconds of moving a sample of so many tokens with its KV cache, while it is decoded on; infinite
+        when the bandwidth is not known."""
         return tokens * self.link_seconds + self.move_seconds
 
     @property
     def link_seconds(self) -> float:
-        """Sending the keys and values of one token."""
+        """Return the seconds of sending the keys and values of one token."""
         return self._moves[0].per_token
 
     @property
     def move_seconds(self) -> float:
-        """Of a move, besides sending: both workers act between two steps."""
+        """Return the seconds of a move besides sending: both workers act between two steps."""
         return self._moves[0].fixed
 
     def pause_seconds(self, tokens: Number) -> Number:
-        """Of a move of a sample of so many tokens with its KV cache: nobody decodes it."""
+        """Return the seconds in which nobody decodes a sample of so many tokens that moves with its KV cache."""
         fixed, per_token = self._moves[1]
         return tokens * per_token + fixed
 
@@ -204,7 +207,7 @@ class StageCosts:
         )
 
     def kv_cost(self, tokens: Number, share: float) -> Number:
-        """What moving a sample of so many tokens with its KV cache costs an iteration.
+        """Return the seconds that moving a sample of so many tokens with its KV cache costs an iteration.
 
         Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
         which counts by `share`: where it is to be released, it is one of so many workers that could score.
@@ -212,10 +215,11 @@ class StageCosts:
         return self.kv_seconds(tokens) * share + (1 - share) * self.pause_seconds(tokens)
 
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
-        """Giving a sample back and building its cache anew on a worker that decodes `batch` samples then."""
+        """Return the seconds of giving a sample back and building its cache anew on a worker that decodes `batch`
+        samples then."""
         work, context = self.prefill, prompt + tokens
         base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
-        then = context * slope + base + (1 + HANDED_OUT) * self.acknowledged_seconds
+        then = context * slope + base + (1 + LEASE_COMMANDS) * self.acknowledged_seconds
         if not self.replays:
             scale = self._scale("rebuild")
             return context * (scale * work.per_token) + scale * (work.setup + work.per_sample) + then
@@ -229,8 +233,8 @@ class StageCosts:
         return scale * base, scale * slope
 
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
-        """Which samples move with their KV caches, [k] each: by `kv_cost` against `rebuild_seconds` in mode Auto. What
-        has no tokens yet has none, and none moves where no bandwidth is known."""
+        """Return which samples move with their KV caches, [k] each: by `kv_cost` against `rebuild_seconds` in mode
+        Auto. What has no tokens yet has none, and none moves where no bandwidth is known."""
         if transfer == "Tokens" or not self.bandwidth:
             return np.zeros(len(tokens), dtype=np.bool_)
         cheaper: Flags = self.kv_cost(prompt + tokens, share) < self.rebuild_seconds(prompt, tokens, batch)
@@ -240,26 +244,27 @@ class StageCosts:
 
     @cached_property
     def saturation_batch(self) -> int:
-        """BS_max: the largest batch whose decode step is at most NEAR_FLAT times that of a single sample."""
+        """Return BS_max: the largest batch whose decode step is at most NEAR_FLAT times that of a single sample."""
         base, slope = self.step_tables
         context = 512.0  # keys; the shape over the batch hardly depends on it
         steps = base[1:] + slope[1:] * context
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
 
     def least_pool(self, unfinished: int, longest: int) -> int:
-        """Workers that can hold so many samples of up to `longest` tokens: by rows and by KV memory."""
+        """Return how many workers can hold so many samples of up to `longest` tokens: by rows and by KV memory."""
         by_rows = -(-unfinished // self.max_batch_size)
         return max(1, by_rows, -(-unfinished // max(1, self.kv_rows(longest))))
 
     def kv_rows(self, longest: int) -> int:
-        """Samples of `longest` tokens whose KV caches one worker has room for; at least 1: it was started with it."""
+        """Return how many samples of `longest` tokens have their KV caches on one worker; at least 1, as it was
+        started with that."""
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
         return max(1, int(self.kv_room_bytes // (self.kv_bytes_per_token * max(1, longest))))
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:
-        """Observed over profiled seconds, by kind of work of which anything was seen."""
+        """Return observed over profiled seconds, by kind of work that was observed."""
         scale = {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
         return scale | {"decode": self._observed_steps.level} if self.steps else scale
 
@@ -269,12 +274,12 @@ class StageCosts:
     # ---------------------------------------------------------------- on disk
 
     def document(self) -> dict[str, Any]:
-        """Plain data for JSON; `from_document` reads it back."""
+        """Return plain data for JSON; `from_document` reads it back."""
         return {**dataclasses.asdict(self), "ratios": dict(self.ratios)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Raises ValueError, naming it, for a field that is missing or unknown."""
+        """Return the costs of a document. Raises ValueError, naming it, for a field that is missing or unknown."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - known)
         if unknown:

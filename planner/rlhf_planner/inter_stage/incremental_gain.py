@@ -43,7 +43,7 @@ class PassSums:
     """Of tokens and seconds."""
 
     def add(self, tokens: float, seconds: float) -> None:
-        """One pass."""
+        """Add one pass."""
         self.passes += 1
         self.tokens += tokens
         self.seconds += seconds
@@ -95,12 +95,13 @@ class TokenCosts:
     """Finished samples in one pass."""
 
     def seconds(self, rest: float, whole: float) -> float:
-        """One pass over finished samples of `whole` tokens, of which the tasks that begin early have `rest` to do."""
+        """Return the seconds of one pass over finished samples of `whole` tokens, of which the tasks that begin early
+        have `rest` to do."""
         late = self.late.setup + whole * self.late.per_token
         return self.early.setup + rest * self.early.per_token + late
 
     def prefix_seconds(self, tokens: float) -> float:
-        """One pass over so many tokens of an unfinished sample."""
+        """Return the seconds of one pass over so many tokens of an unfinished sample."""
         return self.early.setup + tokens * self.early.per_token
 
 
@@ -126,12 +127,12 @@ class IncrementalGain(NamedTuple):
 
     @property
     def worthwhile(self) -> bool:
-        """Whether prefixes are to be scored."""
+        """Return whether prefixes are to be scored."""
         return self.without - self.with_prefixes > MIN_GAIN * self.without
 
 
 def incremental_gain(trace: Trace, costs: TokenCosts) -> IncrementalGain:
-    """What scoring prefixes would have gained."""
+    """Return what scoring prefixes would have gained."""
     few = _thinned(trace)
     begin, tokens = float(few.begun.min()), int((few.prompts + few.responses).sum())
     without, early = score_trace(few, costs, prefixes=False), score_trace(few, costs, prefixes=True)
@@ -193,11 +194,11 @@ class _Queue:
 
     @property
     def next_finished(self) -> float:
-        """When the first of them is finished."""
+        """Return when the first of them is finished."""
         return self._when[self._next]
 
     def score(self, moment: float, worker: int, workers: int) -> float:
-        """A share of what waits; returns when that is done."""
+        """Score a share of what waits; return when that is done."""
         waiting = int(np.searchsorted(self._when, moment, side="right")) - self._next
         taken = min(self._costs.most, max(1, waiting // workers))
         samples = self._order[self._next : self._next + taken]
@@ -208,7 +209,7 @@ class _Queue:
         return self._pass(worker, moment, self._costs.seconds(whole - early, whole), taken)
 
     def begin(self, moment: float, worker: int) -> float:
-        """A prefix, or nothing until there is one or a sample is finished; returns when that is."""
+        """Score a prefix, or nothing until there is one or a sample is finished; return when that is."""
         open_to = (self._trace.finished > moment) & ((self._owner == -1) | (self._owner == worker))
         ready = np.where(open_to, self._ready(moment) - self._done, 0)
         best = int(ready.argmax())
