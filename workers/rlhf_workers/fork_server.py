@@ -28,11 +28,14 @@ PR_SET_NAME: Final = 15
 PRELOADED: Final = (
     "torch",
     "rlhf_workers.agent",
+    "rlhf_workers.algorithms.grpo",
+    "rlhf_workers.algorithms.ppo",
     "rlhf_workers.generation.generation_role",
     "rlhf_workers.generation.torch_engine.build",
     "rlhf_workers.inference.inference_role",
     "rlhf_workers.inference.rewards.function",
     "rlhf_workers.inference.rewards.model",
+    "rlhf_workers.training.torch_backend",
     "rlhf_workers.training.training_role",
 )
 """All that a worker of any group imports."""
