@@ -74,7 +74,7 @@ class Budget:
         return max(self.phases, key=lambda phase: phase.awake.total)
 
     def problem(self, device_bytes: int) -> str:
-        """Why it can not fit on a device of this size, and what to do; empty when nothing says so."""
+        """Return why it cannot fit on a device of this size, and what to do; empty when nothing says so."""
         peak = self.peak
         if peak.awake.total <= device_bytes:
             return ""
@@ -90,8 +90,8 @@ Sizes = Mapping[ModelRole, ModelSize | None]
 
 
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
-    """For one process of each group that has workers of its own; for training, of the largest pipeline stage; where
-    roles take turns, of the phase that needs most."""
+    """Return the memory of one process of each group that has workers of its own; for training, of the largest
+    pipeline stage; where roles take turns, of the phase that needs most."""
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
         trains = training(spec, sizes)
@@ -100,7 +100,7 @@ def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
 
 
 def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
-    """Of a generation worker that also holds a training rank."""
+    """Return the memory of a generation worker that also holds a training rank."""
     gpus = spec.generation.gpus_per_replica
     decodes, trains = decoding(spec, sizes), training(spec, sizes)
     scores = scoring(spec, sizes) if scores_too(spec) else Estimate({})
@@ -115,7 +115,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
 
 
 def scores_too(spec: RLHFJobSpec) -> bool:
-    """Generation workers hold the scoring models beside the policy, or may."""
+    """Return whether generation workers hold the scoring models besides the policy, or may."""
     fuses = (
         spec.fusion.inter_stage.mode != "Disabled"
         and spec.generation.replicas > 1
@@ -125,7 +125,7 @@ def scores_too(spec: RLHFJobSpec) -> bool:
 
 
 def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Policy and key-value cache."""
+    """Return the memory of the policy and the KV pool of a generation worker."""
     role = graph_of(spec).policy
     policy = sizes.get(role)
     if policy is None:
@@ -137,7 +137,7 @@ def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Models of the scoring tasks; a reward that is no model is not in `sizes`."""
+    """Return the memory of the models of the scoring tasks; a reward that is no model is not in `sizes`."""
     roles = [task.model for task in graph_of(spec).tasks_of(Group.INFERENCE) if task.model in sizes]
     width = COMPUTE_BYTES[spec.compute_type]
     known = {role: size for role in roles if (size := sizes[role]) is not None}
@@ -146,7 +146,7 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Of the largest stage of every trained model."""
+    """Return the memory of the largest stage of every trained model."""
     settings, models = spec.training, graph_of(spec).trained
     half = spec.compute_type == "BFloat16"
     parts: dict[str, int] = {}

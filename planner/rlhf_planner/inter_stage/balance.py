@@ -39,13 +39,14 @@ class _Load:
         self.count()
 
     def count(self) -> None:
-        """After `samples` changed."""
+        """Sum up what is left, after `samples` changed."""
         left = sorted((tokens for _, tokens in self.samples.values()), reverse=True)
         self._total, self._two_longest = sum(left), (*left[:2], 0.0, 0.0)[:2]
         self.longest_prompt = max((sample.prompt_tokens for sample, _ in self.samples.values()), default=0)
 
     def finish(self, less: float = 0.0, more: float = 0.0) -> float:
-        """Seconds, with a sample of `less` tokens taken away, or another one of `more` tokens."""
+        """Return the seconds until it finishes, with a sample of `less` tokens taken away, or another one of `more`
+        tokens."""
         first, second = self._two_longest
         longest = max(more, second if less == first else first)
         total = self._total - less + more
@@ -59,7 +60,7 @@ def balance(
     transfer: Transfer = "Auto",
     resting: Collection[str] = (),
 ) -> tuple[Move, ...]:
-    """Moves to make now, when nothing is queued any more; none when none is worth it.
+    """Return the moves to make now, when nothing is queued any more; none when none is worth it.
 
     `held` names every live generation worker, idle ones too.
     """

@@ -69,53 +69,54 @@ class FusionChoice:
 
     @property
     def fused(self) -> bool:
-        """Return whether the tail is consolidated at all."""
+        """Whether anything consolidates."""
         return self.threshold > 0
 
 
-def choose(model: LengthModel, layout: IterationSetup, costs: StageCosts, seed: int = 0) -> FusionChoice:
-    """The best plan of mode Auto; of the others the given one, with its forecast."""
-    trial = _Trial(model, layout, costs, seed)
-    off = trial.mean(0, layout.generation_workers)
-    if layout.mode == "Disabled":
+def choose(model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: int = 0) -> FusionChoice:
+    """Return the best plan of mode Auto; of the other modes the given one, with its forecast. The same seed gives
+    the same choice."""
+    trial = _Trial(model, setup, costs, seed)
+    off = trial.mean(0, setup.generation_workers)
+    if setup.mode == "Disabled":
         return trial.off("fusion is off")
-    if layout.generation_workers == 1:
+    if setup.generation_workers == 1:
         return trial.off("one generation worker has nobody to leave its tail to")
-    if not layout.overlap:
+    if not setup.overlap:
         return trial.off("nothing is scored before the whole batch is generated")
-    if layout.mode == "Fixed":
+    if setup.mode == "Fixed":
         return _fixed(trial, off)
     _search(trial)
     best = trial.best()
     if best is None:
-        return trial.off(f"no pool of fewer than {layout.generation_workers} workers can hold a tail")
+        return trial.off(f"no pool of fewer than {setup.generation_workers} workers can hold a tail")
     gain, error = trial.gain(*best)
     margin = max(MIN_GAIN * off, error)
     if gain <= margin:
-        words = f"the best plan, {_words(*best, layout)}, is simulated to gain {gain / off:.1%}"
+        words = f"the best plan, {_words(*best, setup)}, is simulated to gain {gain / off:.1%}"
         return trial.off(f"{words}, which is not above the margin of {margin / off:.1%}")
     seconds = trial.mean(*best)
     reason = (
-        f"fuse: {_words(*best, layout)}; generation and inference are simulated to take {seconds:.3g} s "
+        f"fuse: {_words(*best, setup)}; generation and inference are simulated to take {seconds:.3g} s "
         f"instead of {off:.3g} s ({off / seconds:.2f}x)"
     )
     return trial.choice(*best, reason)
 
 
 def _fixed(trial: _Trial, off: float) -> FusionChoice:
-    layout = trial.layout
-    threshold, pool = layout.threshold or 0, layout.pool or layout.generation_workers
-    if threshold == 0 or pool >= layout.generation_workers:
-        return trial.off(f"a pool of {pool} keeps all {layout.generation_workers} generation workers")
+    setup = trial.setup
+    threshold, pool = setup.threshold or 0, setup.pool or setup.generation_workers
+    if threshold == 0 or pool >= setup.generation_workers:
+        return trial.off(f"a pool of {pool} keeps all {setup.generation_workers} generation workers")
     seconds = trial.mean(threshold, pool)
-    words = f"as set: {_words(threshold, pool, layout)}; simulated to take {seconds:.3g} s, {off:.3g} s without fusion"
+    words = f"as set: {_words(threshold, pool, setup)}; simulated to take {seconds:.3g} s, {off:.3g} s without fusion"
     return trial.choice(threshold, pool, words)
 
 
-def _words(threshold: int, pool: int, layout: IterationSetup) -> str:
+def _words(threshold: int, pool: int, setup: IterationSetup) -> str:
     return (
-        f"the last {threshold} of {layout.batch} samples ({threshold / layout.batch:.0%}) on {pool} of "
-        f"{layout.generation_workers} workers"
+        f"the last {threshold} of {setup.batch} samples ({threshold / setup.batch:.0%}) on {pool} of "
+        f"{setup.generation_workers} workers"
     )
 
 
@@ -124,13 +125,13 @@ def _words(threshold: int, pool: int, layout: IterationSetup) -> str:
 
 def _search(trial: _Trial) -> None:
     """A coarse grid at a glance, the best pool of each threshold on all draws, the neighbours of the best; or all."""
-    layout = trial.layout
-    if layout.batch * layout.generation_workers <= MAX_TRIED:
-        for threshold in range(1, layout.batch):
-            for pool in _pools(threshold, trial, range(1, layout.generation_workers)):
+    setup = trial.setup
+    if setup.batch * setup.generation_workers <= MAX_TRIED:
+        for threshold in range(1, setup.batch):
+            for pool in _pools(threshold, trial, range(1, setup.generation_workers)):
                 trial.mean(threshold, pool)
         return
-    thresholds = sorted({max(1, min(layout.batch - 1, round(share * layout.batch))) for share in SHARES} - {0})
+    thresholds = sorted({max(1, min(setup.batch - 1, round(share * setup.batch))) for share in SHARES} - {0})
     for threshold in thresholds:
         pools = _pools(threshold, trial, _coarse(threshold, trial))
         if pools:
@@ -147,7 +148,7 @@ def _search(trial: _Trial) -> None:
 
 
 def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
-    workers = trial.layout.generation_workers
+    workers = trial.setup.generation_workers
     flat = -(-threshold // trial.costs.saturation_batch)
     return (1, flat, workers // 8, workers // 4, workers // 2, workers - 1)
 
@@ -155,7 +156,7 @@ def _coarse(threshold: int, trial: _Trial) -> Iterable[int]:
 def _pools(threshold: int, trial: _Trial, wanted: Iterable[int]) -> list[int]:
     """Those of `wanted` that hold so many samples, and the least that does; fewer than all workers."""
     least = trial.costs.least_pool(threshold, trial.longest)
-    return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.layout.generation_workers})
+    return sorted({max(least, pool) for pool in wanted if max(least, pool) < trial.setup.generation_workers})
 
 
 def _neighbours(best: tuple[int, int], thresholds: Sequence[int], trial: _Trial) -> Iterable[tuple[int, int]]:
@@ -170,39 +171,41 @@ def _neighbours(best: tuple[int, int], thresholds: Sequence[int], trial: _Trial)
 
 
 class _Trial:
-    """Simulated seconds of plans, on the same draws; each plan once a draw."""
+    """Simulated seconds of plans, on the same draws; each plan once per draw."""
 
-    def __init__(self, model: LengthModel, layout: IterationSetup, costs: StageCosts, seed: int) -> None:
-        self.model, self.layout, self.costs = model, layout, costs
-        self.longest = int(max(layout.prompts)) + model.max_tokens
-        count = max(1, min(MAX_DRAWS, SAMPLES_DRAWN // layout.batch))
+    def __init__(self, model: LengthModel, setup: IterationSetup, costs: StageCosts, seed: int) -> None:
+        self.model, self.setup, self.costs = model, setup, costs
+        self.longest = int(max(setup.prompts)) + model.max_tokens
+        count = max(1, min(MAX_DRAWS, SAMPLES_DRAWN // setup.batch))
         generator = np.random.default_rng(seed)
-        draws = [model.draw(generator, layout.prompts, layout.lines) for _ in range(count)]
-        self._generations: list[SimulatedGeneration] = [generate(lengths, layout, costs) for lengths in draws]
+        draws = [model.draw(generator, setup.prompts, setup.lines) for _ in range(count)]
+        self._generations: list[SimulatedGeneration] = [generate(lengths, setup, costs) for lengths in draws]
         self._seconds: dict[tuple[int, int, int], float] = {}
         self._unfinished: dict[tuple[int, int], ThresholdState] = {}
 
     def seconds(self, threshold: int, pool: int, draw: int) -> float:
+        """Return the simulated seconds of a plan on one draw."""
         key = (threshold, pool, draw)
         if key not in self._seconds:
             generation = self._generations[draw]
-            left = self._left(threshold, draw) if fuses(threshold, pool, self.layout) else None
-            iteration = simulated_iteration(generation, self.layout, self.costs, left, pool, self.layout.transfer)
+            state = self._state(threshold, draw) if fuses(threshold, pool, self.setup) else None
+            iteration = simulated_iteration(generation, self.setup, self.costs, state, pool, self.setup.transfer)
             self._seconds[key] = iteration.seconds
         return self._seconds[key]
 
-    def _left(self, threshold: int, draw: int) -> ThresholdState:
+    def _state(self, threshold: int, draw: int) -> ThresholdState:
         key = (threshold, draw)
         if key not in self._unfinished:
-            self._unfinished[key] = threshold_state(self._generations[draw], threshold, self.model, self.layout.lines)
+            self._unfinished[key] = threshold_state(self._generations[draw], threshold, self.model, self.setup.lines)
         return self._unfinished[key]
 
     def mean(self, threshold: int, pool: int) -> float:
+        """Return the mean seconds of a plan over all draws."""
         return math.fsum(self._all(threshold, pool)) / len(self._generations)
 
     def glance(self, threshold: int, pool: int) -> float:
-        """The mean over as many draws as are quickly looked at."""
-        size = self.layout.batch * self.layout.generation_workers
+        """Return the mean over as many draws as are quickly simulated."""
+        size = self.setup.batch * self.setup.generation_workers
         draws = max(1, min(len(self._generations), GLANCED // size))
         return math.fsum(self.seconds(threshold, pool, draw) for draw in range(draws)) / draws
 
@@ -210,14 +213,15 @@ class _Trial:
         return [self.seconds(threshold, pool, draw) for draw in range(len(self._generations))]
 
     def gain(self, threshold: int, pool: int) -> tuple[float, float]:
-        """(mean seconds won against Disabled, standard error of that mean over the draws)."""
-        off = self._all(0, self.layout.generation_workers)
+        """Return the mean seconds won against Disabled, and the standard error of that mean over the draws."""
+        off = self._all(0, self.setup.generation_workers)
         won = np.array(off) - np.array(self._all(threshold, pool))
         error = float(won.std(ddof=1)) / math.sqrt(len(won)) if len(won) > 1 else 0.0
         return float(won.mean()), error
 
     def best(self) -> tuple[int, int] | None:
-        """Of the plans tried on all draws; of equal ones, by threshold, the one at a third."""
+        """Return the best plan, as (threshold, pool), of those tried on all draws; of equal ones, by threshold, the
+        one at a third."""
         last = len(self._generations) - 1
         full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]
         if not full:
@@ -227,6 +231,7 @@ class _Trial:
         return equal[len(equal) // 3]
 
     def curve(self) -> tuple[CurvePoint, ...]:
+        """Return the best pool of every threshold that was tried on all draws."""
         last = len(self._generations) - 1
         points: dict[int, CurvePoint] = {}
         for threshold, pool in sorted((r, m) for r, m, draw in self._seconds if draw == last):
@@ -236,9 +241,11 @@ class _Trial:
         return tuple(points[threshold] for threshold in sorted(points))
 
     def choice(self, threshold: int, pool: int, reason: str) -> FusionChoice:
-        off = self.mean(0, self.layout.generation_workers)
+        """Return a plan as the choice, for this reason."""
+        off = self.mean(0, self.setup.generation_workers)
         seconds = self.mean(threshold, pool)
-        return FusionChoice(threshold, pool, self.layout.transfer, seconds, off, self.curve(), reason)
+        return FusionChoice(threshold, pool, self.setup.transfer, seconds, off, self.curve(), reason)
 
     def off(self, why: str) -> FusionChoice:
-        return self.choice(0, self.layout.generation_workers, f"no fusion: {why}")
+        """Return the choice not to fuse, for this reason."""
+        return self.choice(0, self.setup.generation_workers, f"no fusion: {why}")

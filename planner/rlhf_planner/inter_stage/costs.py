@@ -95,8 +95,8 @@ class StageCosts:
         tasks: Mapping[str, Sequence[StepTime]] | None = None,
         **others: Any,
     ) -> StageCosts:
-        """Return costs by measured times; `tasks` by the name of the scoring task. `others` are further fields of this
-        class.
+        """Return the costs of measured times; `tasks` by the name of the scoring task. `others` are further fields of
+        this class.
 
         Raises ValueError naming what is impossible.
         """
@@ -116,13 +116,13 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """Return (base, slope) of a decode step, by batch size 0..max_batch_size, as observed while no other worker
-        scores."""
+        """(base, slope) of a decode step as observed while no other worker scores: seconds, and seconds per key,
+        each float64 [max_batch_size + 1] by batch size."""
         return self._observed_steps.lines.tables(self.max_batch_size)
 
     @cached_property
     def contention_ratio(self) -> float:
-        """Return how many times as long a decode step takes while another generation worker scores; at least 1."""
+        """How many times as long a decode step takes while another generation worker scores; at least 1."""
         return self._observed_steps.contention_ratio
 
     @cached_property
@@ -141,53 +141,55 @@ class StageCosts:
         return float(base[at] + slope[at] * context) if at else 0.0
 
     def prefill_seconds(self, prompts: int, tokens: float) -> float:
-        """Return the seconds of a prefill of so many prompts of so many tokens each."""
+        """Return the seconds of a prefill of `prompts` prompts of `tokens` tokens each."""
         return self.prefill.seconds(prompts, tokens) if prompts else 0.0
 
     def resume_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of a prefill of so many samples that come by their tokens, so many each."""
+        """Return the seconds of a prefill of samples that come by their tokens, `tokens` each."""
         scale = 1.0 if self.replays else self._scale("rebuild")
         return scale * self.prefill_seconds(samples, tokens)
 
     def score_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of all scoring tasks of so many samples of so many tokens each, prompt included, in one
-        pass per task."""
+        """Return the seconds of all scoring tasks of `samples` samples of `tokens` tokens each, prompt included, in
+        one pass per task."""
         setup, a_sample, a_token = self.score_parts
         return setup + samples * (a_sample + tokens * a_token) if samples else 0.0
 
     @cached_property
     def score_parts(self) -> tuple[float, float, float]:
-        """Return the seconds (per pass, per sample, per token) that add up to a pass of scoring, as observed."""
+        """Seconds (per pass, per sample, per token) that add up to a pass of scoring, as observed."""
         scale = self._scale("score")
         return scale * self.score.setup, scale * self.score.per_sample, scale * self.score.per_token
 
     @cached_property
     def acknowledged_seconds(self) -> float:
-        """Return the seconds from a decision until a worker has acted on it and said so."""
+        """Seconds from a decision until a worker has acted on it and said so."""
         return self._scale("command") * self.command_seconds
 
     def backlog_seconds(self, samples: int, tokens: float) -> float:
-        """Return the seconds of scoring so many samples of so many tokens in all, in passes as large as they may be."""
+        """Return the seconds of scoring `samples` samples of `tokens` tokens in all, in passes as large as they may
+        be."""
         setup, a_sample, a_token = self.score_parts
         return -(-samples // self.score_batch) * setup + samples * a_sample + tokens * a_token
 
     def kv_seconds(self, tokens: Number) -> Number:
-        """Return the seconds of moving a sample of so many tokens with its KV cache, while it is decoded on; infinite
-        when the bandwidth is not known."""
+        """Return the seconds of moving a sample of `tokens` tokens with its KV cache, while it is decoded on;
+        infinite when the bandwidth is not known."""
         return tokens * self.link_seconds + self.move_seconds
 
     @property
     def link_seconds(self) -> float:
-        """Return the seconds of sending the keys and values of one token."""
+        """Seconds of sending the keys and values of one token."""
         return self._moves[0].per_token
 
     @property
     def move_seconds(self) -> float:
-        """Return the seconds of a move besides sending: both workers act between two steps."""
+        """Seconds of a move, besides sending: both workers act between two steps."""
         return self._moves[0].fixed
 
     def pause_seconds(self, tokens: Number) -> Number:
-        """Return the seconds in which nobody decodes a sample of so many tokens that moves with its KV cache."""
+        """Return the seconds of a move, of a sample of `tokens` tokens with its KV cache, in which nobody decodes
+        it."""
         fixed, per_token = self._moves[1]
         return tokens * per_token + fixed
 
@@ -207,7 +209,7 @@ class StageCosts:
         )
 
     def kv_cost(self, tokens: Number, share: float) -> Number:
-        """Return the seconds that moving a sample of so many tokens with its KV cache costs an iteration.
+        """Return the seconds that moving a sample of `tokens` tokens with its KV cache costs an iteration.
 
         Nobody decodes the sample during the pause. For the rest of the move its source decodes it on, and is held up,
         which counts by `share`: where it is to be released, it is one of so many workers that could score.
@@ -233,8 +235,11 @@ class StageCosts:
         return scale * base, scale * slope
 
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
-        """Return which samples move with their KV caches, [k] each: by `kv_cost` against `rebuild_seconds` in mode
-        Auto. What has no tokens yet has none, and none moves where no bandwidth is known."""
+        """Return which samples move with their KV caches, bool [k]; `prompt` and `tokens` are float64 [k].
+
+        In mode Auto `kv_cost` is compared with `rebuild_seconds`. A sample without tokens has no cache yet, and none
+        moves where no bandwidth is known.
+        """
         if transfer == "Tokens" or not self.bandwidth:
             return np.zeros(len(tokens), dtype=np.bool_)
         cheaper: Flags = self.kv_cost(prompt + tokens, share) < self.rebuild_seconds(prompt, tokens, batch)
@@ -244,27 +249,27 @@ class StageCosts:
 
     @cached_property
     def saturation_batch(self) -> int:
-        """Return BS_max: the largest batch whose decode step is at most NEAR_FLAT times that of a single sample."""
+        """BS_max: the largest batch whose decode step is at most NEAR_FLAT times that of a single sample."""
         base, slope = self.step_tables
         context = 512.0  # keys; the shape over the batch hardly depends on it
         steps = base[1:] + slope[1:] * context
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
 
     def least_pool(self, unfinished: int, longest: int) -> int:
-        """Return how many workers can hold so many samples of up to `longest` tokens: by rows and by KV memory."""
+        """Return how many workers can hold `unfinished` samples of up to `longest` tokens: by rows and by KV memory."""
         by_rows = -(-unfinished // self.max_batch_size)
         return max(1, by_rows, -(-unfinished // max(1, self.kv_rows(longest))))
 
     def kv_rows(self, longest: int) -> int:
-        """Return how many samples of `longest` tokens have their KV caches on one worker; at least 1, as it was
-        started with that."""
+        """Return how many samples of `longest` tokens one worker has room for in its KV pool; at least 1: it was
+        started with it."""
         if self.kv_room_bytes is None or self.kv_bytes_per_token <= 0:
             return self.max_batch_size
         return max(1, int(self.kv_room_bytes // (self.kv_bytes_per_token * max(1, longest))))
 
     @cached_property
     def scale(self) -> Mapping[Kind, float]:
-        """Return observed over profiled seconds, by kind of work that was observed."""
+        """Observed over profiled seconds, by kind of work of which anything was observed."""
         scale = {kind: statistics.median(ratios) for kind, ratios in self.ratios.items()}
         return scale | {"decode": self._observed_steps.level} if self.steps else scale
 
@@ -274,12 +279,12 @@ class StageCosts:
     # ---------------------------------------------------------------- on disk
 
     def document(self) -> dict[str, Any]:
-        """Return plain data for JSON; `from_document` reads it back."""
+        """Return the costs as plain data for JSON; `from_document` reads it back."""
         return {**dataclasses.asdict(self), "ratios": dict(self.ratios)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
-        """Return the costs of a document. Raises ValueError, naming it, for a field that is missing or unknown."""
+        """Return the costs that `document` wrote; ValueError names a field that is missing or unknown."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(document) - known)
         if unknown:

@@ -107,5 +107,5 @@ class Forecast:
 
     @property
     def idle_share(self) -> float:
-        """Mean over all workers."""
+        """Mean share of idle time over all workers."""
         return sum(self.idle) / len(self.idle)

@@ -31,7 +31,8 @@ class ThresholdCurve(NamedTuple):
 
 
 def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[str], form: str = "svg") -> bytes:
-    """Several forecasts, made with `spans=True`, under one time axis. `workers`: a name each. `form`: svg or png."""
+    """Return one picture of several forecasts, made with `spans=True`, under one time axis. `workers`: one name per
+    worker. `form`: svg or png."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -51,7 +52,7 @@ def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[
 
 
 def draw_curves(curves: Sequence[ThresholdCurve], title: str, label: str, form: str = "svg") -> bytes:
-    """Time against the threshold as lines, chosen points marked."""
+    """Return one picture of time against the threshold as lines, chosen points marked. `form`: svg or png."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -32,7 +32,8 @@ MAX_SAMPLES, MAX_WORKERS = 1024, 8
 
 @dataclass
 class PassSums:
-    """Seconds of passes by tokens, fitted to those that were seen: a setup and so much a token."""
+    """Sums over the passes that were seen, from which their seconds by tokens are fitted: a setup and so much per
+    token."""
 
     passes: int = 0
     tokens: float = 0.0
@@ -43,7 +44,7 @@ class PassSums:
     """Of tokens and seconds."""
 
     def add(self, tokens: float, seconds: float) -> None:
-        """Add one pass."""
+        """Count one pass."""
         self.passes += 1
         self.tokens += tokens
         self.seconds += seconds
@@ -51,7 +52,7 @@ class PassSums:
         self.products += tokens * seconds
 
     def fitted(self) -> PassFormula:
-        """Least squares over non-negative parts; nothing seen: nothing costs anything."""
+        """Return the least-squares fit over non-negative parts; nothing seen: nothing costs anything."""
         if not self.passes or not self.tokens:
             return PassFormula()
         spread = self.passes * self.squares - self.tokens**2
@@ -95,18 +96,18 @@ class TokenCosts:
     """Finished samples in one pass."""
 
     def seconds(self, rest: float, whole: float) -> float:
-        """Return the seconds of one pass over finished samples of `whole` tokens, of which the tasks that begin early
-        have `rest` to do."""
+        """Return the seconds of one pass over finished samples of `whole` tokens, of which the tasks that score
+        prefixes have `rest` left to do."""
         late = self.late.setup + whole * self.late.per_token
         return self.early.setup + rest * self.early.per_token + late
 
     def prefix_seconds(self, tokens: float) -> float:
-        """Return the seconds of one pass over so many tokens of an unfinished sample."""
+        """Return the seconds of one pass over `tokens` tokens of an unfinished sample."""
         return self.early.setup + tokens * self.early.per_token
 
 
 class CounterfactualScoring(NamedTuple):
-    """How scoring went."""
+    """How scoring goes in the one of the two ways."""
 
     end: float
     """When the last sample was scored."""
@@ -117,7 +118,7 @@ class CounterfactualScoring(NamedTuple):
 
 
 class IncrementalGain(NamedTuple):
-    """The two replays of a trace."""
+    """What a trace takes with and without incremental scoring."""
 
     without: float
     """Seconds from the first sample begun until the last is scored."""
@@ -127,12 +128,12 @@ class IncrementalGain(NamedTuple):
 
     @property
     def worthwhile(self) -> bool:
-        """Return whether prefixes are to be scored."""
+        """Whether prefixes are to be scored."""
         return self.without - self.with_prefixes > MIN_GAIN * self.without
 
 
 def incremental_gain(trace: Trace, costs: TokenCosts) -> IncrementalGain:
-    """Return what scoring prefixes would have gained."""
+    """Return what scoring prefixes would have gained in an iteration; large traces are thinned."""
     few = _thinned(trace)
     begin, tokens = float(few.begun.min()), int((few.prompts + few.responses).sum())
     without, early = score_trace(few, costs, prefixes=False), score_trace(few, costs, prefixes=True)
@@ -154,7 +155,7 @@ def _thinned(trace: Trace) -> Trace:
 
 
 def score_trace(trace: Trace, costs: TokenCosts, *, prefixes: bool) -> CounterfactualScoring:
-    """Scores a trace's samples."""
+    """Return how scoring of the samples of a trace goes, with or without prefixes."""
     queue = _Queue(trace, costs)
     free = [(moment, worker) for worker, moment in trace.joined.items()]
     heapq.heapify(free)
@@ -194,11 +195,11 @@ class _Queue:
 
     @property
     def next_finished(self) -> float:
-        """Return when the first of them is finished."""
+        """When the first of them is finished, in seconds."""
         return self._when[self._next]
 
     def score(self, moment: float, worker: int, workers: int) -> float:
-        """Score a share of what waits; return when that is done."""
+        """Score a share of what waits; return when that is done, in seconds."""
         waiting = int(np.searchsorted(self._when, moment, side="right")) - self._next
         taken = min(self._costs.most, max(1, waiting // workers))
         samples = self._order[self._next : self._next + taken]
@@ -209,7 +210,7 @@ class _Queue:
         return self._pass(worker, moment, self._costs.seconds(whole - early, whole), taken)
 
     def begin(self, moment: float, worker: int) -> float:
-        """Score a prefix, or nothing until there is one or a sample is finished; return when that is."""
+        """Score a prefix, or nothing until there is one or a sample is finished; return when that is, in seconds."""
         open_to = (self._trace.finished > moment) & ((self._owner == -1) | (self._owner == worker))
         ready = np.where(open_to, self._ready(moment) - self._done, 0)
         best = int(ready.argmax())

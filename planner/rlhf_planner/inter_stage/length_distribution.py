@@ -29,12 +29,14 @@ SHARES: Final[Floats] = np.array([NormalDist().cdf(float(score)) for score in TA
 
 
 def normal_share(score: Floats) -> Floats:
-    """[n] standard deviations -> share of a normal distribution below; interpolated."""
+    """Return the shares of a normal distribution below `score`, both float64 [n], scores in standard deviations;
+    interpolated."""
     return np.interp(score, TABLE, SHARES)
 
 
 def normal_quantile(probability: Floats) -> Floats:
-    """[n] shares in 0..1 -> standard deviations, within +-8."""
+    """Return the standard deviations, within +-8, below which these shares (0..1) of a normal distribution lie; both
+    float64 [n]."""
     return np.interp(probability, SHARES, TABLE)
 
 
@@ -47,7 +49,8 @@ class LengthDistribution:
 
     @classmethod
     def estimated(cls, responses: Ints, cut: npt.NDArray[np.bool_], limit: int) -> LengthDistribution:
-        """Kaplan-Meier: a cut response was at risk up to its length, and did not end there."""
+        """Return the Kaplan-Meier estimate of `responses` int64 [n]: a `cut` response (bool [n]) was at risk up to
+        its length, and did not end there."""
         lengths, where = np.unique(np.minimum(responses, limit), return_inverse=True)
         ended = np.bincount(where, weights=(~cut).astype(np.float64), minlength=len(lengths))
         seen = np.bincount(where, minlength=len(lengths)).astype(np.float64)
@@ -68,16 +71,17 @@ class LengthDistribution:
         return cls(lengths[kept], probability[kept] / probability.sum())
 
     def quantile(self, probability: Floats) -> Ints:
-        """[n] in 0..1 -> [n] lengths."""
+        """Return the lengths, int64 [n], below which these shares (0..1, float64 [n]) lie."""
         return self.lengths[np.minimum(np.searchsorted(self._total, probability, side="right"), len(self.lengths) - 1)]
 
     def scores(self, lengths: Ints) -> Floats:
-        """[n] lengths -> where they stand in this distribution, in standard deviations of a normal one (mid-ranks)."""
+        """Return where lengths (int64 [n]) stand in this distribution, in standard deviations of a normal one (mid-
+        ranks); float64 [n]."""
         at = np.minimum(np.searchsorted(self.lengths, lengths), len(self.lengths) - 1)
         return normal_quantile(self._total[at] - self.probability[at] / 2)
 
     def tilted(self, mean: float, deviation: float) -> LengthDistribution:
-        """The distribution of those whose normal score has this mean and deviation; (0, 1) is this one."""
+        """Return the distribution of those whose normal score has this mean and deviation; (0, 1) is this one."""
         edges = normal_quantile(np.concatenate([[0.0], self._total]))
         below = normal_share((edges - mean) / deviation)
         below[0], below[-1] = 0.0, 1.0
@@ -86,7 +90,8 @@ class LengthDistribution:
         return LengthDistribution(self.lengths[kept], probability[kept])
 
     def remaining(self, so_far: Ints, limit: int) -> Floats:
-        """[n] expected length - so_far, of those longer than so_far; none seen: half of what the limit leaves."""
+        """Return the expected length minus `so_far` (int64 [n]) of those longer than it, float64 [n]; where none was
+        seen, half of what the limit leaves."""
         at = np.searchsorted(self.lengths, so_far, side="right")
         known = at < len(self.lengths)
         index = np.minimum(at, len(self.lengths) - 1)
@@ -108,7 +113,8 @@ class LengthDistribution:
 
 
 def prior_distribution(limit: int) -> LengthDistribution:
-    """Log-normal with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the limit."""
+    """Return a log-normal distribution with its median at PRIOR_MEDIAN of the limit and its 99th percentile at the
+    limit."""
     sigma = math.log(1 / PRIOR_MEDIAN) / PRIOR_P99
     middles = (np.arange(PRIOR_SAMPLES) + 0.5) / PRIOR_SAMPLES
     lengths = limit * PRIOR_MEDIAN * np.exp(sigma * normal_quantile(middles))

@@ -77,7 +77,7 @@ class LengthModel:
 
     @classmethod
     def prior(cls, max_tokens: int) -> LengthModel:
-        """Before the first iteration. Raises ValueError for a limit below 1."""
+        """Return the model before the first iteration. Raises ValueError for a limit below 1."""
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, must be at least 1")
         return cls(max_tokens)
@@ -85,10 +85,11 @@ class LengthModel:
     def with_batch(
         self, pairs: Iterable[tuple[int, int]], limit: int | None = None, lines: Sequence[int] = ()
     ) -> LengthModel:
-        """The model after one more iteration of (prompt tokens, response tokens); `limit` when it was another one.
+        """Return the model after one more iteration of (prompt tokens, response tokens); `limit` when it was another
+        one.
 
-        `lines`: which prompt each is of; empty when that is not known. An iteration without samples changes nothing.
-        Raises ValueError for a negative length, or another number of lines.
+        `lines`: at which line of the prompts file the prompt of each sample is; empty when that is not known. An
+        iteration without samples changes nothing. Raises ValueError for a negative length, or another number of lines.
         """
         data = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if len(data) == 0:
@@ -110,11 +111,12 @@ class LengthModel:
     # ---------------------------------------------------------------- questions
 
     def remaining(self, so_far: int, prompt_tokens: int) -> float:
-        """Expected tokens still to come of a response that has `so_far` and goes on; 0 at the limit."""
+        """Return the expected tokens still to come of a response that has `so_far` and goes on; 0 at the limit."""
         return float(self.remaining_each(np.array([so_far]), np.array([prompt_tokens]))[0])
 
     def remaining_each(self, so_far: Ints, prompts: Ints, lines: Sequence[int] | Ints = ()) -> Floats:
-        """The same for many samples: [n], [n] tokens, [n] which prompt (empty: not known) -> [n]."""
+        """Return the same for many samples, float64 [n]; `so_far` and `prompts` are tokens, int64 [n], and `lines`
+        is as in `with_batch`, [n] or empty."""
         answer = np.empty(len(so_far))
         bands = self._bands_of(prompts)
         if not self.effects.share or not len(lines):
@@ -142,7 +144,8 @@ class LengthModel:
         prompt_lengths: Sequence[int] | Ints,
         lines: Sequence[int] | Ints = (),
     ) -> Ints:
-        """[n] one possible response length, 1..max_tokens, for each prompt; `lines` as in `remaining_each`."""
+        """Return one possible response length, 1..max_tokens, for each prompt, int64 [n]; `lines` is as in
+        `with_batch`."""
         prompts = np.asarray(prompt_lengths, dtype=np.int64)
         quantiles = self._quantiles(generator, len(prompts), np.asarray(lines, dtype=np.int64))
         answer = np.empty(len(prompts), dtype=np.int64)

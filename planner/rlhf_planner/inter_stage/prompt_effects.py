@@ -46,7 +46,8 @@ class PromptEffects:
     """Of the variance of scores that is between prompts, 0..1; 0: prompts tell nothing."""
 
     def with_batch(self, lines: Ints, scores: Floats) -> PromptEffects:
-        """Return what is known after the responses of one more batch: [n] prompts, [n] normal scores."""
+        """Return what is known after the responses of one more batch; `lines` int64 [n] says which prompts, `scores`
+        float64 [n] are normal scores."""
         after = dataclasses.replace(self._with(lines, scores), batches=self.batches + 1)
         if len(after.lines) > MAX_PROMPTS:
             kept = np.sort(np.argsort(-after.seen, kind="stable")[:MAX_PROMPTS])
@@ -70,7 +71,8 @@ class PromptEffects:
         )
 
     def expected(self, lines: Ints) -> tuple[Floats, Floats]:
-        """Return of [n] prompts the [n] expected effects, and the [n] variances that are left of them."""
+        """Return (expected effect, variance that is left of it) of the prompts at `lines` int64 [n], each float64
+        [n]."""
         rows = self._rows(lines)
         weight = np.where(rows >= 0, self.sums[rows, 0] if len(self.sums) else 0.0, 0.0)
         total = np.where(rows >= 0, self.sums[rows, 1] if len(self.sums) else 0.0, 0.0)

@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * self.value_bytes
 
 
@@ -70,7 +70,7 @@ def assumed_costs(
     *,
     replays: bool = False,
 ) -> StageCosts:
-    """Costs of a worker of so many devices that decodes with `actor` and scores with all of `scorers`."""
+    """Return the costs of a worker of `devices` devices that decodes with `actor` and scores with all of `scorers`."""
     read, compute = device.memory_bandwidth * devices, device.flops * devices
     batches = sorted({1, max_batch_size, *(1 << power for power in range(max_batch_size.bit_length()))})
     fixed, weights = actor.layers * device.layer_seconds, actor.weight_bytes / read

@@ -1,11 +1,11 @@
 """What an iteration of generation and inference takes, sample by sample, under a threshold and a pool.
 
-    generate -> at most R_t unfinished, none queued: place -> moves -> the pool decodes the tail
-                                                        `-> released workers score, beside the dedicated ones
+    generate -> at most R_t unfinished, none queued: place_tail -> moves -> the pool decodes the tail
+                                                             `-> released workers score, and the dedicated ones
 
 Threshold 0, or a pool of all workers, is no fusion: generation goes on where it is, and generation workers score only
 where there is no dedicated inference worker, after all samples are generated. Lengths are known to the simulation but
-not to `place`, which predicts them, as it will. `tail` says what is simplified.
+not to `place_tail`, which predicts them, as in a real iteration. `simulated_tail` says what is simplified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlhf_planner.inter_stage.worker_spans import SimulatedIteration, spans_of
 
 def simulate(
     lengths: Sequence[int] | Ints,
-    layout: IterationSetup,
+    setup: IterationSetup,
     costs: StageCosts,
     threshold: int = 0,
     pool: int | None = None,
@@ -36,68 +36,70 @@ def simulate(
     model: LengthModel | None = None,
     spans: bool = False,
 ) -> Forecast:
-    """lengths: [batch] tokens of each response. `model` is what `place` predicts by; None: it knows no lengths.
+    """Return what an iteration with these response lengths takes (`lengths` int64 [batch], tokens).
 
-    Raises ValueError for lengths that do not fit the layout, or are below 1.
+    `model` is what `place_tail` predicts by; None: it knows no lengths. Raises ValueError for lengths that do not fit
+    the setup, or are below 1.
     """
     known = np.asarray(lengths, dtype=np.int64)
-    if len(known) != layout.batch:
-        raise ValueError(f"lengths has {len(known)} samples, the layout {layout.batch}")
+    if len(known) != setup.batch:
+        raise ValueError(f"lengths has {len(known)} samples, the setup {setup.batch}")
     if (known < 1).any():
         raise ValueError(f"a response of {int(known.min())} tokens: every response has at least 1")
-    generation = generate(known, layout, costs)
-    left = threshold_state(generation, threshold, model, layout.lines) if fuses(threshold, pool, layout) else None
-    iteration = simulated_iteration(generation, layout, costs, left, pool or layout.generation_workers, transfer)
-    answer = _forecast(generation, layout, iteration, threshold)
+    generation = generate(known, setup, costs)
+    state = threshold_state(generation, threshold, model, setup.lines) if fuses(threshold, pool, setup) else None
+    iteration = simulated_iteration(generation, setup, costs, state, pool or setup.generation_workers, transfer)
+    answer = _forecast(generation, setup, iteration, threshold)
     return replace(answer, spans=spans_of(generation, iteration, costs)) if spans else answer
 
 
 def simulated_iteration(
     generation: SimulatedGeneration,
-    layout: IterationSetup,
+    setup: IterationSetup,
     costs: StageCosts,
-    left: ThresholdState | None,
+    state: ThresholdState | None,
     pool: int,
     transfer: Transfer,
 ) -> SimulatedIteration:
-    """From a generation that is worked out already, and what was `left` at the threshold; None: no fusion.
+    """Return the iteration that follows from a generation that is worked out already and its `state` at the threshold;
+    None: no fusion.
 
     Thresholds and pools of one draw share both.
     """
-    workers = layout.generation_workers
+    workers = setup.generation_workers
     tokens = generation.prompts + generation.lengths
-    tail = None if left is None else consolidate(generation, left, pool, transfer, costs)
+    tail = None if state is None else consolidate(generation, state, pool, transfer, costs)
     if tail is not None and costs.contention_ratio > 1:
-        scorers = workers - len(tail.pool) + layout.inference_workers
+        scorers = workers - len(tail.pool) + setup.inference_workers
         tail = stretched(
-            tail, costs.backlog_seconds(layout.batch, float(tokens.sum())) / scorers, costs.contention_ratio
+            tail, costs.backlog_seconds(setup.batch, float(tokens.sum())) / scorers, costs.contention_ratio
         )
     finish = generation.finish if tail is None else tail.finish
     end = float(finish.max())
     released: list[float | None] = [None] * workers
     if tail is not None:
         released = [moment + costs.wake_seconds for moment in tail.free]
-    elif not layout.inference_workers:
+    elif not setup.inference_workers:
         released = [end + costs.wake_seconds] * workers
     available = {index: moment for index, moment in enumerate(released) if moment is not None}
-    available |= dict.fromkeys(range(workers, workers + layout.inference_workers), 0.0)
-    arrivals = finish if layout.overlap else np.full(layout.batch, end)
+    available |= dict.fromkeys(range(workers, workers + setup.inference_workers), 0.0)
+    arrivals = finish if setup.overlap else np.full(setup.batch, end)
     scored = score(arrivals, tokens, available, costs)
     return SimulatedIteration(max(end, scored.end), finish, tail, released, scored)
 
 
-def fuses(threshold: int, pool: int | None, layout: IterationSetup) -> bool:
+def fuses(threshold: int, pool: int | None, setup: IterationSetup) -> bool:
     """Return whether this threshold and pool consolidate anything at all."""
-    return threshold > 0 and pool is not None and pool < layout.generation_workers
+    return threshold > 0 and pool is not None and pool < setup.generation_workers
 
 
 def _forecast(
-    generation: SimulatedGeneration, layout: IterationSetup, iteration: SimulatedIteration, threshold: int
+    generation: SimulatedGeneration, setup: IterationSetup, iteration: SimulatedIteration, threshold: int
 ) -> Forecast:
     tail, end = iteration.tail, float(iteration.finish.max())
-    decoding = [line.busy for line in generation.timelines] if tail is None else tail.busy
+    decoding = [timeline.busy for timeline in generation.timelines] if tail is None else tail.busy
     idle = []
-    for worker in range(layout.generation_workers + layout.inference_workers):
+    for worker in range(setup.generation_workers + setup.inference_workers):
         busy = iteration.scored.busy.get(worker, 0.0) + (decoding[worker] if worker < len(decoding) else 0.0)
         idle.append(max(0.0, 1 - busy / iteration.seconds) if iteration.seconds > 0 else 0.0)
     moves = [] if tail is None else tail.transits
@@ -106,7 +108,7 @@ def _forecast(
         generation_seconds=end,
         scoring_seconds=iteration.seconds - end,
         threshold=0 if tail is None else threshold,
-        pool=layout.generation_workers if tail is None else len(tail.pool),
+        pool=setup.generation_workers if tail is None else len(tail.pool),
         threshold_seconds=None if tail is None else tail.start,
         moved=len(moves),
         moved_by_kv=sum(move.kv for move in moves),

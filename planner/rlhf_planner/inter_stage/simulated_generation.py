@@ -33,7 +33,8 @@ class Drained(NamedTuple):
 
 
 def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drained:
-    """Decodes k rows that take `steps` more each and have `context` keys now; k at most max_batch_size."""
+    """Return when k rows end that take `steps` (int64 [k]) more each and have `context` (float64 [k]) keys now, from
+    `start` on; k is at most max_batch_size."""
     base, slope = costs.step_tables
     order = np.argsort(steps, kind="stable")
     ends = steps[order].astype(np.float64)
@@ -67,14 +68,15 @@ class WorkerTimeline:
     steps: list[float] = field(default_factory=list)
 
     def steps_at(self, moment: float) -> float:
-        """Decode steps made by then."""
+        """Return the decode steps made by `moment`."""
         at = bisect_right(self.times, moment)
         if at == len(self.times):
             return self.steps[-1] if self.steps else 0.0
         return self.steps[0] if at == 0 else _between(moment, self.times, self.steps, at)
 
     def boundary(self, moment: float) -> tuple[float, int]:
-        """(time, steps) of the first step boundary at or after `moment`; `moment` itself when it is idle by then."""
+        """Return (time, steps) of the first step boundary at or after `moment`; `moment` itself when the worker is
+        idle by then."""
         if not self.times or moment >= self.times[-1]:
             return moment, int(self.steps[-1]) if self.steps else 0
         step = math.ceil(self.steps_at(moment) - 1e-9)
@@ -115,7 +117,7 @@ class SimulatedGeneration:
         return float(self.finish.max())
 
     def threshold_time(self, threshold: int) -> float:
-        """When at most `threshold` samples are unfinished and none is queued."""
+        """Return when at most `threshold` samples are unfinished and none is queued, in seconds."""
         size = len(self.finish)
         if threshold >= size:
             return self.queue_empty
@@ -123,10 +125,11 @@ class SimulatedGeneration:
         return max(self.queue_empty, float(when))
 
 
-def generate(lengths: Ints, layout: IterationSetup, costs: StageCosts) -> SimulatedGeneration:
-    """All of it, without fusion. lengths: [batch] tokens of each response, >= 1."""
-    size, workers = layout.batch, layout.generation_workers
-    run = _ContinuousBatching(lengths, layout, costs)
+def generate(lengths: Ints, setup: IterationSetup, costs: StageCosts) -> SimulatedGeneration:
+    """Return the generation of all samples without fusion; `lengths` int64 [batch] are the tokens of each response,
+    at least 1."""
+    size, workers = setup.batch, setup.generation_workers
+    run = _ContinuousBatching(lengths, setup, costs)
     capacity = costs.max_batch_size + max(1, costs.max_batch_size // PREFETCH_SHARE)
     handed = min(size, workers * capacity)
     for index, timeline in enumerate(run.timelines):
@@ -145,18 +148,18 @@ def generate(lengths: Ints, layout: IterationSetup, costs: StageCosts) -> Simula
 class _ContinuousBatching:
     """The state while `generate` runs."""
 
-    def __init__(self, lengths: Ints, layout: IterationSetup, costs: StageCosts) -> None:
-        prompts: Floats = np.asarray(layout.prompts, dtype=np.float64)
+    def __init__(self, lengths: Ints, setup: IterationSetup, costs: StageCosts) -> None:
+        prompts: Floats = np.asarray(setup.prompts, dtype=np.float64)
         self.lengths, self.prompts, self.costs = lengths, prompts, costs
         self.worker, self.begun, self.finish = [0] * len(lengths), [0] * len(lengths), [0.0] * len(lengths)
         self.queue_empty = 0.0
-        self.timelines = [WorkerTimeline() for _ in range(layout.generation_workers)]
+        self.timelines = [WorkerTimeline() for _ in range(setup.generation_workers)]
         self._length, self._prompt = lengths.tolist(), prompts.tolist()
         self._base, self._slope = (table.tolist() for table in costs.step_tables)
-        self._padded, self._rows, self._lines = costs.padded, costs.max_batch_size, layout.lines
+        self._padded, self._rows, self._lines = costs.padded, costs.max_batch_size, setup.lines
 
     def admit(self, timeline: WorkerTimeline) -> None:
-        """Fills free rows with what waits, after their prefill."""
+        """Fill free rows with what waits, after their prefill."""
         free = self._rows - len(timeline.rows)
         new = [timeline.waiting.popleft() for _ in range(min(free, len(timeline.waiting)))]
         if not new:
@@ -185,7 +188,7 @@ class _ContinuousBatching:
         return sample
 
     def refill(self, handed: int) -> None:
-        """Runs the workers, in the order of time, for as long as anything waits."""
+        """Run the workers, in the order of time, for as long as anything waits."""
         heap = [(self._next(timeline), index) for index, timeline in enumerate(self.timelines) if timeline.waiting]
         heapq.heapify(heap)
         while heap:
@@ -211,7 +214,7 @@ class _ContinuousBatching:
         return timeline.clock + seconds
 
     def drain(self, timeline: WorkerTimeline) -> None:
-        """The rest, when nothing waits for this worker any more."""
+        """Run the rest, when nothing waits for this worker any more."""
         if not timeline.rows:
             return
         samples = [sample for _, sample in timeline.rows]

@@ -1,7 +1,7 @@
 """When the last sample is scored: one queue, first come first served, and workers that join it at different times.
 
 Rule: a worker that is free takes what waits, its fair share of it and a pass's worth at most, and is busy for as long
-as that pass takes. Exact, one event a pass. Dispatch deals what waits longest first, so that passes are alike;
+as that pass takes. Exact, one event per pass. Dispatch deals what waits longest first, so that passes are alike;
 here samples that came together are in the order of the batch, which is as even on average.
 """
 
@@ -28,9 +28,10 @@ class SimulatedScoring(NamedTuple):
 
 
 def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> SimulatedScoring:
-    """arrivals: [n] when each sample may be scored; tokens: [n] of it, prompt included; worker -> when it joins.
+    """Return how scoring goes: `arrivals` float64 [n] is when each sample may be scored, `tokens` float64 [n] its
+    length, prompt included.
 
-    Raises ValueError when there is nobody to score.
+    `available` says when each worker joins. Raises ValueError when there is nobody to score.
     """
     if not available:
         raise ValueError("nobody scores: no dedicated inference worker and none that is released")

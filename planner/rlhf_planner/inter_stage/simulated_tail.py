@@ -3,7 +3,7 @@
 Rule: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one worker
 join it together, when the last of them is there; those that bring their KV cache are decoded at their source until
 then, at its pace. A link carries one KV cache at a time, at either end; MOVES_AT_ONCE wait together for what else a
-move takes. Who goes where is `place`'s own answer.
+move takes. Who goes where is decided by `tail_placement`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 class ConsolidatedTail(NamedTuple):
-    """The outcome."""
+    """How the tail was decoded on the workers of the pool."""
 
     start: float
     pool: list[int]
@@ -63,10 +63,10 @@ class ConsolidatedTail(NamedTuple):
 def threshold_state(
     generation: SimulatedGeneration, threshold: int, model: LengthModel | None, lines: Sequence[int] = ()
 ) -> ThresholdState:
-    """The state at the threshold; without a `model` all samples look alike. `lines`: as in Layout."""
+    """Return the state at the threshold; without a `model` all samples look alike. `lines`: as in IterationSetup."""
     start = generation.threshold_time(threshold)
     samples = np.flatnonzero(generation.finish > start)
-    steps = np.array([line.steps_at(start) for line in generation.timelines])
+    steps = np.array([timeline.steps_at(start) for timeline in generation.timelines])
     worker = generation.worker[samples]
     tokens = _decoded(generation, samples, steps[worker])
     prompt = generation.prompts[samples].astype(np.int64)
@@ -77,16 +77,16 @@ def threshold_state(
 
 
 def consolidate(
-    generation: SimulatedGeneration, left: ThresholdState, pool: int, transfer: Transfer, costs: StageCosts
+    generation: SimulatedGeneration, state: ThresholdState, pool: int, transfer: Transfer, costs: StageCosts
 ) -> ConsolidatedTail:
-    """The tail consolidates on `pool` workers, or more where they cannot hold it."""
+    """Return how the tail consolidates on `pool` workers, or on more where they cannot hold it."""
     workers = len(generation.timelines)
-    held, start = left.held, left.start
-    stays, moving, destination, kv = assign(held, workers, pool, costs, left.limit, transfer)
-    transits = _transits(left, moving, destination, kv, costs)
+    held, start = state.held, state.start
+    stays, moving, destination, kv = assign(held, workers, pool, costs, state.limit, transfer)
+    transits = _transits(state, moving, destination, kv, costs)
     finish = generation.finish.copy()
-    free = [max(start, line.busy) for line in generation.timelines]
-    busy = [line.busy for line in generation.timelines]
+    free = [max(start, timeline.busy) for timeline in generation.timelines]
+    busy = [timeline.busy for timeline in generation.timelines]
     for worker in set(range(workers)).difference(stays):
         free[worker] = start
     for move in transits:
@@ -95,7 +95,7 @@ def consolidate(
         busy[worker] = min(busy[worker], free[worker])
     pieces = []
     for worker, arriving in _grouped(zip(destination.tolist(), range(len(transits)), strict=True)):
-        piece = _join(generation, left, moving[arriving], [transits[at] for at in arriving], costs, finish)
+        piece = _join(generation, state, moving[arriving], [transits[at] for at in arriving], costs, finish)
         free[worker] = piece.end
         busy[worker] = min(busy[worker], piece.join) + piece.end - piece.join
         pieces.append(piece)
@@ -104,7 +104,8 @@ def consolidate(
 
 
 def stretched(tail: ConsolidatedTail, scoring: float, times: float) -> ConsolidatedTail:
-    """The tail when decoding takes `times` as long while released workers score, for the first `scoring` seconds."""
+    """Return the tail when decoding takes `times` as long while released workers score, for the first `scoring`
+    seconds."""
 
     def more(moments: float | Floats) -> Floats:
         return np.asarray(np.minimum(np.maximum(moments - tail.start, 0.0) * (times - 1), scoring * (1 - 1 / times)))
@@ -136,10 +137,10 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     return sorted(groups.items())
 
 
-def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
-    acknowledged = left.start + costs.acknowledged_seconds
-    keys = (left.held.prompt + left.held.tokens)[moving].tolist()
-    sources, samples = left.held.worker[moving].tolist(), left.samples[moving].tolist()
+def _transits(state: ThresholdState, moving: Ints, destination: Ints, kv: Flags, costs: StageCosts) -> list[Transit]:
+    acknowledged = state.start + costs.acknowledged_seconds
+    keys = (state.held.prompt + state.held.tokens)[moving].tolist()
+    sources, samples = state.held.worker[moving].tolist(), state.samples[moving].tolist()
     sending: dict[int, float] = {}
     receiving: dict[int, float] = {}
     begun: dict[int, int] = {}
@@ -153,26 +154,30 @@ def _transits(left: ThresholdState, moving: Ints, destination: Ints, kv: Flags, 
             sending[source] = receiving[to] = sent
             end = sent + (1 + begun.get(source, 0) // MOVES_AT_ONCE) * costs.move_seconds
             begun[source] = begun.get(source, 0) + 1
-        answer.append(Transit(samples[at], source, to, by_kv, left.start, end))
+        answer.append(Transit(samples[at], source, to, by_kv, state.start, end))
     return answer
 
 
 def _join(
-    generation: SimulatedGeneration, left: ThresholdState, moving: Ints, arriving: Sequence[Transit], costs: StageCosts,
+    generation: SimulatedGeneration,
+    state: ThresholdState,
+    moving: Ints,
+    arriving: Sequence[Transit],
+    costs: StageCosts,
     finish: Floats,
-) -> Piece:  # fmt: skip
+) -> Piece:
     """Writes the finish times of all that one worker of the pool decodes once `arriving` are there."""
     worker = arriving[0].destination
     moment, steps = generation.timelines[worker].boundary(max(move.end for move in arriving))
     own = np.flatnonzero((generation.worker == worker) & (generation.finish > moment + 1e-12))
     kv = np.array([move.kv for move in arriving], dtype=np.bool_)
-    came, bare = left.samples[moving[kv]], left.samples[moving[~kv]]
+    came, bare = state.samples[moving[kv]], state.samples[moving[~kv]]
     came = came[generation.finish[came] > moment]  # the others were finished at their source before their turn
     source_steps = {
         index: generation.timelines[index].steps_at(moment) for index in set(generation.worker[came].tolist())
     }
     there = np.array([source_steps[index] for index in generation.worker[came].tolist()])
-    bare_tokens = left.held.tokens[moving[~kv]]
+    bare_tokens = state.held.tokens[moving[~kv]]
     join = moment
     if len(bare):
         built = generation.prompts[bare] + (0 if costs.replays else bare_tokens)

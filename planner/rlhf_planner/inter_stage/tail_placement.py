@@ -69,7 +69,8 @@ def place_tail(
     lengths: LengthModel,
     transfer: Transfer = "Auto",
 ) -> TailPlacement:
-    """Where everything goes when the threshold is reached. `held` names every live generation worker, idle ones too.
+    """Return where everything goes when the threshold is reached. `held` names every live generation worker, idle ones
+    too.
 
     The pool is larger than asked for when that many cannot hold the samples. With `transfer` KV every cache goes along,
     also of a sample of which no token is known: what is known lags behind what its worker has decoded. Raises
@@ -107,7 +108,8 @@ def _require_once(samples: Sequence[int]) -> None:
 def assign(
     held: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
 ) -> tuple[list[int], Ints, Ints, Flags]:
-    """`place` on columns: (workers that stay, rows of `held` that move, where each goes, with its KV cache or not)."""
+    """Return the same for columns: (workers that stay, rows of `held` that move, the worker that each goes to,
+    whether with its KV cache); the last three are [moved]."""
     work = np.bincount(held.worker, weights=held.remaining, minlength=workers)
     count = np.bincount(held.worker, minlength=workers)
     order = np.lexsort((np.arange(workers), -count, -work)).tolist()

@@ -10,7 +10,8 @@ _BAR, _CHOSEN = "─", "◀ chosen"
 
 
 def threshold_chart(choice: FusionChoice, batch: int, width: int = 100) -> str:
-    """One line a threshold: R_t, its share of `batch`, the best pool, seconds, and a bar as long as that; from 0."""
+    """Return the chart as text, one line per threshold: R_t, its share of `batch`, the best pool, seconds, and a bar
+    as long as that from 0."""
     rows = [
         (f"{point.threshold}", f"{point.threshold / batch:.0%}", f"{point.pool}", f"{point.seconds:.3g} s")
         for point in choice.curve

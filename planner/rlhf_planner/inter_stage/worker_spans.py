@@ -19,7 +19,7 @@ from rlhf_planner.inter_stage.simulated_tail import ConsolidatedTail
 
 
 class SimulatedIteration(NamedTuple):
-    """An iteration worked out."""
+    """An iteration of generation and inference, worked out; times are seconds from its begin."""
 
     seconds: float
     finish: Floats
@@ -32,14 +32,14 @@ class SimulatedIteration(NamedTuple):
 def spans_of(
     generation: SimulatedGeneration, iteration: SimulatedIteration, costs: StageCosts
 ) -> tuple[WorkerSpan, ...]:
-    """Prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
+    """Return what workers do when: prefills, decoding in stretches of one batch size, wakes and passes of scoring."""
     answer: list[WorkerSpan] = []
     stays: list[list[tuple[float, float]]] = [[] for _ in generation.timelines]
     for worker, start, end in _stays(generation, iteration):
         stays[worker].append((start, end))
     joins = {} if iteration.tail is None else {piece.worker: piece for piece in iteration.tail.pieces}
-    for worker, line in enumerate(generation.timelines):
-        stalls = list(_prefills(line))
+    for worker, timeline in enumerate(generation.timelines):
+        stalls = list(_prefills(timeline))
         if worker in joins:
             piece = joins[worker]
             stalls = [*(stall for stall in stalls if stall[1] <= piece.join), (piece.join, piece.start)]
@@ -60,8 +60,8 @@ def _stays(generation: SimulatedGeneration, iteration: SimulatedIteration) -> It
     pieces = {} if iteration.tail is None else {piece.worker: piece for piece in iteration.tail.pieces}
     finish = iteration.finish.tolist()
     for sample, worker in enumerate(generation.worker.tolist()):
-        line = generation.timelines[worker]
-        begun = line.times[bisect_right(line.steps, int(generation.begun[sample])) - 1]
+        timeline = generation.timelines[worker]
+        begun = timeline.times[bisect_right(timeline.steps, int(generation.begun[sample])) - 1]
         move = moves.get(sample)
         if move is not None:
             left = min(finish[sample], move.end if move.kv else move.start)
@@ -75,8 +75,8 @@ def _stays(generation: SimulatedGeneration, iteration: SimulatedIteration) -> It
             yield worker, begun, finish[sample]
 
 
-def _prefills(line: WorkerTimeline) -> Iterator[tuple[float, float]]:
-    points = zip(line.times, line.steps, strict=True)
+def _prefills(timeline: WorkerTimeline) -> Iterator[tuple[float, float]]:
+    points = zip(timeline.times, timeline.steps, strict=True)
     for (start, step), (end, after) in pairwise(points):
         if after == step and end > start:
             yield start, end

@@ -49,102 +49,114 @@ class MemoryUnits:
     mean: float  # memory units of an average micro-batch
 
     def of(self, activation: float) -> int:
-        """Whole units that fit under `activation`."""
+        """Return how many whole units fit under `activation`, which is in activation units of the instance."""
         return int(np.floor(activation * self.scale + 1e-6))
 
 
-def memory_units(lay: InstanceArrays) -> MemoryUnits:
-    """The coarsest decimal grid that holds every activation exactly; a millionth of the largest where none does."""
+def memory_units(arrays: InstanceArrays) -> MemoryUnits:
+    """Return the coarsest decimal grid that holds every activation exactly; a millionth of the largest where none
+    does."""
     for digits in range(5):
-        scaled = lay.activation * 10**digits
+        scaled = arrays.activation * 10**digits
         if np.allclose(scaled, np.round(scaled), rtol=0, atol=1e-9):
             scale = float(10**digits)
             break
     else:
-        scale = 1e6 / float(lay.activation.max())
-    return MemoryUnits(scale, max(float(np.mean(np.round(lay.activation * scale))), 1.0))
+        scale = 1e6 / float(arrays.activation.max())
+    return MemoryUnits(scale, max(float(np.mean(np.round(arrays.activation * scale))), 1.0))
 
 
 class Walk:
-    """One annealing walk over the schedules of a layout that keep a makespan limit.
+    """One annealing walk over the schedules of an instance that keep a makespan limit.
 
-    `order` [devices, longest] holds steps, `holds` what a device holds after the step at that place, in memory units.
+    `order` int64 [devices, longest] holds steps; `holds`, of the same shape, what a device holds after the step at that
+    place, in memory units.
     """
 
     def __init__(self, timeline: Timeline, limit: float, seed: int) -> None:
-        lay = timeline.layout
-        self.layout, self.units = lay, memory_units(lay)
+        arrays = timeline.arrays
+        self.arrays, self.units = arrays, memory_units(arrays)
         self.limit = limit * (1 + 1e-12) + 1e-9
         self.random = np.array([seed * 0x9E3779B97F4A7C15 % 2**64 or 1], dtype=np.uint64)
-        self.links, self.times = _graph(lay, self.units)
-        self.order = _steps_in_order(lay, timeline.orders)
-        self.length = lay.device_lengths
+        self.links, self.times = _graph(arrays, self.units)
+        self.order = _steps_in_order(arrays, timeline.orders)
+        self.length = arrays.device_lengths
         self.holds = np.zeros(self.order.shape, dtype=np.int64)
-        if fill_state(self.links, self.times, self.order, self.length, self.holds) != lay.steps:
+        if fill_state(self.links, self.times, self.order, self.length, self.holds) != arrays.steps:
             raise ValueError("the schedule to start from deadlocks")
 
     def run(self, targets: Ints, hot: float, cold: float, tries: int) -> tuple[int, int]:
-        """(places still above their device's target, tries made); stops at no place. `targets` in memory units."""
-        arrays = (self.links, self.times, self.order, self.length, self.holds)
-        return anneal(*arrays, self.limit, targets, 1.0 / self.units.mean, hot, cold, tries, self.random)
+        """Try swaps until no place is above its device's target; return (places still above it, tries made).
+
+        `targets` int64 [devices], in memory units; `hot` and `cold` are the first and the last temperature.
+        """
+        state = (self.links, self.times, self.order, self.length, self.holds)
+        return anneal(*state, self.limit, targets, 1.0 / self.units.mean, hot, cold, tries, self.random)
 
     def peaks(self) -> Ints:
-        """Peak of every device, in memory units."""
+        """Return the peak of every device, int64 [devices], in memory units."""
         used = np.arange(self.order.shape[1])[None, :] < self.length[:, None]
         return np.asarray(np.where(used, self.holds, 0).max(axis=1))
 
     def timeline(self) -> Timeline:
-        return simulate(self.layout, np.where(self.order >= 0, self.links[self.order, OPERATION], -1))
+        """Return the schedule where the walk is now, simulated."""
+        return simulate(self.arrays, np.where(self.order >= 0, self.links[self.order, OPERATION], -1))
 
 
-def _graph(lay: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
+def _graph(arrays: InstanceArrays, units: MemoryUnits) -> tuple[Ints, Floats]:
     """`links` and `times` of a layout; positions, heads and tails are left for `fill_state`."""
-    links, times = np.full((lay.steps, 6), -1, dtype=np.int64), np.zeros((lay.steps, 5))
-    counts = np.diff(lay.base)
+    links, times = np.full((arrays.steps, 6), -1, dtype=np.int64), np.zeros((arrays.steps, 5))
+    counts = np.diff(arrays.base)
     links[:, HELD] = 0
-    links[:, OPERATION] = np.repeat(np.arange(KINDS * lay.stages), counts)
-    links[:, DEVICE] = np.repeat(np.repeat(lay.device, KINDS), counts)
-    times[:, DURATION] = np.repeat(lay.duration, counts)
+    links[:, OPERATION] = np.repeat(np.arange(KINDS * arrays.stages), counts)
+    links[:, DEVICE] = np.repeat(np.repeat(arrays.device, KINDS), counts)
+    times[:, DURATION] = np.repeat(arrays.duration, counts)
 
     def join(earlier: int, later: int, lag: float, follow: bool = True) -> None:
         """Every step of operation `later` comes after the same micro-batch's step of `earlier`."""
-        a = np.arange(lay.base[earlier], lay.base[earlier + 1])
-        b = np.arange(lay.base[later], lay.base[later + 1])
+        a = np.arange(arrays.base[earlier], arrays.base[earlier + 1])
+        b = np.arange(arrays.base[later], arrays.base[later + 1])
         links[b, PREVIOUS], times[b, LAG_PREVIOUS] = a, lag
         if follow:
             links[a, FOLLOWING], times[a, LAG_FOLLOWING] = b, lag
 
-    for k in range(lay.stages):
+    for k in range(arrays.stages):
         forward, backward, weight = (KINDS * k + kind for kind in range(KINDS))
-        held = round(float(lay.activation[k]) * units.scale)
-        freeing = weight if lay.weight[k] else backward
-        links[lay.base[forward] : lay.base[forward + 1], HELD] = held
-        links[lay.base[freeing] : lay.base[freeing + 1], HELD] = -held
-        if lay.after[k] >= 0:
-            join(forward, forward + KINDS, float(lay.lag_after[k]))
-            join(backward + KINDS, backward, float(lay.lag_after[k]))
+        held = round(float(arrays.activation[k]) * units.scale)
+        freeing = weight if arrays.weight[k] else backward
+        links[arrays.base[forward] : arrays.base[forward + 1], HELD] = held
+        links[arrays.base[freeing] : arrays.base[freeing + 1], HELD] = -held
+        if arrays.after[k] >= 0:
+            join(forward, forward + KINDS, float(arrays.lag_after[k]))
+            join(backward + KINDS, backward, float(arrays.lag_after[k]))
         else:
             join(forward, backward, 0.0)
-        if lay.weight[k]:  # same device: the order alone keeps it after its input gradient, so nothing follows it
+        if arrays.weight[k]:  # same device: the order alone keeps it after its input gradient, so nothing follows it
             join(backward, weight, 0.0, follow=False)
     return links, times
 
 
-def _steps_in_order(lay: InstanceArrays, orders: Ints) -> Ints:
-    count = np.zeros(KINDS * lay.stages, dtype=np.int64)
+def _steps_in_order(arrays: InstanceArrays, orders: Ints) -> Ints:
+    count = np.zeros(KINDS * arrays.stages, dtype=np.int64)
     steps = np.full(orders.shape, -1, dtype=np.int64)
     for device, row in enumerate(orders):
         for place, op in enumerate(row):
             if op < 0:
                 break
-            steps[device, place] = lay.base[op] + count[op]
+            steps[device, place] = arrays.base[op] + count[op]
             count[op] += 1
     return steps
 
 
 @compiled
 def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Ints) -> int:
-    """Positions, heads, tails and holds from the order; returns the steps reached (all of them unless it deadlocks)."""
+    """Fill in positions, heads, tails and `holds` from the order; return how many steps were reached: all, unless it
+    deadlocks.
+
+    `links` int64 [steps, 6] and `times` float64 [steps, 5] have the columns that the constants above name; `order`
+    int64 [devices, longest] holds steps, and `length` int64 [devices] how many of a row are used; `holds` int64
+    [devices, longest] is in memory units.
+    """
     count = len(links)
     waits = np.zeros(count, np.int64)
     also = np.full(count, -1)  # the weight-gradient step that waits for a step, besides the one that follows it
@@ -170,8 +182,8 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
         at += 1
         times[n, HEAD] = head_of(links, times, order, n)
         d, i = links[n, DEVICE], links[n, POSITION]
-        beside = order[d, i + 1] if i + 1 < length[d] else -1
-        for other in (links[n, FOLLOWING], also[n], beside):
+        neighbour = order[d, i + 1] if i + 1 < length[d] else -1
+        for other in (links[n, FOLLOWING], also[n], neighbour):
             if other >= 0:
                 waits[other] -= 1
                 if waits[other] == 0:
@@ -184,21 +196,23 @@ def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Int
 
 @inlined
 def head_of(links: Ints, times: Floats, order: Ints, n: int) -> float:
-    """Earliest start of step n from its two predecessors."""
+    """Return the earliest start of step `n`, in time units, from the heads of its two predecessors; arrays as in
+    `fill_state`."""
     head = 0.0
     p = links[n, PREVIOUS]
     if p >= 0:
         head = times[p, HEAD] + times[p, DURATION] + times[n, LAG_PREVIOUS]
     i = links[n, POSITION]
     if i > 0:
-        beside = order[links[n, DEVICE], i - 1]
-        head = max(head, times[beside, HEAD] + times[beside, DURATION])
+        neighbour = order[links[n, DEVICE], i - 1]
+        head = max(head, times[neighbour, HEAD] + times[neighbour, DURATION])
     return head
 
 
 @inlined
 def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> float:
-    """Least time from the start of step n to the end, from its two successors."""
+    """Return the least time from the start of step `n` to the end of the schedule, from its two successors; arrays
+    as in `fill_state`."""
     tail = 0.0
     f = links[n, FOLLOWING]
     if f >= 0:
@@ -211,7 +225,10 @@ def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> fl
 
 @inlined
 def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, limit: float) -> bool:
-    """Swap u with its right neighbour v if that keeps the limit; heads and tails of the two are then set."""
+    """Swap step `u` with its right neighbour `v` if the makespan keeps `limit`; return whether it was done.
+
+    The heads and tails of the two are set then, those of others are not (`spread`). Arrays as in `fill_state`.
+    """
     d, i = links[u, DEVICE], links[u, POSITION]
     p, f = links[v, PREVIOUS], links[u, FOLLOWING]
     if p == u or f == v or links[u, OPERATION] == links[v, OPERATION]:
@@ -250,15 +267,19 @@ def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: i
 
 @inlined
 def spread(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, queue: Ints, queued: Ints) -> None:
-    """Bring heads after, and tails before, the swapped steps v, u up to date."""
+    """Bring the heads after, and the tails before, the swapped steps `v`, `u` up to date.
+
+    `queue` int64 [steps + 1] and `queued` int64 [steps] are scratch memory, `queued` all zero before and after. The
+    other arrays are as in `fill_state`.
+    """
     room = len(queue)
     for side in (1, -1):
         link = FOLLOWING if side == 1 else PREVIOUS
         first, last = 0, 0
         d = links[u, DEVICE]
         i = links[u, POSITION] + 1 if side == 1 else links[v, POSITION] - 1
-        beside = order[d, i] if 0 <= i < length[d] else -1
-        for n in (beside, links[v, link], links[u, link]):
+        neighbour = order[d, i] if 0 <= i < length[d] else -1
+        for n in (neighbour, links[v, link], links[u, link]):
             if n >= 0 and queued[n] == 0:
                 queue[last], queued[n] = n, 1
                 last += 1
@@ -277,8 +298,8 @@ def spread(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int
                     continue
                 times[n, TAIL] = value
             d, i = links[n, DEVICE], links[n, POSITION] + side
-            beside = order[d, i] if 0 <= i < length[d] else -1
-            for other in (beside, links[n, link]):
+            neighbour = order[d, i] if 0 <= i < length[d] else -1
+            for other in (neighbour, links[n, link]):
                 if other >= 0 and queued[other] == 0:
                     queue[last], queued[other] = other, 1
                     last = last + 1 if last + 1 < room else 0
@@ -286,7 +307,7 @@ def spread(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int
 
 @inlined
 def next_random(random: NDArray[np.uint64]) -> int:
-    """xorshift64*: the top 32 bits of the next number; the state is the one element of `random`."""
+    """Return the top 32 bits of the next number of xorshift64*; `random` uint64 [1] is its state."""
     x = random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -310,7 +331,13 @@ def anneal(
     tries: int,
     random: NDArray[np.uint64],
 ) -> tuple[int, int]:
-    """(places above target, tries made). Cost: sum over places of (excess + STEP_COST)^2, excess in micro-batches."""
+    """Try `tries` swaps at falling temperature; return (places above target, tries made), early when there are none
+    above.
+
+    The cost is the sum over places of (excess + STEP_COST)^2, with the excess in micro-batches. `holds` and `targets`
+    (int64 [devices]) are in memory units, and `inverse` is micro-batches in one of them; `limit` is the makespan
+    allowed. The other arrays are as in `fill_state` and `next_random`.
+    """
     count = len(links)
     queue, queued = np.empty(count + 1, np.int64), np.zeros(count, np.int64)
     above = 0

@@ -36,27 +36,29 @@ GREEDY = "greedy"
 ONE_AT_A_TIME = "one-micro-batch-at-a-time"
 
 
-def run_baselines(lay: InstanceArrays) -> dict[str, Timeline]:
-    """Every baseline of the instance that keeps its memory cap; the last one always does. The arrays are not split."""
+def run_baselines(arrays: InstanceArrays) -> dict[str, Timeline]:
+    """Return the schedules of all baselines that keep the memory cap, by name; one micro-batch at a time always
+    does. The arrays must not be split."""
     found: dict[str, Timeline] = {}
     for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
         try:
-            timeline = build(lay)
+            timeline = build(arrays)
         except DeadlockError:  # a pipeline that visits a device twice may not run as 1F1B
             continue
         if keeps_cap(timeline):
             found[name] = timeline
-    found[ONE_AT_A_TIME] = one_at_a_time(lay)
+    found[ONE_AT_A_TIME] = one_at_a_time(arrays)
     return found
 
 
 def keeps_cap(timeline: Timeline) -> bool:
-    cap = timeline.layout.instance.memory_cap
+    """Return whether the peak is at most the instance's memory cap."""
+    cap = timeline.arrays.instance.memory_cap
     return cap is None or timeline.peak <= cap + 1e-9
 
 
 def check_cap_possible(instance: Instance) -> None:
-    """InstanceError when no schedule can keep the cap.
+    """Raise InstanceError when no schedule can keep the cap.
 
     All stages of one micro-batch on one device hold activation at once (between its last forward and first backward
     step); and whenever that fits, one micro-batch at a time does.
@@ -72,7 +74,8 @@ def check_cap_possible(instance: Instance) -> None:
 
 
 def phases(instance: Instance) -> list[list[int]]:
-    """Pipelines grouped so that those of a group share no device (the copies of one model), in their order."""
+    """Return the numbers of the pipelines in groups whose members share no device (the copies of one model), in
+    their order."""
     groups: list[list[int]] = []
     used: list[set[int]] = []
     for index, pipe in enumerate(instance.pipelines):
@@ -86,18 +89,19 @@ def phases(instance: Instance) -> list[list[int]]:
     return groups
 
 
-def one_f_one_b(lay: InstanceArrays, pipeline: int) -> list[list[int]]:
-    """1F1B orders of one pipeline, a list a device: stage s warms up with stages - s - 1 forwards at most."""
-    pipe = lay.instance.pipelines[pipeline]
-    cap = lay.instance.memory_cap
-    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+def one_f_one_b(arrays: InstanceArrays, pipeline: int) -> list[list[int]]:
+    """Return the 1F1B order of one pipeline, one list of operations per stage; stage s warms up with at most stages
+    - s - 1 forwards."""
+    pipe = arrays.instance.pipelines[pipeline]
+    cap = arrays.instance.memory_cap
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     limit = pipe.stages
-    for k in np.flatnonzero(lay.pipeline == pipeline):
-        device, count = int(lay.device[k]), pipe.microbatches
-        if cap is not None and lay.activation[k] > 0:
-            limit = max(1, min(limit, int(cap / lay.activation[k] + 1e-9)))
-        warm = min(limit, pipe.stages - int(lay.stage[k]), count) - 1
-        forward, rest = KINDS * int(k), list(lay.operations(int(k)))[1:]
+    for k in np.flatnonzero(arrays.pipeline == pipeline):
+        device, count = int(arrays.device[k]), pipe.microbatches
+        if cap is not None and arrays.activation[k] > 0:
+            limit = max(1, min(limit, int(cap / arrays.activation[k] + 1e-9)))
+        warm = min(limit, pipe.stages - int(arrays.stage[k]), count) - 1
+        forward, rest = KINDS * int(k), list(arrays.operations(int(k)))[1:]
         row = [forward] * warm
         for _ in range(count - warm):
             row += [forward, *rest]
@@ -105,87 +109,89 @@ def one_f_one_b(lay: InstanceArrays, pipeline: int) -> list[list[int]]:
     return lists
 
 
-def serial(lay: InstanceArrays) -> Timeline:
-    """One model after another, each as 1F1B, a barrier between: what a system without fusion runs."""
-    start, offset = np.zeros(lay.steps), 0.0
-    merged: list[list[int]] = [[] for _ in range(lay.instance.devices)]
-    for group in phases(lay.instance):
-        lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+def serial(arrays: InstanceArrays) -> Timeline:
+    """Return one model after another, each as 1F1B, with a barrier between them: what a system without fusion runs."""
+    start, offset = np.zeros(arrays.steps), 0.0
+    merged: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
+    for group in phases(arrays.instance):
+        lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
         for pipeline in group:
-            lists = [a + b for a, b in zip(lists, one_f_one_b(lay, pipeline), strict=True)]
-        begin = np.zeros(lay.steps)
-        makespan, done = run_orders(pad_orders(lay, lists), *kernel_arguments(lay), begin)
+            lists = [a + b for a, b in zip(lists, one_f_one_b(arrays, pipeline), strict=True)]
+        begin = np.zeros(arrays.steps)
+        makespan, done = run_orders(pad_orders(arrays, lists), *kernel_arguments(arrays), begin)
         if done != sum(len(row) for row in lists):
             raise DeadlockError(f"1F1B of pipelines {group} waits for itself")
         for pipeline in group:
-            for k in np.flatnonzero(lay.pipeline == pipeline):
-                block = slice(int(lay.base[KINDS * k]), int(lay.base[KINDS * k + KINDS]))
+            for k in np.flatnonzero(arrays.pipeline == pipeline):
+                block = slice(int(arrays.base[KINDS * k]), int(arrays.base[KINDS * k + KINDS]))
                 start[block] = begin[block] + offset
         offset += makespan
         merged = [a + b for a, b in zip(merged, lists, strict=True)]
-    orders = pad_orders(lay, merged)
-    return Timeline(lay, orders, start, offset, activation_peaks(orders, lay.activation, lay.weight))
+    orders = pad_orders(arrays, merged)
+    return Timeline(arrays, orders, start, offset, activation_peaks(orders, arrays.activation, arrays.weight))
 
 
-def back_to_back(lay: InstanceArrays) -> Timeline:
-    """1F1B of each model after the other without a barrier: opposite pipelines start where the others end early."""
+def back_to_back(arrays: InstanceArrays) -> Timeline:
+    """Return the 1F1B schedules of the models one after another without a barrier: opposite pipelines start where
+    the others end early."""
     best: Timeline | None = None
-    order = list(range(len(lay.instance.pipelines)))
+    order = list(range(len(arrays.instance.pipelines)))
     for sequence in (order, order[::-1]):
-        lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+        lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
         for pipeline in sequence:
-            lists = [a + b for a, b in zip(lists, one_f_one_b(lay, pipeline), strict=True)]
-        timeline = simulate(lay, pad_orders(lay, lists))
+            lists = [a + b for a, b in zip(lists, one_f_one_b(arrays, pipeline), strict=True)]
+        timeline = simulate(arrays, pad_orders(arrays, lists))
         if best is None or timeline.rank < best.rank:
             best = timeline
     assert best is not None
     return best
 
 
-def one_at_a_time(lay: InstanceArrays) -> Timeline:
-    """A micro-batch starts on a device only when the one before has left it: least memory, always valid."""
-    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
-    for pipeline, pipe in enumerate(lay.instance.pipelines):
-        stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
+def one_at_a_time(arrays: InstanceArrays) -> Timeline:
+    """Return the schedule in which a micro-batch starts on a device only when the one before has left it: least
+    memory, always valid."""
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
+    for pipeline, pipe in enumerate(arrays.instance.pipelines):
+        stages = [int(k) for k in np.flatnonzero(arrays.pipeline == pipeline)]
         for _ in range(pipe.microbatches):
             for k in stages:
-                lists[int(lay.device[k])].append(KINDS * k + FORWARD)
+                lists[int(arrays.device[k])].append(KINDS * k + FORWARD)
             for k in reversed(stages):
-                lists[int(lay.device[k])].append(KINDS * k + BACKWARD)
-                if lay.weight[k]:
-                    lists[int(lay.device[k])].append(KINDS * k + WEIGHT)
-    return simulate(lay, pad_orders(lay, lists))
+                lists[int(arrays.device[k])].append(KINDS * k + BACKWARD)
+                if arrays.weight[k]:
+                    lists[int(arrays.device[k])].append(KINDS * k + WEIGHT)
+    return simulate(arrays, pad_orders(arrays, lists))
 
 
 def interleaved(instance: Instance, chunks: int) -> Timeline | None:
-    """Interleaved 1F1B, one model after another with a barrier: every stage cut into `chunks` virtual stages.
+    """Return interleaved 1F1B, one model after another with a barrier, every stage cut into `chunks` virtual stages.
 
-    None where it is not defined: it needs micro-batches in multiples of the stages. A micro-batch crosses `chunks`
-    times as many edges, so transfers cost it more than any other schedule here. Source: Narayanan et al. 2021,
-    section 2.2.
+    It is None where it is not defined: it needs micro-batches in multiples of the stages. A micro-batch crosses
+    `chunks` times as many edges, so transfers cost it more than any other schedule of this module. Source: Narayanan et
+    al. 2021, section 2.2.
     """
     cut = tuple(_cut(pipe, chunks) for pipe in instance.pipelines)
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
         return None
-    lay = instance_arrays(replace(instance, pipelines=cut, memory_cap=None))
-    start, offset, peaks = np.zeros(lay.steps), 0.0, np.zeros(instance.devices)
+    arrays = instance_arrays(replace(instance, pipelines=cut, memory_cap=None))
+    start, offset, peaks = np.zeros(arrays.steps), 0.0, np.zeros(instance.devices)
     merged: list[list[int]] = [[] for _ in range(instance.devices)]
-    for group in phases(lay.instance):
+    for group in phases(arrays.instance):
         lists: list[list[int]] = [[] for _ in range(instance.devices)]
         for pipeline in group:
-            _interleaved_rows(lay, pipeline, chunks, lists)
-        makespan, done = run_orders(pad_orders(lay, lists), *kernel_arguments(lay), start)
+            _interleaved_rows(arrays, pipeline, chunks, lists)
+        makespan, done = run_orders(pad_orders(arrays, lists), *kernel_arguments(arrays), start)
         if done != sum(len(row) for row in lists):
             raise DeadlockError(f"interleaved 1F1B of pipelines {group} waits for itself")
         offset += makespan
-        orders = pad_orders(lay, lists)
-        peaks = np.maximum(peaks, activation_peaks(orders, lay.activation, lay.weight))
+        orders = pad_orders(arrays, lists)
+        peaks = np.maximum(peaks, activation_peaks(orders, arrays.activation, arrays.weight))
         merged = [a + b for a, b in zip(merged, lists, strict=True)]
-    return Timeline(lay, pad_orders(lay, merged), start, offset, peaks)
+    return Timeline(arrays, pad_orders(arrays, merged), start, offset, peaks)
 
 
 def ideal_interleaved(instance: Instance, chunks: int) -> float:
-    """Makespan of interleaved 1F1B without transfers: sum over models of (M + (S - 1)/v) * (f + b)."""
+    """Return the makespan of interleaved 1F1B without transfers: the sum over models of (M + (S - 1)/v) * (f + b)."""
     total = 0.0
     for group in phases(instance):
         costs = []
@@ -214,10 +220,10 @@ def _cut(pipe: InstancePipeline, chunks: int) -> InstancePipeline:
     )
 
 
-def _interleaved_rows(lay: InstanceArrays, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
-    stages = [int(k) for k in np.flatnonzero(lay.pipeline == pipeline)]
+def _interleaved_rows(arrays: InstanceArrays, pipeline: int, chunks: int, lists: list[list[int]]) -> None:
+    stages = [int(k) for k in np.flatnonzero(arrays.pipeline == pipeline)]
     ranks = len(stages) // chunks
-    total = lay.instance.pipelines[pipeline].microbatches * chunks
+    total = arrays.instance.pipelines[pipeline].microbatches * chunks
     for rank in range(ranks):
 
         def operation(index: int, kind: int, rank: int = rank) -> int:
@@ -230,14 +236,15 @@ def _interleaved_rows(lay: InstanceArrays, pipeline: int, chunks: int, lists: li
         for i in range(total - warm):
             row += [operation(warm + i, FORWARD), operation(i, BACKWARD)]
         row += [operation(i, BACKWARD) for i in range(total - warm, total)]
-        lists[int(lay.device[stages[rank]])] += row
+        lists[int(arrays.device[stages[rank]])] += row
 
 
 def chimera(instance: Instance) -> Timeline | None:
-    """Chimera, one model after another: two copies of each in opposite directions share its micro-batches.
+    """Return Chimera, one model after another: two copies of each in opposite directions share its micro-batches.
 
-    None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as there are
-    stages are joined without a barrier ("direct concatenation"). Holds all weights twice. Source: Li and Hoefler 2021.
+    It is None where it is not defined (an odd number of stages or micro-batches). Units of as many micro-batches as
+    there are stages are joined without a barrier ("direct concatenation"). It holds all weights twice. Source: Li and
+    Hoefler 2021.
     """
     if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
         return None
@@ -250,26 +257,26 @@ def chimera(instance: Instance) -> Timeline | None:
         }
         both += [half, replace(half, name=f"{pipe.name}-up", **flipped)]
     whole = replace(instance, pipelines=tuple(both), memory_cap=None)
-    lay = instance_arrays(whole)
+    arrays = instance_arrays(whole)
     lists: list[list[int]] = [[] for _ in range(instance.devices)]
     for model, pipe in enumerate(instance.pipelines):
         left = pipe.microbatches // 2
         while left > 0:
             unit = min(left, pipe.stages // 2)
-            _chimera_unit(lay, model, unit, lists)
+            _chimera_unit(arrays, model, unit, lists)
             left -= unit
-    return simulate(lay, pad_orders(lay, lists))
+    return simulate(arrays, pad_orders(arrays, lists))
 
 
-def _chimera_unit(lay: InstanceArrays, model: int, unit: int, lists: list[list[int]]) -> None:
+def _chimera_unit(arrays: InstanceArrays, model: int, unit: int, lists: list[list[int]]) -> None:
     """Append one unit of both directions, in the slots that Chimera gives them: with an even depth D none collide.
 
     Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in either direction.
     """
     slots: list[list[tuple[int, int]]] = [[] for _ in lists]
-    for k in np.flatnonzero(lay.pipeline // 2 == model):
-        depth, stage = lay.instance.pipelines[2 * model].stages, int(lay.stage[k])
-        row = slots[int(lay.device[k])]
+    for k in np.flatnonzero(arrays.pipeline // 2 == model):
+        depth, stage = arrays.instance.pipelines[2 * model].stages, int(arrays.stage[k])
+        row = slots[int(arrays.device[k])]
         row += [(stage + 2 * m, KINDS * int(k) + FORWARD) for m in range(unit)]
         row += [(2 * depth - 1 - stage + 2 * m, KINDS * int(k) + BACKWARD) for m in range(unit)]
     for orders, slotted in zip(lists, slots, strict=True):

@@ -2,7 +2,7 @@
 
 The one module of this package that touches a disk; nothing else in the planner imports it, callers at the edge do.
 An entry is one JSON file named for what was asked: instance, options and the version of the search. It is written
-beside its name and moved there, so a process that dies leaves no half entry. An entry that cannot be read, or that
+under another name and moved, so a process that dies leaves no half entry. An entry that cannot be read, or that
 the independent checker refuses, is a miss and never an error; a directory that cannot be written costs the next
 search, not this answer.
 """
@@ -35,7 +35,8 @@ def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> P
 def solve_cached(
     directory: Path, instance: Instance, options: SearchOptions, search: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], bool]:
-    """(the answer in the form of `solution_json`, whether it came from the directory); `search` makes a missing one."""
+    """Return the answer in the form of `solution_json`, and whether it came from the directory; `search` makes one
+    that is missing."""
     path = entry_path(directory, instance, options)
     kept = _read(path, instance)
     if kept is not None:
@@ -55,10 +56,10 @@ def _read(path: Path, instance: Instance) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: dict[str, Any]) -> None:
-    beside = path.with_suffix(f".{os.getpid()}.part")
+    partial = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(answer))
-        beside.replace(path)
+        partial.write_text(json.dumps(answer))
+        partial.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)

@@ -60,7 +60,8 @@ Transfers = Mapping[tuple[int, int], float]
 def exact_instance(
     pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, split: bool, room: float | None = None
 ) -> Instance:
-    """The instance in seconds and bytes. A split backward takes what its halves were measured to take."""
+    """Return the instance in seconds and bytes; a split backward takes what its halves were measured to take. `room`
+    is the memory cap."""
     return Instance(
         devices=1 + max(rank for pipe in pipelines for rank in pipe.stage_ranks),
         pipelines=tuple(_pipeline(pipe, costs, transfers, split) for pipe in pipelines),
@@ -84,7 +85,8 @@ def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bo
 
 
 def coarse(instance: Instance) -> Instance:
-    """The instance on a grid that the search is quick on: whole units of time and of a thousandth of activation."""
+    """Return the instance on a grid that the search is quick on: whole units of time, and of a thousandth of the
+    largest activation."""
     unit = min(min(pipe.forward) for pipe in instance.pipelines) / STEPS_IN_SHORTEST
     largest = max(max(pipe.activation) for pipe in instance.pipelines)
     byte = largest / 1000 if largest > 0 else 1.0
@@ -113,41 +115,44 @@ def coarse(instance: Instance) -> Instance:
 
 
 def search_seconds(instance: Instance, split: bool, serial_seconds: float, steps: int) -> float:
-    """Time budget for one search (instance in seconds): a small share of what all `steps` mini-batches could win."""
+    """Return the time budget of one search in seconds: a small share of what all `steps` mini-batches could win. The
+    instance is in seconds."""
     bound = makespan_bound(instance_arrays(instance, split))
     return min(LONGEST_SEARCH, max(SHORTEST_SEARCH, SEARCH_SHARE * steps * (serial_seconds - bound)))
 
 
 def search_options(method: str, seconds: float) -> SearchOptions:
-    """What to ask `solve` for; budgets are rounded so that equal jobs ask equal questions."""
+    """Return what to ask `solve` for; budgets are rounded so that equal jobs ask equal questions."""
     return SearchOptions(seconds=math.ceil(seconds * 10) / 10, split=method == FUSED_SPLIT)
 
 
 def table_of(
     instance: Instance, pipelines: Sequence[TablePipeline], answer: Mapping[str, Any], method: str
 ) -> ScheduleTable:
-    """The table of an answer in the form of `solution_json`, for `instance` as it was asked; checked."""
+    """Return the table of an answer in the form of `solution_json` for `instance`, as it was asked. It is checked:
+    TableError."""
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
-    lay = instance_arrays(instance, split)
-    timeline = simulate(lay, _orders(lay, [[(s.pipeline, s.stage, s.kind) for s in row] for row in devices]))
+    arrays = instance_arrays(instance, split)
+    timeline = simulate(arrays, _orders(arrays, [[(s.pipeline, s.stage, s.kind) for s in row] for row in devices]))
     table = schedule_table(timeline, method, tuple(pipe.model for pipe in pipelines))
     check_table(table)
     return table
 
 
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
-    """(seconds of one mini-batch, steps with start and end by rank) under a table, by the exact event simulation."""
+    """Return the seconds of one mini-batch under a table, and the steps with start and end, one list per rank, by
+    the exact event simulation."""
     split = any(action.kind == "W" for row in table.rows for action in row)
-    lay = instance_arrays(exact_instance(table.pipelines, costs, transfers, split), split)
+    arrays = instance_arrays(exact_instance(table.pipelines, costs, transfers, split), split)
     rows = [[(a.pipeline, a.stage, a.kind) for a in row if a.peer is None] for row in table.rows]
-    timeline: Timeline = simulate(lay, _orders(lay, rows))
+    timeline: Timeline = simulate(arrays, _orders(arrays, rows))
     return timeline.makespan, steps_by_device(timeline)
 
 
-def _orders(lay: InstanceArrays, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
+def _orders(arrays: InstanceArrays, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:
     """Operations by device of (pipeline, stage, kind) rows."""
     first = [0]
-    for pipe in lay.instance.pipelines:
+    for pipe in arrays.instance.pipelines:
         first.append(first[-1] + pipe.stages)
-    return pad_orders(lay, [[KINDS * (first[p] + s) + _OPERATIONS[kind] for p, s, kind in row] for row in rows])
+    return pad_orders(arrays, [[KINDS * (first[p] + s) + _OPERATIONS[kind] for p, s, kind in row] for row in rows])

@@ -15,12 +15,14 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compile `function` on its first call; keep the machine code beside the module when that can be written."""
+    """Return `function`, compiled on its first call; the machine code is kept beside the module where that can be
+    written."""
     return _compile(function, {})
 
 
 def inlined(function: Function) -> Function:
-    """The same for a small function that compiled loops call: a call costs more than its body, for all its arrays."""
+    """Return the same for a small function that compiled loops call: a call costs more than its body, for all its
+    arrays."""
     return _compile(function, {"forceinline": True})
 
 

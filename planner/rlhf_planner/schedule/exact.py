@@ -34,7 +34,8 @@ EXACT_STEPS = 6000  # above this, building the model alone takes seconds
 
 @dataclass(frozen=True, slots=True)
 class SolverAnswer:
-    """`timeline` if one was found. `bound`: proven lower bound on what was minimised. `infeasible`: proven."""
+    """What the solver found: `timeline` if there is one, the proven lower `bound` on what was minimised, whether
+    `infeasible` is proven."""
 
     timeline: Timeline | None
     bound: float
@@ -44,47 +45,56 @@ class SolverAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Times as whole numbers: `scale` units in one time unit; `exact` when no duration had to be rounded."""
+    """Times as whole numbers: `scale` units per time unit of the instance; `exact` when no duration had to be
+    rounded."""
 
     scale: float
     exact: bool
 
     def up(self, times: object) -> Ints:
+        """Return times in whole units, rounded up; int64, of the shape that comes in."""
         return np.ceil(np.asarray(times, dtype=np.float64) * self.scale - 1e-6).astype(np.int64)
 
     def down(self, time: float) -> int:
+        """Return a time in whole units, rounded down."""
         return int(np.floor(time * self.scale + 1e-6))
 
 
-def time_grid(lay: InstanceArrays) -> Grid:
-    times = np.concatenate([lay.duration, lay.lag_before, lay.lag_after])
+def time_grid(arrays: InstanceArrays) -> Grid:
+    """Return the coarsest decimal grid that holds all times exactly; a fine one on which they are rounded where none
+    does."""
+    times = np.concatenate([arrays.duration, arrays.lag_before, arrays.lag_after])
     for digits in range(5):
         scaled = times * 10**digits
         if np.allclose(scaled, np.round(scaled), rtol=0, atol=1e-9):
             return Grid(float(10**digits), True)
-    return Grid(500.0 / float(lay.duration[lay.duration > 0].min()), False)
+    return Grid(500.0 / float(arrays.duration[arrays.duration > 0].min()), False)
 
 
-def next_time(lay: InstanceArrays, makespan: float) -> float:
-    """The least makespan above one that is proven impossible: makespans are multiples of the grid."""
-    grid = time_grid(lay)
+def next_time(arrays: InstanceArrays, makespan: float) -> float:
+    """Return the least makespan above one that is proven impossible: makespans are multiples of the grid."""
+    grid = time_grid(arrays)
     return (grid.down(makespan) + 1) / grid.scale if grid.exact else makespan
 
 
 class CpSatModel:
-    """A CP-SAT model of one layout with makespan at most `horizon`; `steps` are the start variables, [steps]."""
+    """A CP-SAT model of one instance with makespan at most `horizon`; `steps` are the start variables, [steps], in
+    units of the grid."""
 
-    def __init__(self, lay: InstanceArrays, horizon: float) -> None:
-        self.lay, self.grid = lay, time_grid(lay)
+    def __init__(self, arrays: InstanceArrays, horizon: float) -> None:
+        self.arrays, self.grid = arrays, time_grid(arrays)
         self.model = cp_model.CpModel()
         self.horizon = self.grid.down(horizon)
-        self.duration, self.lag_before = self.grid.up(lay.duration), self.grid.up(lay.lag_before)
-        self.lag_after = self.grid.up(lay.lag_after)
-        head, tail = step_windows(lay)
+        self.duration, self.lag_before = self.grid.up(arrays.duration), self.grid.up(arrays.lag_before)
+        self.lag_after = self.grid.up(arrays.lag_after)
+        head, tail = step_windows(arrays)
         if self.grid.exact:
             low, high = self.grid.up(head), self.horizon - self.grid.up(tail)
         else:  # sums of rounded times differ from rounded sums: only what every step needs by itself is kept
-            low, high = np.zeros(lay.steps, dtype=np.int64), self.horizon - np.repeat(self.duration, np.diff(lay.base))
+            low, high = (
+                np.zeros(arrays.steps, dtype=np.int64),
+                self.horizon - np.repeat(self.duration, np.diff(arrays.base)),
+            )
         self.possible = bool((low <= high).all())
         self.steps: list[Any] = []
         if self.possible:
@@ -93,76 +103,78 @@ class CpSatModel:
             self._devices()
 
     def end(self, step: int, operation: int) -> Any:
+        """Return the expression for the end of a step of this operation."""
         return self.steps[step] + int(self.duration[operation])
 
     def _precedences(self) -> None:
-        lay, add = self.lay, self.model.add
-        for k in range(lay.stages):
-            first = [int(lay.base[op]) for op in range(KINDS * k, KINDS * k + KINDS)]
+        arrays, add = self.arrays, self.model.add
+        for k in range(arrays.stages):
+            first = [int(arrays.base[op]) for op in range(KINDS * k, KINDS * k + KINDS)]
             forward = KINDS * k
-            for m in range(int(lay.microbatches[k])):
+            for m in range(int(arrays.microbatches[k])):
                 f, b, w = (at + m for at in first)
-                if lay.before[k] >= 0:
-                    upstream = int(lay.base[forward - KINDS]) + m
+                if arrays.before[k] >= 0:
+                    upstream = int(arrays.base[forward - KINDS]) + m
                     add(self.steps[f] >= self.end(upstream, forward - KINDS) + int(self.lag_before[k]))
-                if lay.after[k] >= 0:
-                    downstream = int(lay.base[forward + KINDS + BACKWARD]) + m
+                if arrays.after[k] >= 0:
+                    downstream = int(arrays.base[forward + KINDS + BACKWARD]) + m
                     lag = int(self.lag_after[k])
                     add(self.steps[b] >= self.end(downstream, forward + KINDS + BACKWARD) + lag)
                 else:
                     add(self.steps[b] >= self.end(f, forward))
-                if lay.weight[k]:
+                if arrays.weight[k]:
                     add(self.steps[w] >= self.end(b, forward + BACKWARD))
                 if m:
-                    for op in lay.operations(k):
-                        step = int(lay.base[op]) + m
+                    for op in arrays.operations(k):
+                        step = int(arrays.base[op]) + m
                         add(self.steps[step] >= self.end(step - 1, op))
 
     def _devices(self) -> None:
-        lay = self.lay
-        for device in range(lay.instance.devices):
+        arrays = self.arrays
+        for device in range(arrays.instance.devices):
             intervals = [
                 self.model.new_fixed_size_interval_var(self.steps[step], int(self.duration[op]), "")
-                for k in np.flatnonzero(lay.device == device)
-                for op in lay.operations(int(k))
-                for step in range(int(lay.base[op]), int(lay.base[op + 1]))
+                for k in np.flatnonzero(arrays.device == device)
+                for op in arrays.operations(int(k))
+                for step in range(int(arrays.base[op]), int(arrays.base[op + 1]))
             ]
             self.model.add_no_overlap(intervals)
 
     def cap(self, cap: float) -> None:
-        """Keep what every device holds at or under `cap`."""
-        lay, units = self.lay, memory_units(self.lay)
-        for device in range(lay.instance.devices):
+        """Keep what every device holds at or under `cap`, in activation units."""
+        arrays, units = self.arrays, memory_units(self.arrays)
+        for device in range(arrays.instance.devices):
             intervals, demands = [], []
-            for k in np.flatnonzero(lay.device == device):
-                held = round(float(lay.activation[k]) * units.scale)
-                last = KINDS * int(k) + (WEIGHT if lay.weight[k] else BACKWARD)
-                for m in range(int(lay.microbatches[k]) if held else 0):
-                    start, end = self.steps[int(lay.base[KINDS * k]) + m], self.end(int(lay.base[last]) + m, last)
+            for k in np.flatnonzero(arrays.device == device):
+                held = round(float(arrays.activation[k]) * units.scale)
+                last = KINDS * int(k) + (WEIGHT if arrays.weight[k] else BACKWARD)
+                for m in range(int(arrays.microbatches[k]) if held else 0):
+                    start, end = self.steps[int(arrays.base[KINDS * k]) + m], self.end(int(arrays.base[last]) + m, last)
                     size = self.model.new_int_var(0, self.horizon, "")
                     intervals.append(self.model.new_interval_var(start, size, end, ""))
                     demands.append(held)
             self.model.add_cumulative(intervals, demands, units.of(cap))
 
     def makespan(self, low: float) -> Any:
-        """A variable for the makespan, at least `low`, to minimise."""
-        lay = self.lay
+        """Return a variable for the makespan, at least `low`, and minimise it."""
+        arrays = self.arrays
         variable = self.model.new_int_var(min(self.grid.down(low), self.horizon), self.horizon, "")
-        for op in range(KINDS * lay.stages):
-            if lay.base[op + 1] > lay.base[op]:
-                self.model.add(variable >= self.end(int(lay.base[op + 1]) - 1, op))
+        for op in range(KINDS * arrays.stages):
+            if arrays.base[op + 1] > arrays.base[op]:
+                self.model.add(variable >= self.end(int(arrays.base[op + 1]) - 1, op))
         self.model.minimize(variable)
         return variable
 
     def hint(self, timeline: Timeline) -> None:
+        """Let the solver start from a schedule."""
         for variable, start in zip(self.steps, self.grid.up(timeline.start), strict=True):
             self.model.add_hint(variable, int(start))
 
     def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> SolverAnswer:
-        """Run CP-SAT; the bound is of the objective, in time units of the instance.
+        """Run CP-SAT and return its answer; the bound is of the objective, in time units of the instance.
 
-        `dynamic` adds precedences between steps of a device during the search: some caps are met only with it, some
-        only without.
+        `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between steps
+        of a device during the search: some caps are met only with it, some only without.
         """
         if not self.possible:
             return SolverAnswer(None, float("inf"), infeasible=self.grid.exact)
@@ -180,12 +192,12 @@ class CpSatModel:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return SolverAnswer(None, bound, effort=used)
         start = np.array([solver.value(variable) for variable in self.steps], dtype=np.float64)
-        timeline = simulate(self.lay, orders_by_start(self.lay, start))
+        timeline = simulate(self.arrays, orders_by_start(self.arrays, start))
         return SolverAnswer(timeline, bound, effort=used)
 
 
 def decide(
-    lay: InstanceArrays,
+    arrays: InstanceArrays,
     horizon: float,
     cap: float | None,
     effort: float,
@@ -193,20 +205,20 @@ def decide(
     seed: int,
     dynamic: bool = False,
 ) -> SolverAnswer:
-    """A schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
-    model = CpSatModel(lay, horizon)
+    """Return a schedule with makespan at most `horizon` under the cap, or a proof that there is none, or neither."""
+    model = CpSatModel(arrays, horizon)
     if cap is not None and model.possible:
         model.cap(cap)
     return model.solve(effort, seconds, seed, dynamic)
 
 
 def minimise_makespan(
-    lay: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
+    arrays: InstanceArrays, low: float, incumbent: Timeline, cap: float | None, effort: float, seconds: float, seed: int
 ) -> SolverAnswer:
-    """The shortest schedule under the cap, from `incumbent` on; the answer's bound is at least `low`."""
-    if incumbent.layout is not lay:
+    """Return the shortest schedule found under the cap, from `incumbent` on; the answer's bound is at least `low`."""
+    if incumbent.arrays is not arrays:
         raise ValueError("the incumbent must be a schedule of the same layout")
-    model = CpSatModel(lay, incumbent.makespan)
+    model = CpSatModel(arrays, incumbent.makespan)
     if not model.possible:
         return SolverAnswer(None, low)
     if cap is not None:
@@ -219,39 +231,40 @@ def minimise_makespan(
     return SolverAnswer(answer.timeline, bound, answer.infeasible, answer.effort)
 
 
-def device_peak_bound(lay: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
-    """Least peak of one device at makespan `horizon`, every other device imagined without limits: a lower bound."""
-    grid, units = time_grid(lay), memory_units(lay)
-    stages = np.flatnonzero(lay.device == device)
-    least = float(max((lay.activation[k] for k in stages), default=0.0))
+def device_peak_bound(arrays: InstanceArrays, device: int, horizon: float, effort: float, seconds: float) -> float:
+    """Return the least peak of one device at makespan `horizon`, every other device imagined without limits: a lower
+    bound, in activation units."""
+    grid, units = time_grid(arrays), memory_units(arrays)
+    stages = np.flatnonzero(arrays.device == device)
+    least = float(max((arrays.activation[k] for k in stages), default=0.0))
     if not grid.exact or not len(stages):
         return least
-    head, tail = step_windows(lay)
+    head, tail = step_windows(arrays)
     latest = horizon - tail
     model = cp_model.CpModel()
     if (head > latest + 1e-6).any():
         return least
-    held = [round(float(lay.activation[k]) * units.scale) for k in stages]
-    most = sum(h * int(lay.microbatches[k]) for h, k in zip(held, stages, strict=True))
+    held = [round(float(arrays.activation[k]) * units.scale) for k in stages]
+    most = sum(h * int(arrays.microbatches[k]) for h, k in zip(held, stages, strict=True))
     capacity = model.new_int_var(units.of(least), most, "")
     machine, kept, demands = [], [], []
     for k, amount in zip(stages, held, strict=True):
         previous: dict[int, Any] = {}
-        for m in range(int(lay.microbatches[k])):
+        for m in range(int(arrays.microbatches[k])):
             start = {}
-            for op in lay.operations(int(k)):
-                step, length = int(lay.base[op]) + m, int(grid.up(lay.duration[op]))
+            for op in arrays.operations(int(k)):
+                step, length = int(arrays.base[op]) + m, int(grid.up(arrays.duration[op]))
                 start[op] = model.new_int_var(int(grid.up(head[step])), grid.down(float(latest[step])), "")
                 machine.append(model.new_fixed_size_interval_var(start[op], length, ""))
                 if previous:
                     model.add(start[op] >= previous[op] + length)
-            chain = list(lay.operations(int(k)))
+            chain = list(arrays.operations(int(k)))
             for a, b in pairwise(chain):
                 # the way there and back through the later stages, or just the step itself
-                least_gap = head[int(lay.base[b])] - head[int(lay.base[a])]
+                least_gap = head[int(arrays.base[b])] - head[int(arrays.base[a])]
                 model.add(start[b] >= start[a] + int(grid.up(least_gap)))
             previous = start
-            freed = start[chain[-1]] + int(grid.up(lay.duration[chain[-1]]))
+            freed = start[chain[-1]] + int(grid.up(arrays.duration[chain[-1]]))
             size = model.new_int_var(0, grid.down(horizon), "")
             kept.append(model.new_interval_var(start[chain[0]], size, freed, ""))
             demands.append(amount)

@@ -23,21 +23,23 @@ from rlhf_planner.schedule.simulate import (
 )
 
 
-def largest_pipeline(lay: InstanceArrays) -> int:
-    """The pipeline with the most work; the first of equals."""
-    operation = np.repeat(lay.pipeline, KINDS)
-    work = np.bincount(operation, weights=np.diff(lay.base) * lay.duration)
+def largest_pipeline(arrays: InstanceArrays) -> int:
+    """Return the number of the pipeline with the most work; the first of equals."""
+    operation = np.repeat(arrays.pipeline, KINDS)
+    work = np.bincount(operation, weights=np.diff(arrays.base) * arrays.duration)
     return int(np.argmax(work))
 
 
-def greedy(lay: InstanceArrays) -> Timeline:
-    """The greedy schedule of an unsplit layout."""
-    ranked = np.lexsort((lay.pipeline, lay.device))  # candidates are met device by device, then pipeline by pipeline
-    sequence = greedy_sequence(*kernel_arguments(lay), lay.pipeline == largest_pipeline(lay), ranked)
-    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+def greedy(arrays: InstanceArrays) -> Timeline:
+    """Return the greedy schedule; the arrays must not be split."""
+    ranked = np.lexsort(
+        (arrays.pipeline, arrays.device)
+    )  # candidates are met device by device, then pipeline by pipeline
+    sequence = greedy_sequence(*kernel_arguments(arrays), arrays.pipeline == largest_pipeline(arrays), ranked)
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for op in sequence:
-        lists[int(lay.device[op // KINDS])].append(int(op))
-    return simulate(lay, pad_orders(lay, lists))
+        lists[int(arrays.device[op // KINDS])].append(int(op))
+    return simulate(arrays, pad_orders(arrays, lists))
 
 
 @compiled
@@ -54,7 +56,13 @@ def greedy_sequence(  # noqa: C901  one flat loop, compiled
     large: Bools,
     ranked: Ints,
 ) -> Ints:
-    """Operations in the order in which the greedy commits them, [steps]."""
+    """Return the operations in the order in which the greedy commits them, int64 [steps].
+
+    The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
+    `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
+    [stages]. `large` bool [stages] says which are of the largest pipeline; `ranked` int64 [stages] is the order in
+    which candidates are met.
+    """
     stages = len(device)
     devices = device.max() + 1
     idle = np.zeros(devices)

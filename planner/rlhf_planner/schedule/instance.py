@@ -29,12 +29,12 @@ class InstanceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InstancePipeline:
-    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple holds one value a stage.
+    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple holds one value per stage.
 
     `weight_gradient` is the part of `backward` that may be split off and run later (0: that stage cannot be split).
-    `activation` is held from the start of a forward step to the end of its backward step (of its weight-gradient
-    step when split). `transfer[e]` is the time between stage e and e + 1, either way; it delays the receiver and
-    occupies no device.
+    `activation` is held from the start of a forward step to the end of its backward step (of its weight-gradient step
+    when split). `transfer[e]` is the time between stage e and e + 1, either way; it delays the receiver and occupies no
+    device.
     """
 
     name: str
@@ -48,12 +48,12 @@ class InstancePipeline:
 
     @property
     def stages(self) -> int:
+        """Number of stages."""
         return len(self.stage_devices)
 
     def lag(self, edge: int) -> float:
-        """Time from the end of a step on stage `edge` to the earliest start on stage `edge + 1` (or back); 0 within
-        a device.
-        """
+        """Return the time from the end of a step on stage `edge` to the earliest start on stage `edge + 1` (or
+        back); 0 within a device."""
         same = self.stage_devices[edge] == self.stage_devices[edge + 1]
         return 0.0 if same else self.transfer[edge]
 
@@ -71,14 +71,15 @@ class Instance:
 
     @property
     def steps(self) -> int:
-        """Forward and backward steps of all stages and micro-batches (a split backward counts once)."""
+        """Number of forward and backward steps of all stages and micro-batches (a split backward counts once)."""
         return sum(2 * p.stages * p.microbatches for p in self.pipelines)
 
     def with_cap(self, cap: float | None) -> Instance:
+        """Return the instance with another memory cap, in activation units; None: no cap."""
         return replace(self, memory_cap=cap)
 
     def key(self) -> str:
-        """A name for this instance that is equal for equal instances: SHA-256 of its canonical JSON."""
+        """Return a name that is equal for equal instances: the SHA-256 of the canonical JSON."""
         text = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -137,7 +138,8 @@ _PIPELINE_FIELDS = {
 
 
 def from_json(data: object) -> Instance:
-    """An Instance from its JSON form (docs/schedules.md); unknown, missing and mistyped fields are errors."""
+    """Return the Instance of its JSON form (docs/schedules.md); unknown, missing and mistyped fields are
+    InstanceErrors."""
     top = _fields("instance", data, _INSTANCE_FIELDS, required={"devices", "pipelines"})
     devices = _whole("devices", top["devices"])
     listed = top["pipelines"]
@@ -175,7 +177,7 @@ def _pipeline(at: str, data: object, index: int, transfer: object) -> InstancePi
 
 
 def to_json(instance: Instance) -> dict[str, Any]:
-    """The JSON form of an instance, every list written out; `from_json` reads it back to an equal instance."""
+    """Return the JSON form of an instance, every list written out; `from_json` reads it back to an equal instance."""
     return {
         "devices": instance.devices,
         "memoryCap": instance.memory_cap,

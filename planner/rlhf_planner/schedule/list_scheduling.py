@@ -35,7 +35,8 @@ EVALUATION = 1.0e-6  # nominal seconds of one list schedule, a step
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
-    """Priority of a step: `tail` x least time from its start to the end, plus a bonus by kind, in shares of the bound.
+    """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind, in shares of the
+    makespan bound.
 
     `patience` lets a device wait that long (in units of its shortest step) for a step of higher priority. Per pipeline,
     empty for all alike: `scale` on the tail, `bonus`, and how many micro-batches stage s of S may hold in flight,
@@ -53,7 +54,7 @@ class PriorityRule:
 
 
 def rules() -> Iterator[PriorityRule]:
-    """The rules tried, from those that tend to reach the bound to those that tend to hold little."""
+    """Return the rules that are tried, from those that tend to reach the bound to those that tend to hold little."""
     for patience in (0.0, 1.0):
         for tail in (1.0, 0.0, -1.0):
             for backward in (-10.0, -0.2, -0.05, 0.0, 0.03, 0.1, 0.3, 10.0):
@@ -62,57 +63,64 @@ def rules() -> Iterator[PriorityRule]:
         yield PriorityRule(1.0, backward, 0.0, 0.0)
 
 
-def fits_together(lay: InstanceArrays, cap: float | None) -> bool:
-    """Whether one micro-batch of all stages of every device fits under the cap."""
-    held = np.bincount(lay.device, weights=lay.activation)
+def fits_together(arrays: InstanceArrays, cap: float | None) -> bool:
+    """Return whether one micro-batch of all stages of every device fits under the cap."""
+    held = np.bincount(arrays.device, weights=arrays.activation)
     return cap is None or float(held.max()) <= cap + 1e-9
 
 
 def list_schedule(
-    lay: InstanceArrays, rule: PriorityRule, cap: float | None, windows: tuple[Floats, Floats]
+    arrays: InstanceArrays, rule: PriorityRule, cap: float | None, windows: tuple[Floats, Floats]
 ) -> Timeline:
-    """The schedule that one rule gives. `windows` is `step_windows(lay)`."""
+    """Return the schedule that one rule gives. `windows` is `step_windows(arrays)`."""
     head, tail = windows
     span = float((head + tail).max())
-    counts = np.diff(lay.base)
-    kind = np.repeat(np.arange(KINDS * lay.stages) % KINDS, counts)
+    counts = np.diff(arrays.base)
+    kind = np.repeat(np.arange(KINDS * arrays.stages) % KINDS, counts)
     priority = rule.tail * tail + span * (rule.backward * (kind == BACKWARD) + rule.weight * (kind == WEIGHT))
-    limits = lay.microbatches
+    limits = arrays.microbatches
     if rule.scale:
-        pipeline = np.repeat(np.repeat(lay.pipeline, KINDS), counts)
+        pipeline = np.repeat(np.repeat(arrays.pipeline, KINDS), counts)
         priority += rule.tail * tail * (np.array(rule.scale)[pipeline] - 1) + span * np.array(rule.bonus)[pipeline]
-        total = np.array([pipe.stages for pipe in lay.instance.pipelines])[lay.pipeline]
-        flight = np.array(rule.slope)[lay.pipeline] * (total - lay.stage) + np.array(rule.room)[lay.pipeline] * total
+        total = np.array([pipe.stages for pipe in arrays.instance.pipelines])[arrays.pipeline]
+        flight = (
+            np.array(rule.slope)[arrays.pipeline] * (total - arrays.stage)
+            + np.array(rule.room)[arrays.pipeline] * total
+        )
         limits = np.maximum(1, np.ceil(flight)).astype(np.int64)
-    patience = np.zeros(lay.instance.devices)
-    for device in range(lay.instance.devices):
-        on = np.flatnonzero(lay.device == device)
+    patience = np.zeros(arrays.instance.devices)
+    for device in range(arrays.instance.devices):
+        on = np.flatnonzero(arrays.device == device)
         if len(on):
-            patience[device] = rule.patience * lay.duration[KINDS * on].min()
+            patience[device] = rule.patience * arrays.duration[KINDS * on].min()
     limit = np.inf if cap is None else cap + 1e-9
-    arrays = kernel_arguments(lay)
-    start = fill(*arrays, lay.activation, priority, patience, limits, limit, operations_by_device(lay))
-    return simulate(lay, orders_by_start(lay, start))
+    start = fill(
+        *kernel_arguments(arrays), arrays.activation, priority, patience, limits, limit, operations_by_device(arrays)
+    )
+    return simulate(arrays, orders_by_start(arrays, start))
 
 
-def listed(lay: InstanceArrays, cap: float | None) -> list[Timeline]:
-    """What all rules give, best first; empty when a cap is too tight for list scheduling."""
-    if not fits_together(lay, cap):
+def listed(arrays: InstanceArrays, cap: float | None) -> list[Timeline]:
+    """Return the schedules of all rules, best first; none when a cap is too tight for list scheduling."""
+    if not fits_together(arrays, cap):
         return []
-    windows = step_windows(lay)
-    return sorted((list_schedule(lay, rule, cap, windows) for rule in rules()), key=lambda found: found.rank)
+    windows = step_windows(arrays)
+    return sorted((list_schedule(arrays, rule, cap, windows) for rule in rules()), key=lambda found: found.rank)
 
 
-def tuned(lay: InstanceArrays, cap: float, enough: float, evaluations: int, seed: int) -> tuple[Timeline | None, int]:
-    """(best list schedule under the cap over random rules, schedules made): draws, then steps from the best so far.
+def tuned(
+    arrays: InstanceArrays, cap: float, enough: float, evaluations: int, seed: int
+) -> tuple[Timeline | None, int]:
+    """Return the best list schedule under the cap over random rules, and how many schedules were made: draws, then
+    steps from the best so far.
 
-    Stops at a makespan of `enough`. What it finds that fixed rules do not is how many micro-batches of each pipeline to
-    keep in flight, stage by stage, when they compete for the cap.
+    It stops at a makespan of `enough`. What it finds and fixed rules do not is how many micro-batches of each pipeline
+    to keep in flight, stage by stage, when they compete for the cap.
     """
-    if not fits_together(lay, cap):
+    if not fits_together(arrays, cap):
         return None, 0
-    random, windows = np.random.default_rng(seed), step_windows(lay)
-    pipelines = len(lay.instance.pipelines)
+    random, windows = np.random.default_rng(seed), step_windows(arrays)
+    pipelines = len(arrays.instance.pipelines)
     width = np.concatenate([[0.005], np.repeat([0.05, 0.02, 0.1, 0.05], pipelines)])
     best: Timeline | None = None
     at = np.zeros(len(width))
@@ -127,7 +135,7 @@ def tuned(lay: InstanceArrays, cap: float, enough: float, evaluations: int, seed
         else:
             draw = at + random.normal(0.0, 1.0, len(width)) * width * random.integers(0, 2, len(width))
         parts = [tuple(float(x) for x in part) for part in np.split(draw[1:], 4)]
-        found = list_schedule(lay, PriorityRule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
+        found = list_schedule(arrays, PriorityRule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
         if best is None or found.rank <= best.rank:
             best, at = found, draw
         if best.makespan <= enough * (1 + 1e-9):
@@ -135,11 +143,11 @@ def tuned(lay: InstanceArrays, cap: float, enough: float, evaluations: int, seed
     return best, evaluations
 
 
-def operations_by_device(lay: InstanceArrays) -> Ints:
-    """[devices, most operations of a device], -1 after the last."""
-    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
-    for k in range(lay.stages):
-        lists[int(lay.device[k])] += lay.operations(k)
+def operations_by_device(arrays: InstanceArrays) -> Ints:
+    """Return the operations of every device, int64 [devices, most operations of a device], -1 after the last."""
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
+    for k in range(arrays.stages):
+        lists[int(arrays.device[k])] += arrays.operations(k)
     table = np.full((len(lists), max(len(row) for row in lists)), -1, dtype=np.int64)
     for device, row in enumerate(lists):
         table[device, : len(row)] = row
@@ -164,7 +172,14 @@ def fill(
     cap: float,
     table: Ints,
 ) -> Floats:
-    """Start times, [steps]. Devices pick in order of time; a pick is revised when a step becomes ready for it."""
+    """Return the start times of all steps, float64 [steps]. Devices pick in order of time; a pick is revised when a
+    step becomes ready for it.
+
+    The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
+    `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
+    [stages]. `activation` float64 [stages]; `priority` float64 [steps]; `patience` float64 [devices], in time units;
+    `limits` int64 [stages], micro-batches in flight; `table` is `operations_by_device`.
+    """
     devices = table.shape[0]
     idle, held = np.zeros(devices), np.zeros(devices)
     count = np.zeros(len(duration), np.int64)

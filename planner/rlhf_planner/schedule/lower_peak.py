@@ -25,7 +25,7 @@ def lower_peak(search: Search, fast: Timeline) -> None:
     if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
         return
     search.floor = _peak_floor(search, limit)
-    if search.tries_left < TRIES_A_STEP * search.lay.steps:
+    if search.tries_left < TRIES_A_STEP * search.arrays.steps:
         _list_down(search, limit)
     else:
         _anneal_down(search, fast, limit)
@@ -40,7 +40,7 @@ def _list_down(search: Search, limit: float) -> None:
 
 def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
     """Short walks bracket what can be reached, long ones aim under it; where small, exact answers before and after."""
-    units, small = memory_units(search.lay), search.lay.steps <= EXACT_STEPS // 4
+    units, small = memory_units(search.arrays), search.arrays.steps <= EXACT_STEPS // 4
     if small:
         _exact_peak(search, limit, search.floor, 0.15, dynamic=False)
     low, total = units.of(search.floor), search.tries_left * 2 // 3 if small else search.tries_left
@@ -63,7 +63,7 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
 
 def _bisect_peak(search: Search, limit: float, low: int) -> None:
     """Ask the exact solver for peaks between `low` (memory units, not reached so far) and the best."""
-    units = memory_units(search.lay)
+    units = memory_units(search.arrays)
     while low < units.of(search.best.peak) - 1 and not search.peak_at_floor:
         target = (low + units.of(search.best.peak)) // 2
         if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left, dynamic=True):
@@ -75,7 +75,7 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
 def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
     """One walk: whenever the target is met, aim 1% lower at the same temperature. Whether the first target was met."""
     made, met, floor = 0, False, walk.units.of(search.floor)
-    devices = search.lay.instance.devices
+    devices = search.arrays.instance.devices
     while made < tries and search.left > 0 and search.tries_left > 0:
         before = search.tries_left
         hot = HOT * (COLD / HOT) ** (made / tries)
@@ -95,26 +95,26 @@ def _exact_peak(search: Search, limit: float, peak: float, share: float, dynamic
     if search.peak_at_floor or search.left <= 0:
         return True
     effort = search.effort(share)
-    answer = decide(search.lay, limit, peak, effort, search.left, search.options.seed, dynamic)
+    answer = decide(search.arrays, limit, peak, effort, search.left, search.options.seed, dynamic)
     search.spend_effort(answer.effort)
     if answer.timeline is not None:
         search.take(answer.timeline, "constraint programming")
         return False
     if answer.infeasible:
-        search.floor = max(search.floor, peak + 1 / memory_units(search.lay).scale)
+        search.floor = max(search.floor, peak + 1 / memory_units(search.arrays).scale)
     return True
 
 
 def _peak_floor(search: Search, limit: float) -> float:
     """The best proven bound on the peak of a schedule with makespan `limit`."""
-    lay = search.lay
-    floor = peak_bound(lay, limit)
-    if lay.steps > EXACT_STEPS:
+    arrays = search.arrays
+    floor = peak_bound(arrays, limit)
+    if arrays.steps > EXACT_STEPS:
         return floor
     effort = search.effort(0.1)
     search.spend_effort(effort)
-    for device in range(lay.instance.devices):
+    for device in range(arrays.instance.devices):
         if search.left > 0.2 * search.options.seconds:
-            bound = device_peak_bound(lay, device, limit, effort / lay.instance.devices, search.left)
+            bound = device_peak_bound(arrays, device, limit, effort / arrays.instance.devices, search.left)
             floor = max(floor, bound)
     return floor

@@ -12,7 +12,7 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 FUSED: Final = "fused"
 FUSED_SPLIT: Final = "fused-split"
 CANDIDATES: Final = {"Fused": (FUSED,), "FusedSplit": (FUSED_SPLIT,), "Auto": (FUSED, FUSED_SPLIT)}
-"""`fusion.intraStage.mode` -> methods of the tables that are looked for, beside the serial one."""
+"""`fusion.intraStage.mode` -> methods of the tables that are looked for, besides the serial one."""
 METHODS: Final = (SERIAL, FUSED, FUSED_SPLIT)
 """In the order of their number in the metric `training/schedule`."""
 MIN_GAIN: Final = 0.01
@@ -20,7 +20,8 @@ MIN_GAIN: Final = 0.01
 
 
 def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[Pipeline, ...]:
-    """One pipeline a model, every second one in the opposite direction: its stage s is on rank stages - 1 - s."""
+    """Return one pipeline per model, every second one in the opposite direction: its stage s is on rank stages - 1 -
+    s."""
     ranks = tuple(range(stages))
     return tuple(
         Pipeline(name=m, model=m, stage_ranks=ranks[::-1] if index % 2 else ranks, microbatches=microbatches)
@@ -29,7 +30,8 @@ def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[Pip
 
 
 def pick(seconds: Mapping[str, float]) -> str:
-    """The method with the shortest mini-batch; the serial one unless another is shorter by MIN_GAIN."""
+    """Return the method with the shortest mini-batch (`seconds` by method); the serial one unless another is shorter
+    by MIN_GAIN."""
     best = min(sorted(seconds), key=lambda method: seconds[method])
     if SERIAL in seconds and seconds[best] > (1 - MIN_GAIN) * seconds[SERIAL]:
         return SERIAL

@@ -12,9 +12,8 @@ from rlhf_planner.schedule.instance import Instance, InstancePipeline
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One published instance; times in units of the instance, peaks in its activation units, `search_seconds` on
-    about 767 workers.
-    """
+    """One published instance; times are in units of the instance, peaks in its activation units; `search_seconds` on
+    about 767 workers."""
 
     id: int
     large: tuple[int, int, float, float]  # stages, micro-batches, forward time, activation
@@ -28,7 +27,8 @@ class Published:
     search_seconds: float
 
     def instance(self, memory_cap: float | None = None, transfer: float = 0.0) -> Instance:
-        """The large model forward over devices 0.., then small pipelines, each reversed on its own block of devices."""
+        """Return the instance: the large model forward over devices 0.., then small pipelines, each reversed on its
+        own block of devices."""
         devices, small = self.large[0], self.small[0]
         pipelines = [_pipeline("actor", tuple(range(devices)), self.large, transfer)]
         for block in range(devices // small):

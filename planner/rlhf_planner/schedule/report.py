@@ -16,7 +16,7 @@ from rlhf_planner.schedule.tables import steps_by_device
 
 
 def solution_json(solution: Solution) -> dict[str, Any]:
-    """The solution as one JSON object; see docs/schedules.md for its fields."""
+    """Return the solution as one JSON object; docs/schedules.md describes its fields."""
     timeline = solution.timeline
     return {
         "makespan": _tidy(timeline.makespan),
@@ -39,7 +39,7 @@ def solution_json(solution: Solution) -> dict[str, Any]:
 
 
 def devices_json(timeline: Timeline) -> list[list[dict[str, Any]]]:
-    """One list a device, in order of execution."""
+    """Return the steps as JSON objects, one list per device, in order of execution."""
     return [
         [
             {
@@ -57,7 +57,8 @@ def devices_json(timeline: Timeline) -> list[list[dict[str, Any]]]:
 
 
 def devices_from_json(data: object) -> list[list[Step]]:
-    """The steps of a schedule in the form of `solution_json` (only its "devices" field is read)."""
+    """Return the steps of a schedule in the form of `solution_json`, one list per device (only its "devices" field
+    is read)."""
     if not isinstance(data, Mapping) or not isinstance(data.get("devices"), list):
         raise InstanceError("devices", None, "a schedule is an object with a list `devices` of lists of steps")
     rows = []

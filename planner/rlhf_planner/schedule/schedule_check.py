@@ -43,7 +43,7 @@ class CheckedSchedule:
 
 
 def check_schedule(instance: Instance, devices: Sequence[Sequence[Step]]) -> CheckedSchedule:
-    """Makespan and peak of each device, or ScheduleError for the first rule that a schedule breaks."""
+    """Return the makespan and the peak of each device; ScheduleError for the first rule that a schedule breaks."""
     if len(devices) != instance.devices:
         raise ScheduleError(f"devices: {len(devices)} rows given, the instance has {instance.devices} devices")
     steps: dict[tuple[int, int, int, str], Step] = {}

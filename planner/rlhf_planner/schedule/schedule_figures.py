@@ -28,14 +28,15 @@ _IDLE = "#f2f2f2"
 
 
 def draw(instance: Instance, devices: Sequence[Sequence[Step]], title: str, form: str = "svg") -> bytes:
-    """The picture of one schedule. `form`: svg or png."""
+    """Return the picture of one schedule as bytes. `form`: svg or png."""
     return draw_many(instance, [(title, devices)], form)
 
 
 def draw_many(
     instance: Instance, schedules: Sequence[tuple[str, Sequence[Sequence[Step]]]], form: str = "svg"
 ) -> bytes:
-    """Several schedules of one instance under one time axis, so that lengths compare at a glance."""
+    """Return one picture of several schedules of an instance under one time axis, so that lengths compare at a
+    glance. `form`: svg or png."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

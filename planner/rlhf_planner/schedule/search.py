@@ -20,12 +20,13 @@ SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on 
 TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
 CHUNK = 250_000  # tries between two looks at the clock
 PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
-OVERHEAD = 2e-3  # nominal seconds of one list schedule beside its steps
+OVERHEAD = 2e-3  # nominal seconds of one list schedule besides its steps
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """`seconds`: time budget. `makespan_slack`: share of the makespan that may be given away for a lower peak."""
+    """What is asked of a search: its time budget in `seconds`, and the share of the makespan (`makespan_slack`) that
+    may be given away for a lower peak."""
 
     seconds: float = 10.0
     split: bool = False
@@ -43,7 +44,7 @@ class SearchOptions:
 class Search:
     """One search under way: its budget, its best schedule and what is proven so far."""
 
-    lay: InstanceArrays
+    arrays: InstanceArrays
     options: SearchOptions
     clock: Callable[[], float]
     best: Timeline
@@ -60,14 +61,17 @@ class Search:
 
     @property
     def cap(self) -> float | None:
-        return self.lay.instance.memory_cap
+        """Memory cap of the instance, in activation units; None: no cap."""
+        return self.arrays.instance.memory_cap
 
     @property
     def peak_at_floor(self) -> bool:
+        """Whether the best peak is at its proven lower bound."""
         return self.best.peak <= self.floor + 1e-9
 
     @property
     def left(self) -> float:
+        """Seconds of the budget that are left by the clock."""
         return self.options.seconds - (self.clock() - self.began)
 
     @property
@@ -76,7 +80,7 @@ class Search:
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
 
     def seconds(self, share: float) -> float:
-        """Nominal seconds in a share of the whole budget, or what is left."""
+        """Return the nominal seconds in a share of the whole budget, or in what is left."""
         return min(share, self.share_left) * self.options.seconds
 
     def spend(self, seconds: float) -> None:
@@ -84,14 +88,15 @@ class Search:
         self.tries_left -= int(seconds * TRIES_A_SECOND)
 
     def effort(self, share: float) -> float:
-        """A share of the budget in CP-SAT's deterministic time; hand what was used to `spend_effort`."""
+        """Return a share of the budget in CP-SAT's deterministic time; hand what was used to `spend_effort`."""
         return self.seconds(share) * SOLVER_RATE
 
     def spend_effort(self, effort: float) -> None:
+        """Take deterministic time that was used from the tries."""
         self.spend(effort / SOLVER_RATE)
 
     def offer(self, timeline: Timeline, method: str) -> bool:
-        """Take the schedule if it keeps the cap and is better."""
+        """Take the schedule if it keeps the cap and is better; return whether it was taken."""
         if not keeps_cap(timeline) or timeline.rank >= self.best.rank:
             return False
         if timeline.makespan < self.best.makespan:
@@ -100,7 +105,7 @@ class Search:
         return True
 
     def take(self, timeline: Timeline, method: str) -> None:
-        """With slack a lower peak is worth a longer makespan; without, the usual order decides."""
+        """Take the schedule: with slack a lower peak is worth a longer makespan; without, the usual order decides."""
         lower = timeline.peak < self.best.peak - 1e-9
         if self.options.makespan_slack > 0 and lower and keeps_cap(timeline):
             self.best, self.method = timeline, method
@@ -109,17 +114,20 @@ class Search:
 
 
 def tune(search: Search, cap: float, enough: float, share: float) -> bool:
-    """List scheduling under the cap with tuned rules, in parts between which the clock is looked at."""
-    lay = search.lay
+    """Run list scheduling under the cap with tuned rules, in parts between which the clock is read.
+
+    Return whether a makespan of `enough` was reached; `share` is the share of the budget.
+    """
+    arrays = search.arrays
     seconds = search.seconds(share)
     parts = max(1, round(seconds / PART))
     for part in range(parts):
         if search.left <= 0:
             search.cut_short = True
             return False
-        evaluations = max(1, int(seconds / parts / (EVALUATION * lay.steps + OVERHEAD)))
-        found, made = tuned(lay, cap, enough, evaluations, search.options.seed + part)
-        search.spend(made * (EVALUATION * lay.steps + OVERHEAD))
+        evaluations = max(1, int(seconds / parts / (EVALUATION * arrays.steps + OVERHEAD)))
+        found, made = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
+        search.spend(made * (EVALUATION * arrays.steps + OVERHEAD))
         if found is not None:
             search.take(found, "tuned list scheduling")
             if found.makespan <= enough * (1 + 1e-9):
@@ -128,7 +136,10 @@ def tune(search: Search, cap: float, enough: float, share: float) -> bool:
 
 
 def anneal_in_chunks(search: Search, walk: Walk, targets: Ints, hot: float, cold: float, tries: int) -> bool:
-    """Run a walk in chunks until every device is at its target, the tries are used up or the clock has run out."""
+    """Run a walk in chunks until every device is at its target, the tries are used up or the clock has run out.
+
+    Return whether every device is at its target; `targets` int64 [devices], in memory units.
+    """
     made, tries = 0, min(tries, search.tries_left)
     while made < tries:
         if search.left <= 0:

@@ -33,7 +33,8 @@ class _Event:
 
 
 def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
-    """1F1B of each pipeline in turn, whole backward steps; ValueError names the field of a pipeline that cannot run."""
+    """Return the table of 1F1B of each pipeline in turn, whole backward steps; ValueError names the field of a
+    pipeline that cannot run."""
     _check(pipelines)
     ranks = 1 + max(rank for pipeline in pipelines for rank in pipeline.stage_ranks)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
@@ -45,7 +46,8 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, int]]:
-    """(kind, micro-batch) of one stage in 1F1B order: warm-up forwards, then one forward and one backward in turn."""
+    """Return the (kind, micro-batch) pairs of one stage in 1F1B order: warm-up forwards, then one forward and one
+    backward in turn."""
     warm_up = min(stages - 1 - stage, microbatches)
     order: list[tuple[Kind, int]] = [("F", m) for m in range(warm_up)]
     for m in range(microbatches - warm_up):
@@ -107,4 +109,4 @@ def _check(pipelines: Sequence[Pipeline]) -> None:
         if pipeline.microbatches < 1:
             raise ValueError(f"{field}.microbatches: {pipeline.microbatches} is not valid; give at least 1")
         if not pipeline.stage_ranks or min(pipeline.stage_ranks) < 0:
-            raise ValueError(f"{field}.stage_ranks: {pipeline.stage_ranks} is not valid; one rank >= 0 a stage")
+            raise ValueError(f"{field}.stage_ranks: {pipeline.stage_ranks} is not valid; one rank >= 0 per stage")

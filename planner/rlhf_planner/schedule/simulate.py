@@ -55,26 +55,29 @@ class InstanceArrays:
 
     @property
     def stages(self) -> int:
+        """Number of stages of all pipelines."""
         return len(self.device)
 
     @property
     def steps(self) -> int:
+        """Number of steps of all operations."""
         return int(self.base[-1])
 
     @cached_property
     def device_lengths(self) -> Ints:
-        """Steps that each device runs, [devices]."""
+        """Steps that each device runs, int64 [devices]."""
         per_stage = self.microbatches * np.where(self.weight, 3, 2)
         return np.bincount(self.device, weights=per_stage, minlength=self.instance.devices).astype(np.int64)
 
     def operations(self, k: int) -> tuple[int, ...]:
-        """Operations of stage k in the order in which a micro-batch meets them."""
+        """Return the operations of stage `k` in the order in which a micro-batch meets them."""
         first = KINDS * k
         return (first, first + 1, first + 2) if self.weight[k] else (first, first + 1)
 
 
 def instance_arrays(instance: Instance, split: bool = False) -> InstanceArrays:
-    """Arrays of an instance; `split` gives every stage with a weight-gradient time its own weight-gradient step."""
+    """Return the arrays of an instance; `split` gives every stage with a weight-gradient time its own weight-
+    gradient step."""
     rows = [(p, s) for p, pipeline in enumerate(instance.pipelines) for s in range(pipeline.stages)]
     count = len(rows)
     before, after = np.full(count, -1), np.full(count, -1)
@@ -113,9 +116,10 @@ def instance_arrays(instance: Instance, split: bool = False) -> InstanceArrays:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated schedule. `orders` [devices, longest]: operations, -1 after the last; `start` [steps]."""
+    """A simulated schedule. `orders` int64 [devices, longest]: operations, -1 after the last; `start` float64
+    [steps]."""
 
-    layout: InstanceArrays
+    arrays: InstanceArrays
     orders: Ints
     start: Floats
     makespan: float
@@ -123,6 +127,7 @@ class Timeline:
 
     @property
     def peak(self) -> float:
+        """Peak activation over all devices."""
         return float(self.peaks.max())
 
     @property
@@ -133,53 +138,57 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """Share of device time, up to the makespan, in which devices that have work are idle."""
-        lay = self.layout
-        work = float((np.diff(lay.base) * lay.duration).sum())
-        return 1.0 - work / (self.makespan * int((lay.device_lengths > 0).sum()))
+        arrays = self.arrays
+        work = float((np.diff(arrays.base) * arrays.duration).sum())
+        return 1.0 - work / (self.makespan * int((arrays.device_lengths > 0).sum()))
 
 
-def simulate(lay: InstanceArrays, orders: Ints) -> Timeline:
-    """Run `orders`; DeadlockError when devices wait for one another, ValueError when steps are missing or too many."""
-    start = np.zeros(lay.steps)
-    makespan, done = run_orders(orders, *kernel_arguments(lay), start)
+def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
+    """Return the simulated schedule of `orders`; DeadlockError when devices wait for one another, ValueError when
+    steps are missing or too many."""
+    start = np.zeros(arrays.steps)
+    makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
     if done < 0:
         raise ValueError(f"device {-done - 1} is given an operation more often than it has micro-batches")
-    if done != lay.steps:
+    if done != arrays.steps:
         raise DeadlockError(
-            f"only {done} of {lay.steps} steps can run: devices wait for one another, or steps are missing"
+            f"only {done} of {arrays.steps} steps can run: devices wait for one another, or steps are missing"
         )
-    peaks = activation_peaks(orders, lay.activation, lay.weight)
-    return Timeline(lay, orders, start, float(makespan), peaks)
+    peaks = activation_peaks(orders, arrays.activation, arrays.weight)
+    return Timeline(arrays, orders, start, float(makespan), peaks)
 
 
-def pad_orders(lay: InstanceArrays, lists: list[list[int]]) -> Ints:
-    """Lists of operations as the [devices, longest] array, -1 after the last."""
-    orders = np.full((lay.instance.devices, max(len(row) for row in lists)), -1, dtype=np.int64)
+def pad_orders(arrays: InstanceArrays, lists: list[list[int]]) -> Ints:
+    """Return lists of operations, one per device, as the int64 [devices, longest] array, -1 after the last."""
+    orders = np.full((arrays.instance.devices, max(len(row) for row in lists)), -1, dtype=np.int64)
     for device, row in enumerate(lists):
         orders[device, : len(row)] = row
     return orders
 
 
-def orders_by_start(lay: InstanceArrays, start: Floats) -> Ints:
-    """The orders that start times imply; equal starts keep the order forward, backward, weight gradient."""
-    operation = np.repeat(np.arange(KINDS * lay.stages), np.diff(lay.base))
-    lists: list[list[int]] = [[] for _ in range(lay.instance.devices)]
+def orders_by_start(arrays: InstanceArrays, start: Floats) -> Ints:
+    """Return the orders that start times (float64 [steps]) imply; equal starts keep the order forward, backward,
+    weight gradient."""
+    operation = np.repeat(np.arange(KINDS * arrays.stages), np.diff(arrays.base))
+    lists: list[list[int]] = [[] for _ in range(arrays.instance.devices)]
     for step in np.lexsort((operation, start)):
-        lists[int(lay.device[operation[step] // KINDS])].append(int(operation[step]))
-    return pad_orders(lay, lists)
+        lists[int(arrays.device[operation[step] // KINDS])].append(int(operation[step]))
+    return pad_orders(arrays, lists)
 
 
-def kernel_arguments(lay: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
-    """The arrays that every compiled loop takes, in one order."""
+def kernel_arguments(arrays: InstanceArrays) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Bools]:
+    """Return the arrays that every compiled loop takes, in one order: duration, device, microbatches, base, before,
+    after, lag_before, lag_after, weight."""
     return (
-        lay.duration, lay.device, lay.microbatches, lay.base, lay.before, lay.after,
-        lay.lag_before, lay.lag_after, lay.weight,
+        arrays.duration, arrays.device, arrays.microbatches, arrays.base, arrays.before, arrays.after,
+        arrays.lag_before, arrays.lag_after, arrays.weight,
     )  # fmt: skip
 
 
 @inlined
 def feeder(op: int, before: int, after: int) -> int:
-    """The operation of a neighbouring stage that feeds operation `op`, whose stage has these neighbours; -1: none.
+    """Return the operation of a neighbouring stage that feeds operation `op`, whose stage has these neighbours; -1:
+    none.
 
     It takes numbers alone: handing arrays to it would cost a loop more than all else it does.
     """
@@ -202,7 +211,13 @@ def run_orders(
     weight: Bools,
     start: Floats,
 ) -> tuple[float, int]:
-    """(makespan, steps run); start is filled in. Steps run is -(device + 1) when an operation is over-full."""
+    """Fill in `start` (float64 [steps]) and return (makespan, steps run); steps run is -(device + 1) when an operation
+    is over-full.
+
+    `orders` is as in `Timeline`. The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`,
+    `microbatches`, `before`, `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64
+    [stages]; `weight` bool [stages].
+    """
     devices, longest = orders.shape
     at = np.zeros(devices, np.int64)
     idle = np.zeros(devices)
@@ -245,7 +260,8 @@ def run_orders(
 
 @compiled
 def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
-    """Peak activation, [devices]: it follows from the order alone, since a device runs one step at a time."""
+    """Return the peak activation of every device, float64 [devices]: it follows from `orders` alone, since a device
+    runs one step at a time. `activation` float64 [stages], `weight` bool [stages]."""
     devices, longest = orders.shape
     peaks = np.zeros(devices)
     for d in range(devices):

@@ -53,26 +53,28 @@ class Solution:
 
     @property
     def at_bound(self) -> bool:
+        """Whether the makespan is at its proven lower bound."""
         return self.timeline.makespan <= self.lower_bound * (1 + 1e-9)
 
     @property
     def peak_at_bound(self) -> bool:
+        """Whether the peak is at its proven lower bound."""
         return self.timeline.peak <= self.peak_bound + 1e-9
 
 
 def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]) -> Solution:
-    """The best schedule found within the budget; never worse than the best baseline.
+    """Return the best schedule found within the budget; it is never worse than the best baseline.
 
-    `clock` gives seconds, such as time.monotonic. InstanceError: no schedule can keep the cap.
+    `clock` returns seconds, such as time.monotonic. InstanceError: no schedule can keep the cap.
     """
     began = clock()
     check_cap_possible(instance)
     plain = instance_arrays(instance)
     baselines = run_baselines(plain)
     name = min(baselines, key=lambda key: baselines[key].rank)
-    lay = instance_arrays(instance, True) if options.split else plain
-    search = Search(lay, options, clock, baselines[name], name, makespan_bound(lay), began)
-    for timeline in listed(lay, instance.memory_cap)[:1]:
+    arrays = instance_arrays(instance, True) if options.split else plain
+    search = Search(arrays, options, clock, baselines[name], name, makespan_bound(arrays), began)
+    for timeline in listed(arrays, instance.memory_cap)[:1]:
         search.offer(timeline, "list scheduling")
     fast = _fastest(search)
     search.offer(fast, "list scheduling")
@@ -93,21 +95,21 @@ def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]
 
 def _fastest(search: Search) -> Timeline:
     """The shortest schedule found without regard to memory, of the search's layout; raises the bound on the way."""
-    lay, options = search.lay, search.options
-    fast = listed(lay, None)[0]
-    if lay.steps > EXACT_STEPS or fast.makespan <= search.bound * (1 + 1e-9):
+    arrays, options = search.arrays, search.options
+    fast = listed(arrays, None)[0]
+    if arrays.steps > EXACT_STEPS or fast.makespan <= search.bound * (1 + 1e-9):
         return fast
     low = ask = search.bound  # below `low` there is nothing, or nothing that was found
     for _ in range(_DECISIONS):
-        answer = decide(lay, ask, None, search.effort(0.08), search.left, options.seed)
+        answer = decide(arrays, ask, None, search.effort(0.08), search.left, options.seed)
         search.spend_effort(answer.effort)
         if answer.timeline is not None and answer.timeline.makespan < fast.makespan:
             fast = answer.timeline
             search.offer(fast, "constraint programming")
         else:
-            low = max(low, next_time(lay, ask))
+            low = max(low, next_time(arrays, ask))
         if answer.infeasible:
-            search.bound = low = max(search.bound, next_time(lay, ask))
+            search.bound = low = max(search.bound, next_time(arrays, ask))
         if low >= fast.makespan * (1 - 1e-9) or search.left <= 0:
             break
         ask = low if answer.infeasible else (low + fast.makespan) / 2
@@ -116,17 +118,17 @@ def _fastest(search: Search) -> Timeline:
 
 def _fit_under_cap(search: Search, fast: Timeline) -> None:
     """The least makespan at which annealing brings memory under the cap; where small, exactly."""
-    lay, options, cap = search.lay, search.options, search.cap
+    arrays, options, cap = search.arrays, search.options, search.cap
     assert cap is not None
-    if lay.steps <= EXACT_STEPS // 4:
-        start = search.best if search.best.layout is lay else one_at_a_time(lay)
-        answer = minimise_makespan(lay, search.bound, start, cap, search.effort(0.3), search.left, options.seed)
+    if arrays.steps <= EXACT_STEPS // 4:
+        start = search.best if search.best.arrays is arrays else one_at_a_time(arrays)
+        answer = minimise_makespan(arrays, search.bound, start, cap, search.effort(0.3), search.left, options.seed)
         search.spend_effort(answer.effort)
         search.bound = max(search.bound, answer.bound)
         if answer.timeline is not None:
             search.offer(answer.timeline, "constraint programming")
     tune(search, cap, fast.makespan, 0.4)
-    if search.tries_left < TRIES_A_STEP * lay.steps:
+    if search.tries_left < TRIES_A_STEP * arrays.steps:
         return
     budget = search.tries_left // 2
     failed = -1
@@ -136,7 +138,7 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
         if rank < failed or limit >= search.best.makespan or search.left <= 0:
             continue
         walk = Walk(fast, limit, options.seed + rank)
-        targets = np.full(lay.instance.devices, walk.units.of(cap), dtype=np.int64)
+        targets = np.full(arrays.instance.devices, walk.units.of(cap), dtype=np.int64)
         if anneal_in_chunks(search, walk, targets, HOT, COLD, budget // 4):
             search.offer(walk.timeline(), "annealing under the cap")
         else:

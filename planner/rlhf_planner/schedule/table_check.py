@@ -18,7 +18,8 @@ class TableError(ValueError):
 
 
 def check_table(table: ScheduleTable) -> None:
-    """TableError unless every rank can follow its row to the end and every micro-batch is trained exactly once."""
+    """Raise TableError unless every rank can follow its row to the end and every micro-batch is trained exactly
+    once."""
     _check_actions(table)
     done: set[tuple[str, int, int, int]] = set()
     at = [0] * len(table.rows)

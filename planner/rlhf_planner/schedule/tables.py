@@ -19,9 +19,9 @@ from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, InstanceArr
 
 
 def steps_by_device(timeline: Timeline) -> list[list[Step]]:
-    """The schedule as step records, one list a device in order of execution."""
-    lay = timeline.layout
-    count = np.zeros(KINDS * lay.stages, dtype=np.int64)
+    """Return the schedule as step records, one list per device in order of execution."""
+    arrays = timeline.arrays
+    count = np.zeros(KINDS * arrays.stages, dtype=np.int64)
     rows: list[list[Step]] = []
     for orders in timeline.orders:
         row = []
@@ -30,31 +30,38 @@ def steps_by_device(timeline: Timeline) -> list[list[Step]]:
                 break
             microbatch, k = int(count[op]), int(op) // KINDS
             count[op] += 1
-            start = float(timeline.start[lay.base[op] + microbatch])
-            kind = _kind(lay, int(op))
+            start = float(timeline.start[arrays.base[op] + microbatch])
+            kind = _kind(arrays, int(op))
             row.append(
-                Step(int(lay.pipeline[k]), kind, microbatch, int(lay.stage[k]), start, start + float(lay.duration[op]))
+                Step(
+                    int(arrays.pipeline[k]),
+                    kind,
+                    microbatch,
+                    int(arrays.stage[k]),
+                    start,
+                    start + float(arrays.duration[op]),
+                )
             )
         rows.append(row)
     return rows
 
 
-def _kind(lay: InstanceArrays, operation: int) -> StepKind:
+def _kind(arrays: InstanceArrays, operation: int) -> StepKind:
     k, kind = divmod(operation, KINDS)
     if kind == FORWARD:
         return "F"
     if kind == BACKWARD:
-        return "I" if lay.weight[k] else "B"
+        return "I" if arrays.weight[k] else "B"
     return "W"
 
 
 def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | None = None) -> ScheduleTable:
-    """The table of a schedule. `models` names the model role of every pipeline; by default actor, then critic.
+    """Return the table of a schedule. `models` names the model role of every pipeline; by default actor, then critic.
 
     Pipelines that visit a rank twice (interleaved stages) are fine: a hand-over within a rank needs no transfer.
     """
-    lay = timeline.layout
-    instance = lay.instance
+    arrays = timeline.arrays
+    instance = arrays.instance
     if models is None:
         models = tuple("actor" if index == 0 else "critic" for index in range(len(instance.pipelines)))
     events: list[

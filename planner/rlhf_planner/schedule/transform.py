@@ -23,7 +23,7 @@ from rlhf_planner.schedule.instance import Instance, InstanceError, InstancePipe
 class ModelLayout:
     """One model as it is trained: parallelism, batch, and costs of one stage (times of one micro-batch).
 
-    `forward`, `backward`, `weight_gradient` and `activation` hold one value a stage (before any merging).
+    `forward`, `backward`, `weight_gradient` and `activation` hold one value per stage (before any merging).
     """
 
     name: str
@@ -53,7 +53,8 @@ class Block:
 def fused_block(
     first: ModelLayout, second: ModelLayout, mini_batch: int, memory_cap: float | None = None, transfer: float = 0.0
 ) -> Block:
-    """The block of a pair of models that train at the same time. InstanceError names the field that does not fit."""
+    """Return the block of a pair of models that train at the same time; InstanceError names the field that does not
+    fit."""
     for at, model in (("first", first), ("second", second)):
         _check(at, model)
     tensor = max(first.tensor, second.tensor)
@@ -89,7 +90,7 @@ def _check(at: str, model: ModelLayout) -> None:
         raise InstanceError(f"{at}.tensor", model.tensor, "tensor-parallel degrees are powers of two")
     for field in ("forward", "backward", "weight_gradient", "activation"):
         if len(getattr(model, field)) != model.stages:
-            raise InstanceError(f"{at}.{field}", getattr(model, field), f"give {model.stages} values, one a stage")
+            raise InstanceError(f"{at}.{field}", getattr(model, field), f"give {model.stages} values, one per stage")
 
 
 def _merge(at: str, model: ModelLayout, ratio: int) -> ModelLayout:

@@ -173,7 +173,7 @@ def test_of_equal_thresholds_one_that_moves_little_is_taken_and_not_the_least(se
 
 def test_impossible_lengths_are_refused() -> None:
     costs = StageCosts.measured(decode=[StepTime(1, 1, 1.0)], max_batch_size=8)
-    with pytest.raises(ValueError, match="lengths has 1 samples, the layout 2"):
+    with pytest.raises(ValueError, match="lengths has 1 samples, the setup 2"):
         simulate([1], IterationSetup(1, 1, (1, 1)), costs)
     with pytest.raises(ValueError, match="at least 1"):
         simulate([1, 0], IterationSetup(1, 1, (1, 1)), costs)

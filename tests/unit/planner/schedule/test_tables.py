@@ -36,7 +36,7 @@ def test_table_runs_to_the_end_and_reads_back(split: bool) -> None:
 
 def test_tables_of_baselines_run_too() -> None:
     instance, timeline = fused()
-    check_table(schedule_table(back_to_back(timeline.layout), "back-to-back-1f1b"))
+    check_table(schedule_table(back_to_back(timeline.arrays), "back-to-back-1f1b"))
     cut = interleaved(instance, 2)
     assert cut is not None
     check_table(schedule_table(cut, "interleaved"))
