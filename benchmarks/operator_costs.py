@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,11 +25,14 @@ from kubernetes.aio.client.configuration import Configuration
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.operator_scale_rig.jobs import job, objects
+from tests.support.fake_api_server import FakeApiServer, until
 
 from rlhf_api import names
 from rlhf_api.names import Group
 from rlhf_operator.api_client.client import PAGE, KubernetesClient
 from rlhf_operator.api_client.connection import Connection
+from rlhf_operator.api_client.reflector import Reflector
+from rlhf_operator.api_client.resources import CORE_RESOURCES
 from rlhf_operator.api_client.transport import CONCURRENCY, Transport
 from rlhf_operator.index import Index
 from rlhf_operator.manifests import Images
@@ -36,7 +40,8 @@ from rlhf_operator.manifests.rendering import pod
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.resync import Resync
-from rlhf_operator.watch_events import WatchEventHandler
+from rlhf_operator.watch_events import ResourceConsumer, WatchEventHandler
+from rlhf_operator.watches import JobWatch
 from rlhf_operator.workqueue import WorkQueue
 
 Json = dict[str, Any]
@@ -173,6 +178,60 @@ def serve(port: multiprocessing.Queue[int]) -> None:
     asyncio.run(run())
 
 
+def watch_cost(jobs: int) -> dict[str, float]:
+    """One RLHFJob of a first listing, from the API server into the index: by kopf, and by a reflector."""
+    found: dict[str, float] = {}
+    for by in ("kopf", "reflector"):
+        address: multiprocessing.Queue[str] = multiprocessing.Queue()
+        server = multiprocessing.Process(target=serve_jobs, args=(address, jobs), daemon=True)
+        server.start()
+        try:
+            begun = time.process_time()
+            asyncio.run(watched(address.get(timeout=120), jobs, by))
+            found[f"listed_job_by_{by}"] = (time.process_time() - begun) / jobs * 1e6
+        finally:
+            server.terminate()
+    return found
+
+
+async def watched(address: str, jobs: int, by: str) -> None:
+    """Watches until so many jobs are in the index."""
+    index, metrics = Index(), OperatorMetrics()
+    handler = WatchEventHandler(index, WorkQueue(left_alone, 1), metrics)
+    server = FakeApiServer()
+    server.url = address
+    transport = Transport(server.connection())
+    with server.kubeconfig() as path:
+        os.environ["KUBECONFIG"] = str(path)
+        if by == "kopf":
+            running = asyncio.create_task(JobWatch(handler, metrics, ()).run(served_already))
+        else:
+            consumer = ResourceConsumer(handler, metrics, names.KIND, CORE_RESOURCES[names.KIND])
+            running = asyncio.create_task(Reflector(transport, CORE_RESOURCES[names.KIND], None, consumer).run())
+        await until(lambda: len(index.known(names.KIND)) == jobs, 300)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await transport.close()
+
+
+async def served_already() -> None:
+    """RLHFJobs are served."""
+
+
+def serve_jobs(address: multiprocessing.Queue[str], jobs: int) -> None:
+    """Holds so many jobs."""
+
+    async def run() -> None:
+        async with FakeApiServer() as server:
+            for number in range(jobs):
+                body = stored(f"job-{number}")
+                server.put(names.KIND, body | {"metadata": {"name": f"job-{number}", "namespace": "team"}})
+            address.put(server.url)
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
 def main() -> None:
     """Prints microseconds of CPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,6 +251,7 @@ def main() -> None:
     tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, each, Images()) for each in range(TIMES)])})
     tell({"read_a_stored_job": best(lambda: [parse_job(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
     tell(request_cost())
+    tell(watch_cost(1000))
     tell({"compare_5000_waiting_jobs": comparison_cost(5000) * 1e6})
     if given.json:
         print(json.dumps({"microseconds": found}))

@@ -67,8 +67,8 @@ class ApiRequest:
     def path(self) -> str:
         """Return the path of its URL."""
         place = (self.resource.prefix, *(("namespaces", self.namespace) if self.namespace else ()))
-        named = (part for part in (self.name, self.subresource) if part)
-        return "/".join((*place, self.resource.plural, *named)) + self.rest
+        named = (part for part in (self.resource.plural, self.name, self.subresource) if part)
+        return "/".join((*place, *named)) + self.rest
 
     def __str__(self) -> str:
         named = "/".join(part for part in (self.name, self.subresource) if part)
