@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import models
+from tests.support import algorithms, models
 from tests.support.training_ranks import (
     TWO_EPOCHS,
     Alone,
@@ -290,3 +290,36 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, damage: str
     with pytest.raises(WorkError, match=expected[damage]) as caught:
         trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(tmp_path), 0)
     assert caught.value.failure.exit_code == 21
+
+
+def test_versions_before_and_after_the_registry_of_algorithms_read_each_others_checkpoints(
+    folder: Path, tmp_path: Path
+) -> None:
+    job = make_job(folder, folder, algorithm=TWO_EPOCHS)
+    run(job, range(2), pipeline=1, save=tmp_path)
+    finish_folder(tmp_path, folder)
+    file = tmp_path / "trainer.json"
+    state = json.loads(file.read_text())
+    assert state["klCoefficient"] == state["algorithm"]["klCoefficient"] != 0.02
+    del state["algorithm"]
+    file.write_text(json.dumps(state))
+    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(tmp_path), state["version"])
+    assert trainer.algorithm.state() == {"klCoefficient": state["klCoefficient"]}
+
+
+def test_a_training_that_failed_before_its_first_step_changes_nothing_that_the_algorithm_remembers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(folder, algorithm=algorithms.member("plugin"))
+    trainer = trainer_of(job, serial(job, 1, 1, models=("actor",)), 0, 1, Alone())
+    exhaust(trainer.train(0, make_batch()))
+    before = trainer.algorithm.state()
+
+    def fails(*arguments: Any) -> Any:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(trainer, "mini_batch", fails)
+    with pytest.raises(RuntimeError, match="lost"):
+        exhaust(trainer.train(1, make_batch(seed=5)))
+    assert trainer.algorithm.state() == before
+    assert before["baseline"] is not None
