@@ -12,7 +12,7 @@ SLIDING: Final = "sliding_attention"
 
 
 class AttentionMasks:
-    """Of one model."""
+    """The masks of one model."""
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         """`config` is the text part of a model's configuration; masks are added to scores of `dtype`."""
@@ -25,7 +25,7 @@ class AttentionMasks:
         self._hidden = torch.finfo(dtype).min
 
     def of(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """[n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1.
+        """Return masks [n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1.
 
         Where layers differ, a mask by the kind of layer.
         """

@@ -26,7 +26,7 @@ def open_device(name: str) -> torch.device:
 
 @cache
 def device_name(device: torch.device) -> str:
-    """Product name of the GPU, or the machine type of the CPU."""
+    """Return the product name of the GPU, or the machine type of the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -37,14 +37,14 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def device_memory(device: torch.device) -> int:
-    """Bytes of the device in all."""
+    """Return the bytes of memory that the device has."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
 
 
 def used_memory(device: torch.device) -> int:
-    """Bytes this process holds: reserved by the allocator of a GPU, resident on a CPU."""
+    """Return the bytes that this process holds: reserved by the allocator of a GPU, resident on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device)) if torch.cuda.is_initialized() else 0
     return PAGE_BYTES * int(Path("/proc/self/statm").read_text().split()[1])

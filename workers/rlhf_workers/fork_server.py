@@ -55,7 +55,7 @@ class ForkServer:
         self._pending = b""
 
     def serve(self) -> None:
-        """Until the input ends."""
+        """Serves until the input ends."""
         self._say({"ready": True})
         while True:
             for key, _ in self._selector.select():

@@ -24,7 +24,7 @@ class WorkerCollector(Collector):
         self._compute = compute
 
     def collect(self) -> Iterator[Metric]:
-        """One family a series of the heartbeat, and the weight version by model role."""
+        """Yield one family per series of the heartbeat, and the weight version by model role."""
         snapshot = self._compute.snapshot
         counters = {
             "worker_tokens": ("Tokens decoded, scored or trained.", self._outbox.tokens),
@@ -50,7 +50,7 @@ class WorkerCollector(Collector):
 
 
 def metrics_of(worker: str, outbox: SessionOutbox, compute: Compute) -> Application:
-    """What an endpoint serves as the metrics of a worker."""
+    """Return what an endpoint serves as the metrics of a worker."""
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker, outbox, compute))
     application: Application = make_wsgi_app(registry)

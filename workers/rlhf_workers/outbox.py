@@ -48,7 +48,7 @@ class SessionOutbox:
         self._put(pb.WorkerMessage(finished=message))
 
     def scored(self, message: pb.ScoredSample) -> None:
-        """One task is done (or failed, or abstained) on one sample."""
+        """Reports that one task is done (or failed, or abstained) on one sample."""
         self._put(pb.WorkerMessage(scored=message))
 
     def prefix(self, message: pb.ScoredPrefix) -> None:
@@ -155,7 +155,7 @@ class SessionOutbox:
 
     @property
     def last_train(self) -> pb.TrainResult | None:
-        """Of the last Train that succeeded in this process."""
+        """Return the result of the last Train that succeeded in this process."""
         with self._lock:
             return self._last_train
 

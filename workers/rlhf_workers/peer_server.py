@@ -31,7 +31,7 @@ class PeerServer:
         self._health = health_servicer
 
     async def set_serving(self, serving: bool) -> None:
-        """What health probes are told."""
+        """Sets what health probes are told."""
         state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", WEIGHT_SOURCE):
             await self._health.set(service, state)

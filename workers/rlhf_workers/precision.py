@@ -15,5 +15,5 @@ DTYPES: Final[dict[ComputeType, torch.dtype]] = {"Float32": torch.float32, "BFlo
 
 
 def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
-    """What `spec.training.precision` says, for every role of the job."""
+    """Return the type that `spec.training.precision` names, for every role of the job."""
     return DTYPES[spec.compute_type]

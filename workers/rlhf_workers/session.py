@@ -52,7 +52,7 @@ class CoordinatorSession:
         on_welcome: Callable[[pb.Welcome], None],
         on_command: Callable[[pb.Command], None],
     ) -> NoReturn:
-        """Until the call breaks: always ends with SessionBrokenError (or what the callbacks raise)."""
+        """Runs until the call breaks: always ends with SessionBrokenError (or what the callbacks raise)."""
         call = self._stub.Session()
         try:
             await call.write(pb.WorkerMessage(register=register))

@@ -43,7 +43,7 @@ class SamplingParameters:
     top_p: float = 1.0
     """Smallest set of most probable tokens with this much probability; 1 keeps all."""
     top_k: int = 0
-    """So many most probable tokens; 0 keeps all."""
+    """Number of most probable tokens that are kept; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response; kept in it."""
     stop_token_ids: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Prefill(NamedTuple):
 
     samples: int
     tokens: int
-    """Of all of them together."""
+    """Tokens of all of them together."""
     resumed: bool
     """All were samples with a response, whose tokens went through it too."""
 

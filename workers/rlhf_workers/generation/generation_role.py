@@ -197,7 +197,7 @@ class GenerationRole:
         outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=self._iteration, onload=onload))
 
     def _measure(self, engine: MeasuresCosts, command: pb.Command) -> Iterator[pb.CommandDone | None]:
-        """None while it goes on, then the answer."""
+        """Yield None while it goes on, then the answer."""
         costs = yield from engine.measure()
         message = pb.GenerationCosts(
             kv_bytes_per_token=costs.kv_bytes_per_token,

@@ -21,7 +21,10 @@ MANTISSA: Final = 2.0**-53
 
 
 def uniforms(random_key: int, start: int, count: int) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1) of response positions start .. start+count-1; `start` is a multiple of 4."""
+    """Return float64 [count] uniforms in [0, 1) of response positions start .. start+count-1.
+
+    `start` is a multiple of 4.
+    """
     if start % WORDS_PER_BLOCK:
         raise ValueError(f"start {start} is not a multiple of {WORDS_PER_BLOCK}")
     stream = np.random.Philox(key=random_key, counter=start // WORDS_PER_BLOCK)
@@ -31,7 +34,7 @@ def uniforms(random_key: int, start: int, count: int) -> npt.NDArray[np.float64]
 def sample(
     logits: torch.Tensor, uniform: torch.Tensor, parameters: SamplingParameters
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row.
+    """Draw one token per row.
 
     logits [n, vocabulary] any float, uniform [n] float64 on the same device; returns tokens [n] int64 and their
     log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k (at temperature 1 when

@@ -74,7 +74,7 @@ class _Pass(Cache):  # type: ignore[misc]
         return joined
 
     def row(self, index: int) -> list[Layer]:
-        """What a row holds after the pass, in memory of its own when it shared the pass."""
+        """Return what a row holds after the pass, in memory of its own when it shared the pass."""
         if len(self._ends) == 1:
             return self.layers_after
         end, rows = self._ends[index], slice(index, index + 1)

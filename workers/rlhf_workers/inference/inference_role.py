@@ -209,7 +209,7 @@ class InferenceRole:
                 task.weights.offload()
 
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
-        """None while it goes on, then the answer; models are offloaded again where they were."""
+        """Yield None while it goes on, then the answer; models are offloaded again where they were."""
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()
         scorers = {name: task.scorer for name, task in self._tasks.items() if not isinstance(task.scorer, RewardCalls)}

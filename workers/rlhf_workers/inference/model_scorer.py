@@ -42,7 +42,7 @@ class ModelScorer(Protocol):
     """Whether the model's weights stay those of its folder."""
 
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
-        """One array a sample, in order."""
+        """Return one float32 array per sample, in order."""
 
 
 def scoring_attention(spec: RLHFJobSpec) -> Attention:
@@ -87,7 +87,7 @@ class TokenScorer(ABC):
 
     @torch.inference_mode()
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
-        """float32 [n] a sample."""
+        """Return float32 [n] per sample: one number per response token."""
         if self.chunks is not None and self.chunks.blocks:
             return [self.finish([sample], [PartialScore(prompt=len(sample.prompt))])[0] for sample in samples]
         ids = padded_ids(samples, self._device)

@@ -23,7 +23,7 @@ class PartialScore(ComputedTokens):
     prompt: int = 0
     """Tokens of them that are the prompt's."""
     scores: list[torch.Tensor] = field(default_factory=list)
-    """Of the response's tokens so far, in order."""
+    """float32 [n] each: the numbers of the response's tokens so far, in order."""
 
     def agrees(self, prompt: int, tokens: TokenArray) -> bool:
         """Whether a sample with this prompt length and these tokens [n] begins as this one did."""
@@ -40,13 +40,13 @@ class UnfinishedSample:
 
     prompt: int
     tokens: TokenArray
-    """Of prompt and response, all that is known."""
+    """int32 [n]: prompt and response, as far as they are known."""
     prefixes: dict[str, PartialScore] = field(default_factory=dict)
-    """By task."""
+    """What is scored already, by task."""
 
     @property
     def bytes(self) -> int:
-        """Of all its prefixes."""
+        """Device memory of all its partial scores."""
         return sum(prefix.bytes for prefix in self.prefixes.values())
 
 
@@ -78,7 +78,7 @@ class PartialScoreStore:
         return growing
 
     def get(self, sample: int) -> UnfinishedSample | None:
-        """What is held of a sample."""
+        """Return what is held of a sample, if anything."""
         return self._samples.get(sample)
 
     def take(self, sample: int, task: str, prompt: int, tokens: TokenArray) -> PartialScore | None:

@@ -57,7 +57,7 @@ class KvTransfer:
 
     @property
     def outcome(self) -> TransferOutcome | None:
-        """None while it is under way."""
+        """Return how it ended; None while it is under way."""
         with self._lock:
             return self._outcome
 

@@ -65,7 +65,7 @@ class MeasurableEngine(Protocol):
 
 
 def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
-    """One point of the grid a step of the iterator; its return value is the answer."""
+    """Measure one point of the grid per step of the iterator; its return value is the answer."""
     room = kv_room(engine.device)
     most = room if engine.device.type == "cuda" else POINT_BYTES
     spent, decode, prefill = 0.0, [], []
@@ -119,7 +119,7 @@ def _middle(context: int, longest: int) -> int:
 
 
 def kv_room(device: torch.device) -> int:
-    """Bytes for KV caches, 0 where host memory is the only limit."""
+    """Return the bytes for KV caches, 0 where host memory is the only limit."""
     if device.type != "cuda":
         return 0
     free = torch.cuda.mem_get_info(device)[0]

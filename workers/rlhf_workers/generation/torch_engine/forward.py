@@ -49,7 +49,7 @@ class CausalForward:
 
     @torch.inference_mode()
     def prefill(self, tokens: torch.Tensor) -> PromptCache:
-        """Keys and values of [prompts, tokens] ids from position 0, right-padded with any token."""
+        """Return keys and values of int64 [prompts, tokens] ids from position 0, right-padded with any token."""
         length = tokens.shape[1]
         positions = torch.arange(length, device=self.device)
         cache = PromptCache()
@@ -67,7 +67,7 @@ class CausalForward:
     def decode(
         self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
     ) -> torch.Tensor:
-        """Logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of `pool`.
+        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of `pool`.
 
         Keys 0 .. length-1 are read, so every position must be below `length`.
         """

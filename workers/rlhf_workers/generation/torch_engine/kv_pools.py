@@ -139,7 +139,7 @@ class SinglePool:
         self._samples.drop(slots)
 
     def passes(self, position: Slots) -> Iterator[DecodePass]:
-        """One pass over all samples, over as many keys as the longest has."""
+        """Yield one pass over all samples, over as many keys as the longest has."""
         slots = self._samples.gather()
         if len(slots):
             longest = int(position[slots].max()) + 1
@@ -187,7 +187,7 @@ class BucketedPools:
             slotted.drop(slots)
 
     def passes(self, position: Slots) -> Iterator[DecodePass]:
-        """Proven widths over every pool, samples that outgrew theirs moved first."""
+        """Yield passes of proven widths over every pool, samples that outgrew theirs moved first."""
         for capacity in sorted(self._pools):
             self._promote(self._pools[capacity], position)
         for capacity in sorted(self._pools):

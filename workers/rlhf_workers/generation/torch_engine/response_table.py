@@ -78,7 +78,7 @@ class ResponseTable:
         self._free.append(slot)
 
     def uniform(self, slots: Slots) -> npt.NDArray[np.float64]:
-        """Uniforms [n] of the response position each of `slots` decides next."""
+        """Return uniforms float64 [n] of the response position each of `slots` decides next."""
         index = self.position[slots] + 1 - self.prompt_length[slots]
         block = index // UNIFORM_BLOCK
         for slot in slots[self._block[slots] != block]:
@@ -104,11 +104,11 @@ class ResponseTable:
         return fresh
 
     def tokens(self, slot: int) -> npt.NDArray[np.int32]:
-        """A view of the response tokens known."""
+        """Return a view of the response tokens known, int32 [n]."""
         return self._tokens[slot, : self.length[slot]]
 
     def response(self, slot: int, offset: int = 0, finish_reason: FinishReason = "") -> ResponsePart:
-        """Response tokens from `offset` on, copied."""
+        """Return the response tokens from `offset` on, copied."""
         request = self.requests[slot]
         assert request is not None
         part = slice(offset, int(self.length[slot]))

@@ -68,7 +68,7 @@ class EndpointReward:
         self._client = httpx.AsyncClient(timeout=self._timeout, limits=limits, trust_env=False, headers=self._headers)
 
     async def score(self, sample: ScoringSample) -> float | None:
-        """One request."""
+        """Return the reward of one sample, by one request."""
         async with self._requests:
             try:
                 status, body = await asyncio.wait_for(self._post(sample), self._timeout)

@@ -72,7 +72,7 @@ class FunctionReward:
             self._idle.put_nowait(child)
 
     async def score(self, sample: ScoringSample) -> float | None:
-        """One call, however often a neighbour's time-out takes the child away."""
+        """Return the reward of one sample; the call is made again when a neighbour's time-out takes the child away."""
         while True:
             try:
                 return await (self._score_alone(sample) if self._shared is None else self._score_shared(sample))

@@ -61,7 +61,7 @@ class HidingStream:
 
 
 def forms_of(secrets: Iterable[str]) -> list[str]:
-    """Them as they are and without white space at their ends, the longest first."""
+    """Return the secrets as they are and without white space at their ends, the longest first."""
     return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
 
 

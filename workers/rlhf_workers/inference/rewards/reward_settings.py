@@ -53,7 +53,10 @@ def resolve_settings(
 
 
 def header_values(settings: RewardSettings, field: str) -> dict[str, str]:
-    """As a request takes them: what is at the ends of a line, such as a file's last newline, is no part of a value."""
+    """Return the headers as a request takes them.
+
+    What is at the ends of a line, such as a file's last newline, is no part of a value.
+    """
     result = {name: value.strip() for name, value in settings.values.items()}
     for name, value in result.items():
         if not (value.isascii() and (value.isprintable() or not value)):
