@@ -34,7 +34,7 @@ from rlhf_operator.controller import Controller
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import EventPoster
 from rlhf_operator.gang import discovery
-from rlhf_operator.gang.apis import MODES, Served
+from rlhf_operator.gang.apis import MODES, ServedApis
 from rlhf_operator.gang.apis import RESOURCES as GANG_RESOURCES
 from rlhf_operator.index import Index
 from rlhf_operator.leader import Leader, LeaseLostError
@@ -207,7 +207,7 @@ async def work(
     metrics: OperatorMetrics,
     resync: Resync,
     leader: Leader,
-    apis: Served,
+    apis: ServedApis,
 ) -> int:
     """Watch and reconcile until asked to stop, or until something ends that should not; return the exit code."""
     listings = watches.first_listings(options.namespaces, resync.watched)

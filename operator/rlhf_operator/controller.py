@@ -19,7 +19,7 @@ from rlhf_operator.api_client.errors import ApiError, ConflictError, ForbiddenEr
 from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import EventPoster
-from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
 from rlhf_operator.job_objects import SETTLE_SECONDS, JobObjects
@@ -65,7 +65,7 @@ class Controller:
         self._objects = JobObjects(client, index)
         self._written: dict[str, datetime] = {}
 
-    def use(self, served: Served) -> None:
+    def use(self, served: ServedApis) -> None:
         """Let jobs use these APIs of gangs and queues from now on; none before."""
         self._queueing.served = served
 
@@ -144,13 +144,13 @@ class Controller:
             taken=taken,
             unreadable=self._index.unreadable(key, uid),
             applied=applied,
-            kept=kept,
+            stored_revision=kept,
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
             refusals=self._objects.last(key).refused,
             occupied=self._objects.last(key).occupied,
-            verdict=verdict,
+            dry_run_problem=verdict,
             status_written=self._written.get(key),
             images=self._images,
             home=self._home,

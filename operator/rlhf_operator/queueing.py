@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import RefusedError
-from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.gang.backend import QueueApi, QueueState, WorkloadReport
 from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.index import Index
@@ -34,7 +34,7 @@ class Queueing:
 
     def __init__(self, client: KubernetesClient) -> None:
         self._client = client
-        self.served = Served()
+        self.served = ServedApis()
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:

@@ -10,7 +10,7 @@ import yaml
 
 from rlhf_api import names
 from rlhf_operator.__main__ import RESOURCES
-from rlhf_operator.gang.apis import APIS, KUEUE, MODES, Served
+from rlhf_operator.gang.apis import APIS, KUEUE, MODES, ServedApis
 from rlhf_operator.watch_events import WATCHED
 
 from .chart import (
@@ -139,7 +139,7 @@ def test_values_of_a_chart_before_gangs_still_render() -> None:
 
 
 def _places(version: str) -> set[tuple[str, str]]:
-    return {(group, plural) for group, _, plural in Served(frozenset([version])).watched().values()}
+    return {(group, plural) for group, _, plural in ServedApis(frozenset([version])).watched().values()}
 
 
 def test_every_grant_is_used_and_every_use_is_granted() -> None:

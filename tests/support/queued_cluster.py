@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api.job.scheduling import QUEUE_LABEL
-from rlhf_operator.gang import Served
+from rlhf_operator.gang import ServedApis
 from rlhf_operator.gang.apis import APIS
 from rlhf_operator.gang.kueue_queue import KueueApi
 from rlhf_operator.gang.kueue_workload import PodPlacement, workload_of
@@ -16,7 +16,7 @@ from rlhf_operator.reconcile.timestamps import rfc3339
 Json = dict[str, Any]
 WORKLOAD_KEY = ("kueue.x-k8s.io/v1beta2/Workload", "rlhfjob-job")
 """(kind, name) of the job's Workload."""
-EVERY_API = Served(frozenset(version for versions in APIS.values() for version, _ in versions))
+EVERY_API = ServedApis(frozenset(version for versions in APIS.values() for version, _ in versions))
 """A cluster with all schedulers and queues, in all versions."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rlhf_api import names
-from rlhf_operator.gang.apis import Served, kind_of
+from rlhf_operator.gang.apis import ServedApis, kind_of
 from rlhf_operator.gang.kueue_queue import KueueState, QueuePriority
 from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement
 from rlhf_operator.manifests import Images, identity
@@ -83,13 +83,13 @@ class SimulatedCluster:
         self.certificates = False
         self.reading: CoordinatorReading | None = None
         self.refusals: dict[str, str] = {}
-        self.verdict = ""
+        self.dry_run_problem = ""
         self.occupied: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
         self.told: list[dict[str, int]] = []
         self.deleted = False
-        self.served = Served()
+        self.served = ServedApis()
         self.workload: KueueWorkload | None = None
         self.flavors: dict[str, PodPlacement] = {}
         self.priority: QueuePriority | None = None
@@ -106,7 +106,7 @@ class SimulatedCluster:
         read = [pod_of(body) for body in self.pods.values()]
         found = [pod for pod in read if isinstance(pod, ObservedPod)]
         observed = ObservedJob(
-            kept=self.kept(),
+            stored_revision=self.stored_revision(),
             images=self.images,
             pods={pod.name: pod for pod in found},
             taken=self.taken | {pod.name for pod in read if isinstance(pod, UnreadableObject)},
@@ -116,7 +116,7 @@ class SimulatedCluster:
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
             refusals=self.refusals,
-            verdict=self.verdict,
+            dry_run_problem=self.dry_run_problem,
             occupied=self.occupied,
             status_written=self.written,
             served=self.served,
@@ -124,7 +124,7 @@ class SimulatedCluster:
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 
-    def kept(self) -> StoredRevision:
+    def stored_revision(self) -> StoredRevision:
         """What the ConfigMap and the pods say of what the job runs by."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
         pods = (pod for each in self.pods.values() if isinstance(pod := pod_of(each), ObservedPod))

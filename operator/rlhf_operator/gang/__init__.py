@@ -4,8 +4,8 @@
 Pure but for `discovery`: the job and what the cluster serves give the objects to apply and what pods carry.
 """
 
-from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.gang.backend import GangBackend, GangChoice, QueueingBackend
 from rlhf_operator.gang.choose import choose
 
-__all__ = ["GangBackend", "GangChoice", "QueueingBackend", "Served", "choose"]
+__all__ = ["GangBackend", "GangChoice", "QueueingBackend", "ServedApis", "choose"]

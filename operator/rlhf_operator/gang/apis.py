@@ -37,7 +37,7 @@ _PLURALS: Final = {
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedApis:
     """What this cluster serves of the above, and which of it this operator may use."""
 
     apis: frozenset[str] = field(default_factory=frozenset)

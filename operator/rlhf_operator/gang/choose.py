@@ -9,7 +9,7 @@ from typing import Final
 
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
-from rlhf_operator.gang.apis import APIS, Served
+from rlhf_operator.gang.apis import APIS, ServedApis
 from rlhf_operator.gang.backend import GangChoice
 from rlhf_operator.gang.members import DEFAULT_SCHEDULER, schedulers
 from rlhf_operator.gang.none import NoGangBackend
@@ -19,7 +19,7 @@ _FIELD: Final = "spec.scheduling.gang.mode"
 _NONE: Final = NoGangBackend()
 
 
-def choose(job: RLHFJob, served: Served, backends: Mapping[str, BackendKind] = BACKENDS) -> GangChoice:
+def choose(job: RLHFJob, served: ServedApis, backends: Mapping[str, BackendKind] = BACKENDS) -> GangChoice:
     """Return the backend of a job on a cluster that serves these APIs."""
     mode, named = job.spec.scheduling.gang.mode, schedulers(job)
     if mode not in ("Disabled", "Auto") and len(named) > 1:
@@ -36,7 +36,7 @@ def choose(job: RLHFJob, served: Served, backends: Mapping[str, BackendKind] = B
     return GangChoice(backends[mode].make(version))
 
 
-def _auto(job: RLHFJob, served: Served, named: set[str], backends: Mapping[str, BackendKind]) -> GangChoice:
+def _auto(job: RLHFJob, served: ServedApis, named: set[str], backends: Mapping[str, BackendKind]) -> GangChoice:
     notes = []
     for mode, kind in backends.items():
         if not (asked := kind.asked_by(job)):
@@ -58,7 +58,7 @@ def _invalid(problem: str) -> GangChoice:
     return GangChoice(_NONE, problem=problem, reason=PlannedReason.INVALID)
 
 
-def _why_not(mode: str, served: Served, backends: Mapping[str, BackendKind]) -> str:
+def _why_not(mode: str, served: ServedApis, backends: Mapping[str, BackendKind]) -> str:
     if mode in served.off:
         value = f"scheduling.{mode.lower()}"
         return f"this operator may not use it: set {value}: true in the values of its chart"

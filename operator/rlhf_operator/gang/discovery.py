@@ -12,7 +12,7 @@ from typing import Final
 
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError
-from rlhf_operator.gang.apis import APIS, MODES, Served
+from rlhf_operator.gang.apis import APIS, MODES, ServedApis
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class ApisChangedError(Exception):
     """The cluster serves other APIs than when the operator started."""
 
 
-async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Served:
+async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> ServedApis:
     """Return what is served; backends that are not among `modes` are off. Raises ApiError."""
     allowed = set(modes)
     found = set()
@@ -34,10 +34,10 @@ async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Serv
         for version, kinds in versions if mode in allowed else ():
             if set(kinds) <= await client.kinds(version):
                 found.add(version)
-    return Served(frozenset(found), frozenset(set(MODES) - allowed))
+    return ServedApis(frozenset(found), frozenset(set(MODES) - allowed))
 
 
-async def first(client: KubernetesClient, modes: Iterable[str]) -> Served:
+async def first(client: KubernetesClient, modes: Iterable[str]) -> ServedApis:
     """Return what is served, as soon as the API server says so."""
     while True:
         try:
@@ -47,7 +47,7 @@ async def first(client: KubernetesClient, modes: Iterable[str]) -> Served:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def changed(client: KubernetesClient, known: Served, every: float = DISCOVERY_SECONDS) -> None:
+async def changed(client: KubernetesClient, known: ServedApis, every: float = DISCOVERY_SECONDS) -> None:
     """Raise ApisChangedError when something else can be used than is known; never return."""
     modes = [mode for mode in MODES if mode not in known.off]
     while modes:

@@ -202,9 +202,9 @@ def _outdated_objects(context: ReconcileContext) -> list[Json]:
     """Return the objects that pods need and that are not there as they should be."""
     pinned, observed = context.pinned, context.observed
     due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint}
-    if observed.kept.packed and observed.kept.packed != pinned.kept.packed:
+    if observed.stored_revision.packed and observed.stored_revision.packed != pinned.stored_revision.packed:
         due.add(("ConfigMap", identity.configuration_name(context.job)))
-    bodies = plain(context.job, pinned.kept.data, observed.home) if due else []
+    bodies = plain(context.job, pinned.stored_revision.data, observed.home) if due else []
     return [body for body in bodies if (kind_of(body), body["metadata"]["name"]) in due]
 
 
@@ -218,7 +218,7 @@ def _requeue_after(
             seconds_until(deadline, now),
             _next_overdue(context),
             REFUSED_RETRY_SECONDS if context.write_refused or context.gang.blocked else None,
-            DRY_RUN_RETRY_SECONDS if context.observed.verdict else None,
+            DRY_RUN_RETRY_SECONDS if context.observed.dry_run_problem else None,
             0.0 if applied >= MAX_PODS_PER_RECONCILE and not context.write_refused else None,
             job_status.PROGRESS_SECONDS if context.coordinator_runs else None,
             PATIENCE.total_seconds() if any(pod.unschedulable for pod in pods) else None,

@@ -49,8 +49,8 @@ def reconcile(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -
         return finalizer.plan_of_deletion(stored, observed, now)
     pinned = pin_revision(parse_job(stored), stored, observed)
     pinned, gang = admit_gang(pinned, observed)
-    if pinned.planned and observed.verdict and not pinned.settled:
-        pinned = replace(pinned, problem=observed.verdict, reason=PlannedReason.REFUSED)
+    if pinned.planned and observed.dry_run_problem and not pinned.settled:
+        pinned = replace(pinned, problem=observed.dry_run_problem, reason=PlannedReason.REFUSED)
     if pinned.job is None:
         return _refuse_manifest(stored, pinned, now)
     context = ReconcileContext.of(stored, pinned, gang, observed, now)

@@ -123,17 +123,21 @@ async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server
 
 def test_a_refused_template_starts_nothing_and_is_told() -> None:
     cluster = SimulatedCluster()
-    cluster.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    cluster.dry_run_problem = f"spec.generation.template: the API server refuses its pods: {WORDS}"
     plan = cluster.settle()
     assert cluster.pods == {}
     assert cluster.applied == {}
     planned = cluster.condition("Planned")
-    assert (planned["status"], planned["reason"], planned["message"]) == ("False", "PodsRefused", cluster.verdict)
-    assert cluster.condition("Running")["message"] == f"nothing was started: {cluster.verdict}"
+    assert (planned["status"], planned["reason"], planned["message"]) == (
+        "False",
+        "PodsRefused",
+        cluster.dry_run_problem,
+    )
+    assert cluster.condition("Running")["message"] == f"nothing was started: {cluster.dry_run_problem}"
     assert cluster.events == ["PodsRefused"]
     assert plan.requeue_after is not None
     assert plan.requeue_after <= DRY_RUN_RETRY_SECONDS
-    cluster.verdict = ""
+    cluster.dry_run_problem = ""
     cluster.settle()
     assert len(cluster.pods) == 6
 
@@ -141,7 +145,7 @@ def test_a_refused_template_starts_nothing_and_is_told() -> None:
 def test_pods_of_a_running_job_are_not_replaced_by_a_template_that_is_refused() -> None:
     cluster = SimulatedCluster().begin()
     cluster.job["spec"]["generation"]["template"] = TYPO
-    cluster.verdict = f"spec.generation.template: the API server refuses its pods: {WORDS}"
+    cluster.dry_run_problem = f"spec.generation.template: the API server refuses its pods: {WORDS}"
     cluster.settle()
     assert all("deletionTimestamp" not in body["metadata"] for body in cluster.pods.values())
     assert cluster.phase == "Running"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rlhf_operator.gang.apis import Served
+from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.gang.backend import QueueState
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
@@ -66,7 +66,7 @@ class ObservedJob:
     """(kind, what) of objects of the job that cannot be read."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(kind, name) -> fingerprint of what was applied, of the objects other than pods that exist."""
-    kept: StoredRevision = field(default_factory=StoredRevision)
+    stored_revision: StoredRevision = field(default_factory=StoredRevision)
     """What the job's ConfigMap holds of what it runs by."""
     certificates_expire: datetime | None = None
     """When the certificate in the job's Secret should be replaced; None when there is no usable Secret."""
@@ -77,14 +77,14 @@ class ObservedJob:
     """Object name -> why the API server refused it the last time it was applied."""
     occupied: Mapping[str, str] = field(default_factory=dict)
     """`Service job` -> `service/job`, as kubectl has it: what others have under names that the job's objects need."""
-    verdict: str = ""
+    dry_run_problem: str = ""
     """Why the API server would take no pods made from the job's templates, by a dry run; empty: it would."""
     status_written: datetime | None = None
     """When this process last wrote the status."""
     images: Images = field(default_factory=Images)
     home: str = ""
     """The operator's namespace; empty where it runs outside of the cluster."""
-    served: Served = field(default_factory=Served)
+    served: ServedApis = field(default_factory=ServedApis)
     """APIs of schedulers and queues that can be used."""
     queue: QueueState | None = None
     """What the job's queue says of it; None when no queue says anything."""

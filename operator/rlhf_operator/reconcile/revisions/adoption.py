@@ -43,7 +43,7 @@ _OF_IMAGE: Final = ("command", "args", "ports", "livenessProbe", "readinessProbe
 
 def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: ObservedJob) -> Revision:
     """Return the revision of a job that runs; `stored` is what a revision keeps of the stored object."""
-    written, base = document(job), document_of(observed.kept)
+    written, base = document(job), document_of(observed.stored_revision)
     before = _of_document(base, written)
     if before is not None:
         spec = adopted(mode_words.present(base["spec"]), written["spec"], stored.get("spec") or {}, spec_schema())
@@ -52,7 +52,7 @@ def adopt(job: RLHFJob, stored: Json, status: Mapping[str, Any], observed: Obser
     images = _images(job, status, observed)
     active = [pod for pod in observed.pods.values() if pod.active]
     hashes = {group: _hash(group, job, before, active) for group in group_sizes(job)}
-    running = observed.kept.running
+    running = observed.stored_revision.running
     pods, others = (
         {group: _as_running(_hashed(pod, hashes[group]), running.get(group)) for group, pod in made.items()}
         for made in (shapes(job, images), spares(job, images))
@@ -86,7 +86,7 @@ def _images(job: RLHFJob, status: Mapping[str, Any], observed: ObservedJob) -> I
     if coordinators and said.get("workerImage"):
         return Images(str(coordinators), str(said["workerImage"]), user)
     default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
-    ours = {group: pod.image for group, pod in observed.kept.running.items() if default.get(group) == INDEX}
+    ours = {group: pod.image for group, pod in observed.stored_revision.running.items() if default.get(group) == INDEX}
     workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
     coordinator = ours.get(Group.COORDINATOR, observed.images.coordinator)
     return Images(coordinator, workers[0] if workers else observed.images.worker, user)

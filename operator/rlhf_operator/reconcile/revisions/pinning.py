@@ -62,7 +62,7 @@ _PODS_ROOT: Final = Path("/")
 class PinnedJob(ParsedJob):
     """A parsed job, with the revision that it runs by."""
 
-    kept: StoredRevision = field(default_factory=StoredRevision)
+    stored_revision: StoredRevision = field(default_factory=StoredRevision)
     """The revision that the job is to have; empty: no pod is made."""
     status: Mapping[str, str] = field(default_factory=dict)
     """`status.revision`."""
@@ -78,7 +78,7 @@ class PinnedJob(ParsedJob):
     @property
     def revision(self) -> Revision | None:
         """Return the revision unpacked, for when pods or objects are made from it; None when there is none."""
-        return trusted(self.kept, (self.status.get("digest", ""),))
+        return trusted(self.stored_revision, (self.status.get("digest", ""),))
 
 
 def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
@@ -87,10 +87,10 @@ def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: Observe
         return _without(parsed)
     status = stored.get("status") or {}
     if observed.pods or status.get("startTime"):
-        held = _held(_text(stored), observed.kept, digests(status), observed.home)
+        held = _held(_text(stored), observed.stored_revision, digests(status), observed.home)
         if held is not None:
             return held
-        if observed.pods or document_of(observed.kept):
+        if observed.pods or document_of(observed.stored_revision):
             return _adopted(parsed, stored, observed)
     if not parsed.planned:
         return _without(parsed)
@@ -221,7 +221,7 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
     images = {"coordinatorImage": revision.images.coordinator, "workerImage": revision.images.worker}
     return PinnedJob(
         job,
-        kept=StoredRevision.of(data),
+        stored_revision=StoredRevision.of(data),
         status={**images, "digest": digest(data)},
         hashes=revision.hashes,
         fingerprints=prints,

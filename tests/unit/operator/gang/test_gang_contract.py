@@ -10,7 +10,7 @@ from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.gang import GangBackend, QueueingBackend, Served, choose
+from rlhf_operator.gang import GangBackend, QueueingBackend, ServedApis, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import counts, examples, requests_hash
 from rlhf_operator.gang.none import NoGangBackend
@@ -134,9 +134,9 @@ def test_every_mode_has_one_entry() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_is_given_as_asked_and_says_what_it_lacks(mode: str) -> None:
-    served = Served(frozenset(version for versions in APIS.values() for version, _ in versions))
+    served = ServedApis(frozenset(version for versions in APIS.values() for version, _ in versions))
     assert choose(queued_job(mode), served).backend.mode == mode
-    missing = choose(queued_job(mode), Served())
+    missing = choose(queued_job(mode), ServedApis())
     assert BACKENDS[mode].remedy in missing.problem
     assert missing.backend == NoGangBackend()
 
@@ -146,7 +146,7 @@ def test_a_job_runs_by_every_backend_once_its_queue_has_room(mode: str) -> None:
     cluster = SimulatedCluster(scheduling={"gang": {"mode": mode}})
     cluster.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     version = APIS[mode][0][0]
-    cluster.served = Served(frozenset([version]))
+    cluster.served = ServedApis(frozenset([version]))
     cluster.settle()
     queue = BACKENDS[mode].queue is not None
     assert bool(cluster.pods) is not queue
@@ -162,7 +162,7 @@ def test_a_backend_from_outside_takes_part_without_a_change_elsewhere(outside: N
     check_queue(OutsideBackend(OUTSIDE_API))
     named = {"spec": {"schedulerName": OUTSIDE_SCHEDULER}}
     cluster = SimulatedCluster(generation={"replicas": 2, "template": named})
-    cluster.served = Served(frozenset([OUTSIDE_API]))
+    cluster.served = ServedApis(frozenset([OUTSIDE_API]))
     cluster.settle()
     assert {body["spec"]["schedulerName"] for body in cluster.pods.values()} == {OUTSIDE_SCHEDULER}
     assert (f"{OUTSIDE_API}/Gang", "job") in cluster.applied

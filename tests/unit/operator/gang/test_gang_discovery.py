@@ -7,7 +7,7 @@ import pytest
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import UnavailableError
 from rlhf_operator.gang import discovery
-from rlhf_operator.gang.apis import KUEUE, MODES, NATIVE, Served
+from rlhf_operator.gang.apis import KUEUE, MODES, NATIVE, ServedApis
 
 V1BETA2 = "kueue.x-k8s.io/v1beta2"
 
@@ -46,7 +46,7 @@ def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
-    known = Served(frozenset([V1BETA2]))
+    known = ServedApis(frozenset([V1BETA2]))
     api = ApiServer(None, {V1BETA2: {"Workload"}})
 
     async def watch(api: KubernetesClient) -> None:

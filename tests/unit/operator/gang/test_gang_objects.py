@@ -12,7 +12,7 @@ from tests.support.simulated_cluster import stored_job
 from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_operator.gang import Served, choose
+from rlhf_operator.gang import ServedApis, choose
 from rlhf_operator.gang.apis import MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import examples, min_count, minimum
 from rlhf_operator.gang.none import NoGangBackend
@@ -35,15 +35,15 @@ def job(queue: str | None = None, **spec: Any) -> RLHFJob:
     return admitted.job
 
 
-def served(*versions: str, off: tuple[str, ...] = ()) -> Served:
-    return Served(frozenset(versions), frozenset(off))
+def served(*versions: str, off: tuple[str, ...] = ()) -> ServedApis:
+    return ServedApis(frozenset(versions), frozenset(off))
 
 
 def gang(mode: str, **more: Any) -> Json:
     return {"scheduling": {"gang": {"mode": mode, **more}}}
 
 
-def made(each: RLHFJob, cluster: Served) -> tuple[dict[str, Json], Json]:
+def made(each: RLHFJob, cluster: ServedApis) -> tuple[dict[str, Json], Json]:
     """Specs of the gang's objects by kind, and its first generation pod."""
     choice = choose(each, cluster)
     assert choice.backend is not None, choice
@@ -149,12 +149,12 @@ def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_
             "Coscheduling",
         ),
         ({"generation": {"template": {"spec": {"schedulerName": "somebody"}}}}, None, EVERY_API, "Disabled"),
-        ({}, None, Served(EVERY_API.apis, frozenset(["Native"])), "Disabled"),
+        ({}, None, ServedApis(EVERY_API.apis, frozenset(["Native"])), "Disabled"),
         (gang("Kueue"), "team", served("kueue.x-k8s.io/v1beta1"), "Kueue"),
     ],
 )
 def test_auto_takes_the_queue_then_the_scheduler_that_is_named_then_kubernetes_own(
-    spec: Json, queue: str | None, cluster: Served, expected: str
+    spec: Json, queue: str | None, cluster: ServedApis, expected: str
 ) -> None:
     choice = choose(job(queue, **spec), cluster)
     assert choice.problem == ""
@@ -173,7 +173,7 @@ def test_a_backend_asked_by_name_that_is_not_there_is_a_problem_with_its_remedy(
     missing = choose(asked, served())
     assert missing.reason == PlannedReason.NOT_SERVED
     assert missing.problem.startswith(f"spec.scheduling.gang.mode: {mode}: the cluster does not serve ")
-    switched = choose(asked, Served(EVERY_API.apis, frozenset([mode])))
+    switched = choose(asked, ServedApis(EVERY_API.apis, frozenset([mode])))
     assert f"scheduling.{mode.lower()}: true" in switched.problem
 
 

@@ -397,7 +397,7 @@ def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
     cluster.admit()
     cluster.begin()
     assert owners(cluster) == {None}
-    kept = trusted(cluster.kept(), digests(cluster.job["status"]))
+    kept = trusted(cluster.stored_revision(), digests(cluster.job["status"]))
     assert kept is not None
     assert kept.images == cluster.images
     if lost:
