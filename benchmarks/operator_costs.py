@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ from tests.support.fake_api_server import FakeApiServer, until
 
 from rlhf_api import names
 from rlhf_api.names import Group
+from rlhf_operator.__main__ import GC_THRESHOLDS
 from rlhf_operator.api_client.client import PAGE, KubernetesClient
 from rlhf_operator.api_client.connection import Connection
 from rlhf_operator.api_client.reflector import Reflector
@@ -237,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
+    gc.set_threshold(*GC_THRESHOLDS)
     parsed = parse_job(stored("job")).job
     assert parsed is not None
     numbers = iter(range(10**9))
