@@ -22,8 +22,8 @@ from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
+from rlhf_workers.training.backends.torch_backend import build_trainer
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.torch_backend import build_trainer
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 

@@ -9,7 +9,7 @@ from tests.support.training_ranks import ThreadCommunicator, make_job, make_samp
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.schedule import ScheduleTable
-from rlhf_workers.training.torch_backend import TorchBackend
+from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 

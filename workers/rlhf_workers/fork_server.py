@@ -35,7 +35,7 @@ PRELOADED: Final = (
     "rlhf_workers.inference.inference_role",
     "rlhf_workers.inference.rewards.function",
     "rlhf_workers.inference.rewards.model",
-    "rlhf_workers.training.torch_backend",
+    "rlhf_workers.training.backends.torch_backend",
     "rlhf_workers.training.training_role",
 )
 """All that a worker of any group imports."""

@@ -39,7 +39,7 @@ def loaded(job: RLHFJob) -> dict[str, torch.dtype]:
 
 
 def trainer_tensors(trainer: Any) -> Any:
-    from rlhf_workers.training.torch_backend import TorchBackend
+    from rlhf_workers.training.backends.torch_backend import TorchBackend
     from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
     role = TrainingRole(make_job(Path("unused")), TorchBackend(trainer), None, 0, SpanBuffer())  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.backend import SpanSink
+from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split

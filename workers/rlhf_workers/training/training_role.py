@@ -23,7 +23,7 @@ from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
-from rlhf_workers.training.backend import TrainingBackend, build_backend
+from rlhf_workers.training.backends.registry import TrainingBackend, build_backend
 from rlhf_workers.training.communicator import PeerLostError
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
 from rlhf_workers.training.training_batch import batch_from

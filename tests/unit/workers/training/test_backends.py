@@ -11,7 +11,7 @@ from rlhf_api.names import ExitCode
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import schema_at
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.backend import BACKENDS, FIELD, build_backend
+from rlhf_workers.training.backends.registry import BACKENDS, FIELD, build_backend
 
 
 def test_the_manifest_offers_what_workers_have_and_names_what_they_lack() -> None:

@@ -21,7 +21,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.training_batch import TrainingBatch
 
 FIELD: Final = "spec.training.backend"
-BACKENDS: Final[Mapping[str, str]] = {"torch": "rlhf_workers.training.torch_backend"}
+BACKENDS: Final[Mapping[str, str]] = {"torch": "rlhf_workers.training.backends.torch_backend"}
 """Name -> module with `build_backend(job, become, device, span) -> TrainingBackend`."""
 
 

@@ -19,7 +19,7 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training import checkpoint, step_timing
-from rlhf_workers.training.backend import SpanSink
+from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator, TorchCommunicator
 from rlhf_workers.training.model_stages import Head, ModelStage, build_stage, read_config
 from rlhf_workers.training.rank_layout import RankLayout
@@ -33,7 +33,7 @@ HEADS: Final[Mapping[ModelKind, Head]] = {ModelKind.POLICY: "lm", ModelKind.VALU
 
 
 class TorchBackend:
-    """Implements `backend.TrainingBackend`."""
+    """Implements `registry.TrainingBackend`."""
 
     def __init__(self, trainer: Trainer, source_files: SourceFiles = MappingProxyType({})) -> None:
         self.trainer, self._source_files = trainer, source_files

@@ -1,0 +1,1 @@
+"""Training backends, one module for each: what a rank of the training group computes with. `registry` finds them."""
