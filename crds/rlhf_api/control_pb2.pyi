@@ -1547,7 +1547,7 @@ class BecomeTraining(_message.Message):
     rank: _builtins.int
     world_size: _builtins.int
     rendezvous: _builtins.str
-    """host:port of rank 0's TCPStore, fresh for every group epoch"""
+    """host:port of rank 0's TCPStore; its keys carry the group epoch"""
     group_epoch: _builtins.int
     schedule: _builtins.str
     """schedule.ScheduleTable as JSON, for one data-parallel block"""
