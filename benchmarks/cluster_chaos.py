@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster import Cluster, environment, images
 from tests.cluster.chaos import faults
-from tests.cluster.chaos_run import Outcome, iterations, run
+from tests.cluster.chaos_run import ChaosOutcome, iterations, run
 from tests.cluster.undisturbed import Undisturbed
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def chaos(folder: Path, count: int, outcome: Outcome, minutes: float) -> str:
+def chaos(folder: Path, count: int, outcome: ChaosOutcome, minutes: float) -> str:
     """Fills the outcome as far as it comes, and answers the undisturbed run's weights."""
     needed = iterations(faults(outcome.seed, count))
     with (
@@ -51,7 +51,7 @@ def main() -> int:
         parser.error(f"--faults: {given.faults}: must be at least 1")
     with tempfile.TemporaryDirectory(prefix="rlhf-chaos-") as folder:
         Path(folder).chmod(0o755)  # pods are another user
-        outcome, weights, wrong = Outcome(given.seed), "", ""
+        outcome, weights, wrong = ChaosOutcome(given.seed), "", ""
         try:
             weights = chaos(Path(folder), given.faults, outcome, given.minutes)
         except (AssertionError, RuntimeError, TimeoutError) as error:

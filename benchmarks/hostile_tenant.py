@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster import Cluster, environment, images
-from tests.cluster.hostile_run import HEALTHY, Outcome, load, run
+from tests.cluster.hostile_run import HEALTHY, TenantOutcome, load, run
 from tests.cluster.undisturbed import Undisturbed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +26,7 @@ ITERATIONS_A_MINUTE = 2
 """Of the healthy jobs; their gates spread them over the time."""
 
 
-def hostile(folder: Path, minutes: float, outcome: Outcome) -> str:
+def hostile(folder: Path, minutes: float, outcome: TenantOutcome) -> str:
     """Fills the outcome as far as it comes, and answers the undisturbed run's weights."""
     iterations = max(4, round(ITERATIONS_A_MINUTE * minutes))
     shipped = [images.mounted(Path(environment.PYTHON).parent), images.python()]
@@ -50,7 +50,7 @@ def main() -> int:
         parser.error(f"--minutes: {given.minutes}: must be above 0")
     with tempfile.TemporaryDirectory(prefix="rlhf-hostile-") as folder:
         Path(folder).chmod(0o755)  # pods are another user
-        outcome, weights, wrong = Outcome(given.seed), "", ""
+        outcome, weights, wrong = TenantOutcome(given.seed), "", ""
         try:
             weights = hostile(Path(folder), given.minutes, outcome)
         except (AssertionError, RuntimeError, TimeoutError) as error:

@@ -66,7 +66,7 @@ WARM_UP_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Setting:
+class TailSetting:
     """What an iteration does about its tail."""
 
     name: str
@@ -79,7 +79,7 @@ class Setting:
 class Turns:
     """Which iteration goes by which setting."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[TailSetting, ...]
     rounds: int
     first: int = 0
     """Number of the first round."""
@@ -87,16 +87,16 @@ class Turns:
     @classmethod
     def of(cls, plans: Iterable[tuple[int, int]], rounds: int, first: int = 0, *, twice: bool = False) -> "Turns":
         """No fusion, Auto, and the sweep of (threshold, pool); `twice`: no fusion once more."""
-        sweep = (Setting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
-        again = (Setting("Disabled again"),) if twice else ()
-        return cls((Setting("Disabled"), Setting("Auto", auto=True), *sweep, *again), rounds, first)
+        sweep = (TailSetting(f"R_t={threshold}, m={pool}", threshold, pool) for threshold, pool in plans)
+        again = (TailSetting("Disabled again"),) if twice else ()
+        return cls((TailSetting("Disabled"), TailSetting("Auto", auto=True), *sweep, *again), rounds, first)
 
     @property
     def iterations(self) -> int:
         """Of the job."""
         return WARM_UP + self.rounds * len(self.settings)
 
-    def turn(self, iteration: int) -> tuple[int, Setting]:
+    def turn(self, iteration: int) -> tuple[int, TailSetting]:
         """(round, setting) of an iteration; every round begins with another setting."""
         if iteration < WARM_UP:
             return WARM_UP_ROUNDS + iteration, self.settings[0]

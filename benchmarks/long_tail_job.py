@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks import pinned_job
 from benchmarks.long_tail_policy import write_policy
-from benchmarks.paced_worker import Pace
+from benchmarks.paced_worker import StepPace
 
 MAX_TOKENS, ROWS = 1024, 48
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1}
@@ -21,7 +21,7 @@ class Scenario:
     batch: int = 96
     layers: int = 4
     """Of the policy."""
-    pace: Pace | None = None
+    pace: StepPace | None = None
     """None: workers are as fast as their core."""
 
     @property
@@ -33,7 +33,7 @@ class Scenario:
 def paced(token: float, workers: int = 2, batch: int = 96) -> Scenario:
     """Workers of a stated speed: a decode step of one sample with 512 keys 6.1 ms, of 48 with as many 10.9 ms; scoring
     5 ms a pass and `token` seconds a token."""
-    return Scenario(SMALL, workers, batch, layers=2, pace=Pace(0.006, 5e-5, 1e-7, 0.005, token))
+    return Scenario(SMALL, workers, batch, layers=2, pace=StepPace(0.006, 5e-5, 1e-7, 0.005, token))
 
 
 SCENARIOS = {

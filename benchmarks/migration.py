@@ -56,7 +56,7 @@ NO_DELAY = 0.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class MigrationSetting:
     """What is measured."""
 
     name: str
@@ -130,7 +130,9 @@ def job(folder: Path, response: int, deterministic: bool) -> str:
     return json.dumps({"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec})
 
 
-async def start(stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: Setting) -> WorkerProcess:
+async def start(
+    stack: AsyncExitStack, folder: Path, index: int, manifest: str, setting: MigrationSetting
+) -> WorkerProcess:
     """A generation worker with its policy loaded, pinned to core `index`."""
     certificates = folder / "certificates"
     coordinator = ScriptedCoordinator()
@@ -211,7 +213,7 @@ async def by_tokens(
     return progress.tokens.shape[0], end - started - source.delay, told
 
 
-async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
+async def measure(folder: Path, setting: MigrationSetting) -> dict[str, Any]:
     """All moves of one setting."""
     longest = max(setting.tokens) + MARGIN
     moves: list[Moved] = []
@@ -235,9 +237,14 @@ async def measure(folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 async def both(
-    workers: list[WorkerProcess], setting: Setting, repeat: int, tokens: int, longest: int, seen: list[ObservedWork],
+    workers: list[WorkerProcess],
+    setting: MigrationSetting,
+    repeat: int,
+    tokens: int,
+    longest: int,
+    seen: list[ObservedWork],
     bytes_per_token: float = 0.0,
-) -> Moved:  # fmt: skip
+) -> Moved:
     """A sample of so many tokens moves with its cache, and one by its tokens; `seen` gets what a coordinator sees."""
     source, destination = workers
     number = 2 * ((repeat + 1) * len(setting.tokens) + setting.tokens.index(tokens))
@@ -275,12 +282,12 @@ def main() -> None:
     torch.set_num_threads(1)
     rate = f"{arguments.mb_per_second:g} MB/s, {arguments.delay_ms:g} ms one way"
     settings = [
-        Setting("one machine", arguments.tokens, arguments.repeats),
-        Setting(
+        MigrationSetting("one machine", arguments.tokens, arguments.repeats),
+        MigrationSetting(
             f"a link of {rate}", arguments.tokens, arguments.repeats,
             delay=arguments.delay_ms / 1e3, rate=1e6 * arguments.mb_per_second,
         ),
-        Setting("deterministic job", arguments.replayed_tokens, min(arguments.repeats, 3), deterministic=True),
+        MigrationSetting("deterministic job", arguments.replayed_tokens, min(arguments.repeats, 3), deterministic=True),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.operator_scale_rig.scenarios import SCENARIOS, Settings
+from benchmarks.operator_scale_rig.scenarios import SCENARIOS, RigSettings
 
 
 def machine() -> dict[str, Any]:
@@ -69,7 +69,7 @@ def main() -> None:
     given = arguments()
     # As Ctrl-C: the cluster and the operator end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = Settings(given.scale, given.concurrency, given.idle_seconds, given.bare, tuple(given.operator))
+    settings = RigSettings(given.scale, given.concurrency, given.idle_seconds, given.bare, tuple(given.operator))
     results: dict[str, Any] = {"settings": asdict(settings), "machine": machine(), "scenarios": {}}
     print("settings", results["settings"])
     print("machine", results["machine"], flush=True)

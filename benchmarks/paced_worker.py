@@ -1,9 +1,9 @@
 """A real worker process on a device of stated speed: `python -m benchmarks.paced_worker`, started by `pinned_workers`.
 
 Everything is the worker's own (models, tokens, log-probabilities, caches, migration, messages); only that a decode step
-and a pass of scoring never end before the time that `Pace` says they take. What a shared, noisy machine needs for them
-hides below that, so that two iterations which do the same take the same time, and more workers than cores can be had:
-what is measured is what the coordinator makes of the samples, and what its control and the transfers cost.
+and a pass of scoring never end before the time that `StepPace` says they take. What a shared, noisy machine needs for
+them hides below that, so that two iterations which do the same take the same time, and more workers than cores can be
+had: what is measured is what the coordinator makes of the samples, and what its control and the transfers cost.
 Rule: nothing is ever made faster. Work that really takes longer is counted, in the worker's log: a run with much of it
 measured its machine.
 """
@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PACE = "RLHF_BENCHMARK_PACE"
-"""Environment variable that holds a `Pace` as JSON."""
+"""Environment variable that holds a `StepPace` as JSON."""
 SAID_EVERY = 1000
 """Steps and passes between two lines of the log."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """Seconds of work on the device that is stood in for."""
 
     step: float
@@ -62,7 +62,7 @@ class Pacer:
             log.info("%d steps and passes were paced, %d were late", self.done, self.late)
 
 
-def pace_workers(pace: Pace) -> Pacer:
+def pace_workers(pace: StepPace) -> Pacer:
     """From now on engines and scorers of this process go at this pace."""
     from rlhf_api.samples import ScoringSample
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
@@ -98,7 +98,7 @@ def main() -> int:
     """Exit code of the worker."""
     from rlhf_workers.__main__ import main as run_worker
 
-    pace_workers(Pace(**json.loads(os.environ[PACE])))
+    pace_workers(StepPace(**json.loads(os.environ[PACE])))
     return run_worker()
 
 

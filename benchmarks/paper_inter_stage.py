@@ -44,7 +44,7 @@ PAPER = {"generationAndInferenceSpeedup": [1.2, 1.6], "bestThresholdShare": 0.2}
 
 
 @dataclass(frozen=True)
-class Case:
+class PaperCase:
     """One actor, critic and output limit."""
 
     actor: str
@@ -71,7 +71,7 @@ def prompts(generator: np.random.Generator) -> tuple[int, ...]:
     return tuple(generator.integers(64, 257, BATCH).tolist())
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: PaperCase) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     costs = case.costs()
     model = LengthModel.prior(case.limit)
@@ -114,7 +114,7 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def sweep(case: Case) -> dict[str, Any]:
+def sweep(case: PaperCase) -> dict[str, Any]:
     """Time against serial for pools of a fixed size, by threshold: {m: {share of the batch: ratio}}."""
     generator = np.random.default_rng(0)
     costs, layout = case.costs(), IterationSetup(GPUS // NODE, 0, prompts(generator))
@@ -167,7 +167,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 def planning() -> list[dict[str, Any]]:
     """CPU seconds of a simulation and of a choice, the better of two, by workers and samples; 65B/33B, limit 1,024."""
     generator, model, rows = np.random.default_rng(0), LengthModel.prior(1024), []
-    costs = replace(Case("65B", "33B", 1024).costs(), max_batch_size=64)
+    costs = replace(PaperCase("65B", "33B", 1024).costs(), max_batch_size=64)
     for workers, samples in ((8, 512), (256, 512), (256, 100_000)):
         layout = IterationSetup(workers, 0, tuple(generator.integers(64, 257, samples).tolist()))
         response = lengths(generator, 1024, samples)
@@ -187,7 +187,7 @@ def planning() -> list[dict[str, Any]]:
 def timeline(path: Path) -> None:
     """One iteration of 128 samples on 8 nodes, 65B actor and 33B critic, scoring at a tenth of the peak."""
     generator = np.random.default_rng(3)
-    case, size, nodes = Case("65B", "33B", 1024, EFFICIENCY[2]), 128, 8
+    case, size, nodes = PaperCase("65B", "33B", 1024, EFFICIENCY[2]), 128, 8
     costs, layout = case.costs(), IterationSetup(nodes, 0, prompts(generator)[:size])
     response = lengths(generator, case.limit, size)
     model = LengthModel.prior(case.limit).with_batch((128, int(n)) for n in lengths(generator, case.limit, 4 * BATCH))
@@ -213,8 +213,8 @@ def main() -> None:
     if args.timeline is not None:
         timeline(args.timeline)
         return
-    cases = [Case(actor, critic, limit) for actor, critic in PAIRS for limit in LIMITS]
-    cases += [Case("65B", "33B", limit, share) for share in EFFICIENCY[1:] for limit in LIMITS]
+    cases = [PaperCase(actor, critic, limit) for actor, critic in PAIRS for limit in LIMITS]
+    cases += [PaperCase("65B", "33B", limit, share) for share in EFFICIENCY[1:] for limit in LIMITS]
     rows: list[dict[str, Any]] = []
     for case in cases:
         rows.append(measure(case))
@@ -224,7 +224,10 @@ def main() -> None:
         f"at {EFFICIENCY[0]:.0%} of the peak in scoring: {min(speedups):.2f}x to {max(speedups):.2f}x; the paper "
         f"reports {PAPER['generationAndInferenceSpeedup']} with the best threshold near 20%"
     )
-    sweeps = [sweep(case) for case in (Case("13B", "33B", 512), Case("33B", "65B", 512), Case("65B", "33B", 512, 0.05))]
+    sweeps = [
+        sweep(case)
+        for case in (PaperCase("13B", "33B", 512), PaperCase("33B", "65B", 512), PaperCase("65B", "33B", 512, 0.05))
+    ]
     for row in sweeps:
         print(swept(row))
     costs_of_planning = planning()

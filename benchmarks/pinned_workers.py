@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.paced_worker import Pace
+from benchmarks.paced_worker import StepPace
 from tests.support.coordinated import free_address
 
 from rlhf_api.names import Env
 
 
 @contextmanager
-def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: Pace | None = None) -> Iterator[None]:
+def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: StepPace | None = None) -> Iterator[None]:
     """A worker of each of `groups` on a core of its own, with logs in `folder`; `address` is the coordinator's.
 
     Those that are paced sleep most of the time, and several may share a core. Raises SystemExit on a machine with too

@@ -31,7 +31,7 @@ WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
 @dataclass(frozen=True)
-class Settings:
+class RigSettings:
     """What a user may choose; printed with the results."""
 
     scale: float = 1.0
@@ -56,7 +56,7 @@ class Settings:
         )
 
 
-async def one_big_job(settings: Settings) -> Json:
+async def one_big_job(settings: RigSettings) -> Json:
     """S1: one job with 1,000 pods; and what a small job waits beside it."""
     pods = settings.scaled(1000, 8)
     async with settings.rig(pods * 2) as rig:
@@ -128,7 +128,7 @@ async def _small(rig: Rig, name: str) -> float:
     return time.perf_counter() - begun
 
 
-async def many_jobs(settings: Settings) -> Json:
+async def many_jobs(settings: RigSettings) -> Json:
     """S2: 1,000 jobs of four pods, created as fast as the API server takes them."""
     jobs = settings.scaled(1000, 2)
     shape = min(jobs, RAW_PODS // FEWEST_PODS), FEWEST_PODS
@@ -149,7 +149,7 @@ async def many_jobs(settings: Settings) -> Json:
     return found | _ratios(found["pods_per_second"], raw)
 
 
-async def resize(settings: Settings) -> Json:
+async def resize(settings: RigSettings) -> Json:
     """S3: 100 jobs grow by 100 generation pods each at once; from 1, as the API wants one in a job that runs."""
     jobs, more = settings.scaled(100, 2), settings.scaled(100, 4)
     start, shape = jobs * FEWEST_PODS, (1, min(RAW_PODS, jobs * more))
@@ -182,7 +182,7 @@ def _ratios(rate: float, raw: Json) -> Json:
     return ratios | {f"raw_{name}": value for name, value in raw.items()}
 
 
-async def idle_then_restart(settings: Settings) -> Json:
+async def idle_then_restart(settings: RigSettings) -> Json:
     """S4 and S6: 5,000 jobs that wait (spec.suspend), looked at for a while; then the operator starts anew."""
     jobs = settings.scaled(5000, 10)
     async with settings.rig(0, audit=True) as rig:
@@ -239,7 +239,7 @@ async def _settled(rig: Rig) -> None:
         last = asked
 
 
-async def one_killed(settings: Settings) -> Json:
+async def one_killed(settings: RigSettings) -> Json:
     """S5: one pod of 1,024 is deleted, or fails, several times; time until its successor exists, and runs."""
     pods = settings.scaled(1024, 8)
     times: dict[str, list[float]] = {"deleted": [], "deleted_running": [], "failed": [], "failed_running": []}
@@ -292,7 +292,7 @@ async def _watched(rig: Rig, name: str, uid: str) -> tuple[float, float]:
     raise RuntimeError(f"the watch of {name} ended")
 
 
-async def unreachable(settings: Settings) -> Json:
+async def unreachable(settings: RigSettings) -> Json:
     """S7: running jobs whose coordinators cannot be dialled, as fake pods cannot; what the operator spends on it."""
     jobs = settings.scaled(500, 2)
     async with settings.rig(jobs * FEWEST_PODS, audit=True, nodes=True) as rig:
@@ -309,7 +309,7 @@ async def unreachable(settings: Settings) -> Json:
     }
 
 
-SCENARIOS: dict[str, tuple[str, Callable[[Settings], Coroutine[Any, Any, Json]]]] = {
+SCENARIOS: dict[str, tuple[str, Callable[[RigSettings], Coroutine[Any, Any, Json]]]] = {
     "S1": ("one job with 1,000 pods", one_big_job),
     "S2": ("1,000 jobs of 4 pods", many_jobs),
     "S3": ("100 jobs resized by 100 generation pods each", resize),

@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LIFETIME = datetime.timedelta(days=1)  # longer than any test run, short enough to be worthless afterwards
 
 
-class Authority:
+class ClusterAuthority:
     """A self-signed authority that issues into `folder`."""
 
     def __init__(self, folder: Path) -> None:

@@ -36,7 +36,7 @@ def iterations(chosen: Sequence[Fault]) -> int:
 
 
 @dataclass
-class Outcome:
+class ChaosOutcome:
     """What a run came to."""
 
     seed: int
@@ -68,7 +68,9 @@ class Outcome:
         return asdict(self) | {"counted": self.counted}
 
 
-def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome, *, within: float = math.inf) -> None:
+def run(
+    cluster: Cluster, image: str, folder: Path, count: int, outcome: ChaosOutcome, *, within: float = math.inf
+) -> None:
     """The first `count` faults of the outcome's seed on one job; none begins later than `within` seconds.
 
     Raises AssertionError when the job fails, and TimeoutError naming a fact that does not come.
@@ -103,7 +105,7 @@ def run(cluster: Cluster, image: str, folder: Path, count: int, outcome: Outcome
 
 
 def _one(
-    start: float, job: GatedJob, happening: Faults, operators: Operators, done: Sequence[Fault], outcome: Outcome
+    start: float, job: GatedJob, happening: Faults, operators: Operators, done: Sequence[Fault], outcome: ChaosOutcome
 ) -> None:
     fault, wanted = done[-1], due(done)
     outcome.due_failures = wanted.failures
@@ -137,7 +139,7 @@ def _counted(job: GatedJob, happening: Faults, wanted: Due) -> None:
         raise TimeoutError(f"{error}: wanted {wanted}, but (failures, disruptions) are {seen}: {why}") from error
 
 
-def _delete(job: GatedJob, happening: Faults, outcome: Outcome) -> None:
+def _delete(job: GatedJob, happening: Faults, outcome: ChaosOutcome) -> None:
     """Deletes the job, and waits for its objects to go."""
     job.kubectl("delete", "rlhfjob", "--all", "--wait=false")
 

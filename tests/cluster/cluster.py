@@ -23,12 +23,12 @@ from typing import Any, Self
 import yaml
 
 from . import kwok, leftovers
-from .certificates import Authority
+from .certificates import ClusterAuthority
 from .control_plane import ControlPlane
 from .network import make_bridge, route_services, start_dns
 from .node import START_TIMEOUT, Node
 from .processes import STOP_GRACE, ClusterError, Processes, wait_until
-from .settings import Settings
+from .settings import ClusterSettings
 from .slots import SLOTS, Slot, ports_free, slots_root, try_lock
 from .toolchain import binary
 
@@ -40,10 +40,10 @@ Manifest = Mapping[str, Any]
 
 
 class Cluster:
-    """A running cluster between `start` and `stop`; takes a Settings or its fields."""
+    """A running cluster between `start` and `stop`; takes a ClusterSettings or its fields."""
 
-    def __init__(self, settings: Settings | None = None, **choices: Any) -> None:
-        self.settings = settings or Settings(**choices)
+    def __init__(self, settings: ClusterSettings | None = None, **choices: Any) -> None:
+        self.settings = settings or ClusterSettings(**choices)
         self.nodes: dict[str, Node] = {}
         """Real nodes by name."""
         self._slot: Slot | None = None
@@ -230,7 +230,7 @@ class Cluster:
         if level == "node":
             make_bridge(slot)
         self._processes = Processes(slot, slot.folder / "logs")
-        self._control_plane = ControlPlane(slot, self.settings, self._processes, Authority(slot.folder / "pki"))
+        self._control_plane = ControlPlane(slot, self.settings, self._processes, ClusterAuthority(slot.folder / "pki"))
         self._control_plane.kubeconfig("admin", "admin", "system:masters")
         self._control_plane.start()
         if level == "node":

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from .certificates import Authority
+from .certificates import ClusterAuthority
 from .processes import Processes, wait_until
-from .settings import Settings
+from .settings import ClusterSettings
 from .slots import Slot
 from .toolchain import binary
 
@@ -26,7 +26,9 @@ START_TIMEOUT = 240.0  # seconds to /readyz; 3 on an idle machine, many times th
 class ControlPlane:
     """One etcd, one API server, and from level control-plane one controller manager and one scheduler."""
 
-    def __init__(self, slot: Slot, settings: Settings, processes: Processes, authority: Authority) -> None:
+    def __init__(
+        self, slot: Slot, settings: ClusterSettings, processes: Processes, authority: ClusterAuthority
+    ) -> None:
         self._slot = slot
         self._settings = settings
         self._processes = processes

@@ -54,7 +54,7 @@ PATHS: Final = {
 
 
 @dataclass
-class Outcome:
+class TenantOutcome:
     """What a run came to."""
 
     seed: int
@@ -104,7 +104,7 @@ class Outcome:
 class Tenant:
     """Posts, and remembers what has to stay."""
 
-    def __init__(self, cluster: Cluster, namespace: str, outcome: Outcome) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, outcome: TenantOutcome) -> None:
         self._api: Any = config.new_client_from_config(str(cluster.kubeconfig))
         self._namespace, self._outcome = namespace, outcome
         self._posted = Counter[str]()
@@ -198,7 +198,7 @@ def resident(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-def run(cluster: Cluster, folder: Path, iterations: int, outcome: Outcome, *, minutes: float) -> None:
+def run(cluster: Cluster, folder: Path, iterations: int, outcome: TenantOutcome, *, minutes: float) -> None:
     """The tenant for so long beside healthy jobs of so many iterations; raises when one fails or the operator ends."""
     start, outcome.minutes = time.monotonic(), minutes
     places = [f"healthy-{outcome.seed}-{number}" for number in range(HEALTHY)]
@@ -242,7 +242,7 @@ def _post(
     operator: OperatorProcess,
     jobs: list[GatedJob],
     iterations: int,
-    outcome: Outcome,
+    outcome: TenantOutcome,
 ) -> None:
     begun = sampled = time.monotonic()
     until = begun + outcome.minutes * 60

@@ -19,7 +19,7 @@ import yaml
 from . import images, leftovers, network_policies
 from .control_plane import ControlPlane
 from .processes import STOP_GRACE, ClusterError, Processes, wait_until
-from .settings import Settings
+from .settings import ClusterSettings
 from .slots import Slot
 from .toolchain import binary
 
@@ -59,7 +59,7 @@ exec "$@"
 class Node:
     """Node `index` (from 0) of a cluster, named n<index + 1>."""
 
-    def __init__(self, slot: Slot, settings: Settings, control_plane: ControlPlane, index: int) -> None:
+    def __init__(self, slot: Slot, settings: ClusterSettings, control_plane: ControlPlane, index: int) -> None:
         self.name = f"n{index + 1}"
         self.index = index
         self.address = slot.addresses.node(index)

@@ -27,7 +27,7 @@ COMPONENTS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClusterSettings:
     """Choices for one cluster.
 
     Raises ValueError naming the field, and PermissionError when `level` needs root and there is none.

@@ -15,7 +15,7 @@ import pytest
 
 from . import environment, images
 from .chaos import VICTIMS, WEIGHTS, Fault, Kind, due, faults
-from .chaos_run import Outcome, iterations, run
+from .chaos_run import ChaosOutcome, iterations, run
 from .cluster import Cluster
 from .fixture import NO_ROOT
 from .undisturbed import Undisturbed
@@ -70,7 +70,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.timeout(5400)
 def test_a_job_trains_to_the_same_weights_whatever_happens_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with Undisturbed(tmp_path / "undisturbed", iterations=iterations(faults(SEED, COUNT))) as undisturbed:
-        outcome = Outcome(SEED)
+        outcome = ChaosOutcome(SEED)
         run(cluster, images.MOUNTED, tmp_path / "chaos", COUNT, outcome)
         assert set(outcome.kinds) == set(Kind)
         assert outcome.counted, outcome

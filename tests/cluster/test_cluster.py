@@ -18,7 +18,7 @@ from . import environment, images, kwok, pods
 from .cluster import Cluster, ClusterError
 from .fixture import NO_ROOT
 from .processes import wait_until
-from .settings import Settings
+from .settings import ClusterSettings
 
 pytestmark = pytest.mark.slow
 
@@ -81,17 +81,17 @@ def service(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 def test_settings_that_cannot_be_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="level: 'nodes': must be one of api, control-plane, node"):
-        Settings(level="nodes")  # type: ignore[arg-type]
+        ClusterSettings(level="nodes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nodes: 9: must be 1 to 8"):
-        Settings(level="api", nodes=9)
+        ClusterSettings(level="api", nodes=9)
     with pytest.raises(ValueError, match=r"component_args: \['kube-api'\]"):
-        Settings(level="api", component_args={"kube-api": []})
+        ClusterSettings(level="api", component_args={"kube-api": []})
 
 
 def test_level_node_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PermissionError, match="needs root; level 'control-plane' does not"):
-        Settings(level="node")
+        ClusterSettings(level="node")
 
 
 def test_api_level_is_ready_and_enforces_rbac(api_cluster: Cluster) -> None:

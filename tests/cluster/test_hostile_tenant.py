@@ -17,7 +17,7 @@ from . import environment, images
 from .cluster import Cluster
 from .fixture import NO_ROOT
 from .hostile import Hostile, Post
-from .hostile_run import HEALTHY, Outcome, run
+from .hostile_run import HEALTHY, TenantOutcome, run
 from .undisturbed import Undisturbed
 
 SEED = 11
@@ -53,7 +53,7 @@ def test_healthy_jobs_and_objects_of_others_are_as_if_the_tenant_were_not_there(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with Undisturbed(tmp_path / "undisturbed", iterations=ITERATIONS) as undisturbed:
-        outcome = Outcome(SEED)
+        outcome = TenantOutcome(SEED)
         run(cluster, tmp_path, ITERATIONS, outcome, minutes=MINUTES)
         assert outcome.weights == [undisturbed.weights()] * HEALTHY
     assert outcome.operators == 1, "the operator never restarted"

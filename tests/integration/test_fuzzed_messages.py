@@ -17,7 +17,7 @@ from tests.support.coordinated import expected_weights, prompts_of, write_files
 from tests.support.coordinator_process import CoordinatorProcess
 from tests.support.fuzzed import bytes_of, register, worker_messages
 from tests.support.kv_peers import PlayedSink, serving
-from tests.support.migration_stage import Stage, sample, set_up
+from tests.support.migration_stage import MigrationStage, sample, set_up
 from tests.support.simulated_rank import Pace
 from tests.support.simulated_worker import Crew, crew
 
@@ -258,7 +258,7 @@ READS = 400
 WEIGHTS = "/rlhf.v1.WeightSource/"
 
 
-async def recorded(stage: Stage) -> list[pb.KvPart]:
+async def recorded(stage: MigrationStage) -> list[pb.KvPart]:
     """What a worker sends when it moves a sample, all of it but for who takes it."""
     sink = PlayedSink("hand-over", "refuse")
     async with serving(sink, stage.certificates) as address:
@@ -348,7 +348,7 @@ async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
         assert stage.one.process.returncode is None
 
 
-async def idle_at_last(stage: Stage) -> None:
+async def idle_at_last(stage: MigrationStage) -> None:
     """Nothing of a transfer that failed is left in the worker."""
     beats: list[pb.Heartbeat] = []
     async with asyncio.timeout(ANSWER_SECONDS):

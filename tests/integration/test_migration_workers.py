@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from tests.support.kv_peers import Link, PlayedSink, replay, serving
-from tests.support.migration_stage import RESPONSE, SLOTS, Stage, caught, sample, set_up
+from tests.support.migration_stage import RESPONSE, SLOTS, MigrationStage, caught, sample, set_up
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(lo
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MigrationStage]:
     async with set_up(tmp_path_factory.mktemp("moves")) as made:
         yield made
 
@@ -28,7 +28,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 # ---------------------------------------------------------------- as it should be
 
 
-async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stage: Stage) -> None:
+async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stage: MigrationStage) -> None:
     for number in range(0, 10, 2):
         await stage.one.generate(sample(number), sample(number + 1))
         done = await stage.one.session.done(stage.one.migrate(stage.other.address, (number, 1, 2), (77, 1, 2)))
@@ -61,7 +61,9 @@ async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stag
     assert {span.attributes["bytes"] for span in spans} == {str(moved.bytes)}
 
 
-async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_by_its_tokens(stage: Stage) -> None:
+async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_by_its_tokens(
+    stage: MigrationStage,
+) -> None:
     numbers = range(10, 16)  # more than there are slots: the last waits while the first are decoded
     done = await stage.one.ask(generate=pb.Generate(samples=[sample(number) for number in numbers]))
     assert not done.HasField("failure")
@@ -98,7 +100,7 @@ FAULTS = [
 ]
 
 
-async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_was(stage: Stage) -> None:
+async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_was(stage: MigrationStage) -> None:
     """After the hand-over too: a lost receipt means not moved."""
 
     async def one(number: int, fault: str, how: str, why: str) -> None:
@@ -122,7 +124,7 @@ async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_
     await stage.one.idle()
 
 
-async def test_a_destination_that_is_not_there_or_is_cut_off(stage: Stage) -> None:
+async def test_a_destination_that_is_not_there_or_is_cut_off(stage: MigrationStage) -> None:
     await stage.one.generate(sample(120), sample(121), sample(122))
     # Less than the cache of a sample of few tokens, which a fast machine moves whole before anything is cut.
     links = [Link(stage.other.address, 6_000), Link(stage.other.address, 6_000, breaks=False)]
@@ -141,7 +143,7 @@ async def test_a_destination_that_is_not_there_or_is_cut_off(stage: Stage) -> No
     assert not [told for told in stage.other.session.received if told.progress.key.sample in (120, 121, 122)]
 
 
-async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Stage) -> None:
+async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: MigrationStage) -> None:
     sink = PlayedSink("hand-over", "hang")
     async with serving(sink, stage.certificates) as address:
         number, identifier = await caught(stage, 130, sink.reached, address)
@@ -168,7 +170,7 @@ async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: Stag
 # ---------------------------------------------------------------- a source that fails
 
 
-async def recorded(stage: Stage, number: int, attempt: int) -> list[pb.KvPart]:
+async def recorded(stage: MigrationStage, number: int, attempt: int) -> list[pb.KvPart]:
     """What the first worker sends when it moves this sample; it keeps nothing of it."""
     sink = PlayedSink()
     async with serving(sink, stage.certificates) as address:
@@ -191,7 +193,9 @@ def changed(parts: list[pb.KvPart], index: int, **changes: Any) -> list[pb.KvPar
     return [*parts[:index], part, *parts[index + 1 :]]
 
 
-async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_leaves_nothing(stage: Stage) -> None:
+async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_leaves_nothing(
+    stage: MigrationStage,
+) -> None:
     parts = await recorded(stage, 140, attempt=2)
     assert [part.WhichOneof("part") for part in (parts[0], parts[1], parts[-1])] == ["offer", "chunk", "hand_over"]
     known = parts[-1].hand_over.positions
@@ -226,7 +230,7 @@ async def test_what_is_damaged_incomplete_or_of_another_layout_is_refused_and_le
 
 
 async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was_withdrawn_does_not_come(
-    stage: Stage,
+    stage: MigrationStage,
 ) -> None:
     await stage.one.generate(sample(160))
     held = [sample(150 + number) for number in range(SLOTS)]
@@ -246,7 +250,7 @@ async def test_a_full_destination_refuses_before_bytes_are_sent_and_one_that_was
 # ---------------------------------------------------------------- two roles in one process
 
 
-async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stage) -> None:
+async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: MigrationStage) -> None:
     (stage.folder / "reward.py").write_text("def score(prompt, response, record):\n    raise SystemExit('called')\n")
     worker = stage.one
     tasks = ["reference", "reward"]
@@ -300,7 +304,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Stag
 # ---------------------------------------------------------------- sessions that break, processes that die
 
 
-async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(stage: Stage) -> None:
+async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(stage: MigrationStage) -> None:
     sink = PlayedSink("hand-over", "hang")
     async with serving(sink, stage.certificates) as address:
         number, _ = await caught(stage, 180, sink.reached, address)
@@ -340,7 +344,7 @@ async def test_a_session_that_breaks_during_a_transfer_ends_it_on_either_side(st
     stage.check(await stage.other.finished(165, 3))
 
 
-async def test_a_process_that_dies_during_a_transfer(stage: Stage) -> None:
+async def test_a_process_that_dies_during_a_transfer(stage: MigrationStage) -> None:
     """A killed destination leaves the sample at its source; of a killed source nothing arrives."""
     third = await stage.start(2)
     link = Link(third.address, 20_000, breaks=False)

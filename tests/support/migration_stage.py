@@ -129,7 +129,7 @@ class StageWorker:
 
 
 @dataclass
-class Stage:
+class MigrationStage:
     """Two workers and what an undisturbed run gives."""
 
     folder: Path
@@ -148,7 +148,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def set_up(folder: Path) -> AsyncIterator[Stage]:
+async def set_up(folder: Path) -> AsyncIterator[MigrationStage]:
     """Two workers that hold the policy and decode."""
     write_long_policy(folder)
     now = datetime.now(UTC)
@@ -174,7 +174,7 @@ async def set_up(folder: Path) -> AsyncIterator[Stage]:
             return worker
 
         one, other = await asyncio.gather(start(0), start(1))
-        yield Stage(folder, certificates, one, other, oracle(folder / "policy"), start)
+        yield MigrationStage(folder, certificates, one, other, oracle(folder / "policy"), start)
 
 
 def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
@@ -201,7 +201,7 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
     return undisturbed
 
 
-async def caught(stage: Stage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
+async def caught(stage: MigrationStage, first: int, reached: asyncio.Event, address: str) -> tuple[int, int]:
     """Moves samples, one after the other, until one gets as far as `reached` before its end: (sample, command)."""
     for number in range(first, first + 5):
         await stage.one.generate(sample(number))

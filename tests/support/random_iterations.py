@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
-from rlhf_planner.inter_stage.tail_placement import UnfinishedSample
+from rlhf_planner.inter_stage.tail_placement import TailSample
 
 
 @st.composite
@@ -43,12 +43,12 @@ def iterations(draw: st.DrawFn) -> tuple[list[int], IterationSetup]:
 
 
 @st.composite
-def held_samples(draw: st.DrawFn, most: int = 8) -> dict[str, list[UnfinishedSample]]:
+def held_samples(draw: st.DrawFn, most: int = 8) -> dict[str, list[TailSample]]:
     """What 1 to 5 generation workers hold, up to `most` samples each."""
     names = [f"generation-{index}" for index in range(draw(st.integers(1, 5)))]
     sizes = [draw(st.integers(0, most)) for _ in names]
     sample = iter(draw(st.permutations(range(sum(sizes)))))
     return {
-        name: [UnfinishedSample(next(sample), draw(st.integers(1, 50)), draw(st.integers(0, 100))) for _ in range(size)]
+        name: [TailSample(next(sample), draw(st.integers(1, 50)), draw(st.integers(0, 100))) for _ in range(size)]
         for name, size in zip(names, sizes, strict=True)
     }

@@ -23,7 +23,7 @@ SERVED_TIMEOUT: Final = 60.0  # seconds until a new kind is served; 1 on an idle
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedDefinition:
     """The jobs of namespace default. `created`, `replaced` and `status` are dry runs: nothing is stored."""
 
     api: client.CustomObjectsApi
@@ -70,7 +70,7 @@ def _asked(request: Callable[[], Json]) -> tuple[Json, Causes]:
         return {}, found or [("", status["message"])]
 
 
-def serve(cluster: Cluster) -> Served:
+def serve(cluster: Cluster) -> ServedDefinition:
     """Applies the definition as `kubectl apply -f` does, client-side (it must fit the annotation), and waits for it."""
     cluster.apply(crd.PATH)
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
@@ -86,4 +86,4 @@ def serve(cluster: Cluster) -> Served:
         return True
 
     wait_until("the API server to serve RLHFJobs", listed, SERVED_TIMEOUT)
-    return Served(api)
+    return ServedDefinition(api)

@@ -23,7 +23,7 @@ FILES = (
 UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 
-class Machine:
+class FreshMachine:
     """A checkout and a PATH of its own; every command on it writes itself into `called` and does nothing."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,12 +80,12 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> FreshMachine:
     """Nothing on it yet."""
-    return Machine(tmp_path)
+    return FreshMachine(tmp_path)
 
 
-def test_an_empty_machine_is_told_everything_at_once(machine: Machine) -> None:
+def test_an_empty_machine_is_told_everything_at_once(machine: FreshMachine) -> None:
     """Not one command is there, not even those that a shell script usually leans on."""
     before = os.times()
     python, root, tools = machine.install()
@@ -99,7 +99,7 @@ def test_an_empty_machine_is_told_everything_at_once(machine: Machine) -> None:
     assert spent < 1.0  # seconds of CPU, so that a busy machine is forgiven
 
 
-def test_make_test_looks_before_it_does_anything(machine: Machine) -> None:
+def test_make_test_looks_before_it_does_anything(machine: FreshMachine) -> None:
     """buildah was missed after twenty minutes of compiling: `unshare: failed to execute buildah`."""
     machine.have_everything()
     machine.lack(["buildah"])
@@ -117,7 +117,7 @@ def test_make_test_looks_before_it_does_anything(machine: Machine) -> None:
     ("version", "told"),
     [("3.9.2", "Python 3.11 or later: python3 is 3.9.2; "), ("", "Python 3.11 or later: python3 is does not run; ")],
 )
-def test_an_old_python_is_named_with_its_version(machine: Machine, version: str, told: str) -> None:
+def test_an_old_python_is_named_with_its_version(machine: FreshMachine, version: str, told: str) -> None:
     """It never gets as far as a syntax error."""
     machine.have_everything()
     machine.have("python3", says=f'case "$2" in *print*) echo {version} ;; *) exit 1 ;; esac' if version else "exit 1")
@@ -125,7 +125,7 @@ def test_an_old_python_is_named_with_its_version(machine: Machine, version: str,
     assert line.startswith(told)
 
 
-def test_a_python_that_can_get_no_uv_needs_pip(machine: Machine) -> None:
+def test_a_python_that_can_get_no_uv_needs_pip(machine: FreshMachine) -> None:
     """Debian's python3 brings neither pip nor venv."""
     machine.have_everything()
     machine.lack(["uv"])
@@ -134,7 +134,7 @@ def test_a_python_that_can_get_no_uv_needs_pip(machine: Machine) -> None:
     assert line == "commands and files: pip: install the packages of this system that hold them (Debian's: python3-pip)"
 
 
-def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machine: Machine) -> None:
+def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machine: FreshMachine) -> None:
     """Both at once, and only while something is still to be fetched."""
     machine.have_everything()
     online = {"UV_OFFLINE": "", "GOPROXY": f"{UNREACHABLE},direct", "PIP_INDEX_URL": f"{UNREACHABLE}/simple"}
@@ -152,7 +152,7 @@ def test_a_network_that_is_not_there_is_named_with_what_was_to_be_fetched(machin
     assert machine.install("python", **online) == []
 
 
-def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: Machine) -> None:
+def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: FreshMachine) -> None:
     """What cannot be installed is said before anything is installed."""
     machine.have_everything()
     machine.lack(["buildah", "conntrack"])
@@ -168,7 +168,7 @@ def test_root_with_apt_gets_the_packages_and_nobody_else_does(machine: Machine) 
     assert "apt-get install -y -qq --no-install-recommends conntrack buildah" in machine.calls()
 
 
-def test_root_without_its_powers_is_told_so(machine: Machine) -> None:
+def test_root_without_its_powers_is_told_so(machine: FreshMachine) -> None:
     """Root of a container that may make no namespaces."""
     machine.have_everything()
     assert machine.install() == []

@@ -12,7 +12,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 from rlhf_planner.inter_stage.balance import balance
-from rlhf_planner.inter_stage.tail_placement import Move, UnfinishedSample
+from rlhf_planner.inter_stage.tail_placement import Move, TailSample
 
 SPREAD: Final = 1.5
 """The fullest worker has this many times the samples of the emptiest, or nothing is balanced."""
@@ -36,10 +36,10 @@ def balancing_moves(context: JobContext, state: JobState, now: float, ready: Seq
     return balance(samples, fusion.costs, fusion.lengths, settings.transfer, cooling)
 
 
-def unfinished_sample(state: JobState, index: int) -> UnfinishedSample:
+def unfinished_sample(state: JobState, index: int) -> TailSample:
     """Return a sample as the planner sees it."""
     tokens = len(state.ledger.samples[index].response)
-    return UnfinishedSample(index, state.prompt_tokens[index], tokens, state.prompt_lines[index])
+    return TailSample(index, state.prompt_tokens[index], tokens, state.prompt_lines[index])
 
 
 def staying_samples(state: JobState, name: str) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.tail_placement import Move, UnfinishedSample
+from rlhf_planner.inter_stage.tail_placement import Move, TailSample
 
 MIN_GAIN: Final = 0.05
 """Of the longer of two predicted finishes: predictions of lengths are no better than this."""
@@ -26,9 +26,7 @@ MAX_MOVES: Final = 8
 class _Load:
     """What one worker still has to do. It finishes after about alpha * steps + beta * (rows' steps in total)."""
 
-    def __init__(
-        self, name: str, samples: Sequence[UnfinishedSample], left: Sequence[float], costs: StageCosts
-    ) -> None:
+    def __init__(self, name: str, samples: Sequence[TailSample], left: Sequence[float], costs: StageCosts) -> None:
         self.name, self._rows = name, costs.max_batch_size
         self.samples = {sample.sample: (sample, tokens) for sample, tokens in zip(samples, left, strict=True)}
         context = sum(s.prompt_tokens + s.tokens for s in samples) / max(1, len(samples))
@@ -54,7 +52,7 @@ class _Load:
 
 
 def balance(
-    held: Mapping[str, Sequence[UnfinishedSample]],
+    held: Mapping[str, Sequence[TailSample]],
     costs: StageCosts,
     lengths: LengthModel,
     transfer: Transfer = "Auto",
@@ -104,12 +102,12 @@ def _best(
     return answer
 
 
-def _fits(destination: _Load, sample: UnfinishedSample, costs: StageCosts, limit: int) -> bool:
+def _fits(destination: _Load, sample: TailSample, costs: StageCosts, limit: int) -> bool:
     longest = max(sample.prompt_tokens, destination.longest_prompt) + limit
     return len(destination.samples) < min(costs.max_batch_size, costs.kv_rows(longest))
 
 
-def _cost(sample: UnfinishedSample, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
+def _cost(sample: TailSample, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
     """(with its KV cache, seconds that it costs: a sample that moves with its cache is decoded on meanwhile)."""
     if sample.tokens == 0:
         return transfer == "KV" and bool(costs.bandwidth), costs.acknowledged_seconds

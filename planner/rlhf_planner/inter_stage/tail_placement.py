@@ -25,7 +25,7 @@ MIN_BETA: Final = 1e-9
 
 
 @dataclass(frozen=True)
-class UnfinishedSample:
+class TailSample:
     """A sample that is being decoded, or waits to be."""
 
     sample: int
@@ -63,7 +63,7 @@ class UnfinishedColumns(NamedTuple):
 
 
 def place_tail(
-    held: Mapping[str, Sequence[UnfinishedSample]],
+    held: Mapping[str, Sequence[TailSample]],
     pool: int,
     costs: StageCosts,
     lengths: LengthModel,
@@ -93,7 +93,7 @@ def place_tail(
     return TailPlacement(tuple(names[index] for index in stays), moves)
 
 
-def _columns(rows: Sequence[tuple[int, UnfinishedSample]], lengths: LengthModel) -> UnfinishedColumns:
+def _columns(rows: Sequence[tuple[int, TailSample]], lengths: LengthModel) -> UnfinishedColumns:
     table = np.array([(index, s.prompt_tokens, s.tokens) for index, s in rows], dtype=np.int64).reshape(-1, 3)
     worker, prompt, tokens = table[:, 0], table[:, 1], table[:, 2]
     return UnfinishedColumns(worker, prompt, tokens, lengths.remaining_each(tokens, prompt, [s.line for _, s in rows]))

@@ -3,12 +3,12 @@
 import pytest
 from tests.cluster import Cluster
 from tests.cluster.fixture import api_cluster
-from tests.support.served_definition import Served, serve
+from tests.support.served_definition import ServedDefinition, serve
 
 __all__ = ["api_cluster", "served"]
 
 
 @pytest.fixture(scope="session")
-def served(api_cluster: Cluster) -> Served:
+def served(api_cluster: Cluster) -> ServedDefinition:
     """RLHFJobs on a real API server."""
     return serve(api_cluster)

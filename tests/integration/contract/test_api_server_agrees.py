@@ -13,7 +13,7 @@ import yaml
 from tests.cluster import Cluster
 from tests.support import algorithms
 from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
-from tests.support.served_definition import KIND, Served
+from tests.support.served_definition import KIND, ServedDefinition
 
 from rlhf_api import crd
 from rlhf_api.manifest import ManifestError, Problem, parse
@@ -70,7 +70,7 @@ def problems(text: str) -> list[Problem]:
     return []
 
 
-def assert_same(served: Served, text: str) -> None:
+def assert_same(served: ServedDefinition, text: str) -> None:
     ours, theirs = problems(text), served.created(read_document(text).data)[1]
     assert bool(ours) == bool(theirs), f"{text}\nrlhf validate: {list(map(str, ours))}\nAPI server: {theirs}"
     if any("some validation rules were not checked" in message for _, message in theirs):
@@ -86,13 +86,13 @@ TABLE = [case for case in invalid_cases() if not case.whole_text]
 
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
-def test_table_gets_the_same_verdict(served: Served, case: Case) -> None:
+def test_table_gets_the_same_verdict(served: ServedDefinition, case: Case) -> None:
     assert bool(served.created(read_document(case.text).data)[1]) != case.cluster_accepts
     if not case.cluster_accepts:  # what the operator alone refuses is in test_verdicts_agree.py
         assert_same(served, case.text)
 
 
-def test_random_manifests_get_the_same_verdict(served: Served) -> None:
+def test_random_manifests_get_the_same_verdict(served: ServedDefinition) -> None:
     print(f"seed {SEED}")
     random_ = random.Random(SEED)
     refused = 0
@@ -105,7 +105,9 @@ def test_random_manifests_get_the_same_verdict(served: Served) -> None:
     assert MANIFESTS // 5 < refused < MANIFESTS * 4 // 5  # otherwise the values above test one side only
 
 
-def test_definition_is_structural_and_applied_twice_without_a_change(served: Served, api_cluster: Cluster) -> None:
+def test_definition_is_structural_and_applied_twice_without_a_change(
+    served: ServedDefinition, api_cluster: Cluster
+) -> None:
     found = api_cluster.get("customresourcedefinition", f"{PLURAL}.{GROUP}")
     conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
     assert "NonStructuralSchema" not in conditions
@@ -114,11 +116,11 @@ def test_definition_is_structural_and_applied_twice_without_a_change(served: Ser
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
-def test_example_is_accepted(served: Served, api_cluster: Cluster, path: Path) -> None:
+def test_example_is_accepted(served: ServedDefinition, api_cluster: Cluster, path: Path) -> None:
     assert "created (server dry run)" in api_cluster.apply(path, "--dry-run=server")
 
 
-def test_scale_and_columns(served: Served, api_cluster: Cluster) -> None:
+def test_scale_and_columns(served: ServedDefinition, api_cluster: Cluster) -> None:
     text = changed("ppo", {"metadata.name": "shown"}, [])
     served.store(yaml.safe_load(text))
     now = "2026-08-22T10:00:00Z"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.support import definition_rows as rows
 from tests.support.manifest_cases import rule_pairs
-from tests.support.served_definition import Causes, Served
+from tests.support.served_definition import Causes, ServedDefinition
 
 from rlhf_api.manifest import dump, parse
 from rlhf_api.rules.rule import Values
@@ -24,7 +24,7 @@ LEAVES_NO_OTHER = {"spec.suspend", "spec.iterations", "spec.checkpoints.every"}
 
 
 @pytest.fixture(scope="module")
-def live(served: Served) -> Iterator[str]:
+def live(served: ServedDefinition) -> Iterator[str]:
     """A stored job in which every field that is fixed has a value."""
     name = served.store(rows.whole("") | {"metadata": {"name": "live"}})
     yield name
@@ -36,7 +36,7 @@ def says(causes: Causes, field: str, words: str) -> bool:
     return any(where == field and words in message for where, message in causes)
 
 
-def test_every_rule_takes_one_side_and_refuses_the_other(served: Served) -> None:
+def test_every_rule_takes_one_side_and_refuses_the_other(served: ServedDefinition) -> None:
     for pair in rule_pairs():
         _, causes = served.created(read_document(pair.holds).data)
         assert causes == [], pair.name
@@ -49,7 +49,7 @@ def test_every_rule_takes_one_side_and_refuses_the_other(served: Served) -> None
         assert len(causes) == len(found), (pair.name, causes)
 
 
-def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: Served, live: str) -> None:
+def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: ServedDefinition, live: str) -> None:
     for field, (put, drop) in rows.FIXED.items():
         data = rows.whole("")
         for path, value in put.items():
@@ -66,7 +66,7 @@ def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: Serve
     assert changed >= LEAVES_NO_OTHER
 
 
-def test_every_enum_takes_its_values_and_no_other(served: Served, live: str) -> None:
+def test_every_enum_takes_its_values_and_no_other(served: ServedDefinition, live: str) -> None:
     for field in rows.ENUMS:
         for value in field.node["enum"]:
             data, _ = rows.with_value(field, value)
@@ -77,7 +77,9 @@ def test_every_enum_takes_its_values_and_no_other(served: Served, live: str) -> 
         assert says(causes, where, 'Unsupported value: "Nonesuch"'), (field.path, causes)
 
 
-def test_every_default_is_filled_in_as_the_models_do_and_takes_no_other_type(served: Served, live: str) -> None:
+def test_every_default_is_filled_in_as_the_models_do_and_takes_no_other_type(
+    served: ServedDefinition, live: str
+) -> None:
     stored = []
     for data in rows.bare():
         found, causes = served.created(data)

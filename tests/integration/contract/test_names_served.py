@@ -8,7 +8,7 @@ import yaml
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_until
 from tests.support.manifest_cases import changed
-from tests.support.served_definition import KIND, Served
+from tests.support.served_definition import KIND, ServedDefinition
 
 from rlhf_api import crd
 from rlhf_api.manifest import parse_stored
@@ -40,7 +40,9 @@ def job() -> dict[str, Any]:
     return body
 
 
-def test_a_job_that_is_older_than_the_rule_stays_writable_and_readable(served: Served, api_cluster: Cluster) -> None:
+def test_a_job_that_is_older_than_the_rule_stays_writable_and_readable(
+    served: ServedDefinition, api_cluster: Cluster
+) -> None:
     assert of_new_jobs(crd.definition()), "there is such a rule"
     api_cluster.apply(earlier())
     wait_until("the earlier definition", lambda: not served.created(job())[1], PATIENCE)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.cluster import Cluster
 from tests.support.manifest_cases import Verdict, verdicts
-from tests.support.served_definition import Served
+from tests.support.served_definition import ServedDefinition
 
 from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
@@ -37,7 +37,9 @@ def of_validate(case: Verdict) -> str:
     return "warning" if problems else "valid"
 
 
-def of_cluster(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, case: Verdict) -> tuple[str, str]:
+def of_cluster(
+    served: ServedDefinition, trials: Trials, loop: asyncio.AbstractEventLoop, case: Verdict
+) -> tuple[str, str]:
     """(verdict, words)."""
     documents = [each for each in yaml.safe_load_all(case.text) if each["kind"] == KIND]
     found = [_of_job(served, trials, loop, each) for each in documents]
@@ -45,7 +47,9 @@ def of_cluster(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, 
     return min(found, key=lambda each: order.index(each[0]))
 
 
-def _of_job(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, job: dict[str, Any]) -> tuple[str, str]:
+def _of_job(
+    served: ServedDefinition, trials: Trials, loop: asyncio.AbstractEventLoop, job: dict[str, Any]
+) -> tuple[str, str]:
     stored, causes = served.created({**job, "metadata": job.get("metadata") or {}})
     if causes:
         return "invalid", str(causes)
@@ -57,7 +61,7 @@ def _of_job(served: Served, trials: Trials, loop: asyncio.AbstractEventLoop, job
     return ("warning", admission.warnings) if admission.warnings else ("valid", "")
 
 
-def test_both_sides_give_the_same_verdicts(served: Served, api_cluster: Cluster) -> None:
+def test_both_sides_give_the_same_verdicts(served: ServedDefinition, api_cluster: Cluster) -> None:
     # There are no controllers here, which make one in every namespace.
     api_cluster.apply(ACCOUNT)
     differ: list[str] = []

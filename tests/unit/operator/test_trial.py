@@ -16,7 +16,7 @@ TYPO = {"spec": {"nodeSelectr": {"zone": "a"}}}
 WORDS = 'strict decoding error: unknown field "spec.nodeSelectr"'
 
 
-class ApiServer:
+class TrialServer:
     """Takes pods, or raises what it is told to."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class ApiServer:
                 raise error
 
 
-class Clock:
+class TrialClock:
     now = 0.0
 
     def __call__(self) -> float:
@@ -39,21 +39,21 @@ class Clock:
 
 
 @pytest.fixture
-def server() -> ApiServer:
-    return ApiServer()
+def server() -> TrialServer:
+    return TrialServer()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> TrialClock:
+    return TrialClock()
 
 
 @pytest.fixture
-def trials(server: ApiServer, clock: Clock) -> Trials:
+def trials(server: TrialServer, clock: TrialClock) -> Trials:
     return Trials(server, Images(), clock)  # type: ignore[arg-type]
 
 
-async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials, server: ApiServer) -> None:
+async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials, server: TrialServer) -> None:
     job = stored_job(generation={"replicas": 500})
     assert await trials.verdict("team/job", job, {}) == ""
     assert server.tried == ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
@@ -69,7 +69,7 @@ async def test_every_template_is_tried_once_and_not_by_every_job(trials: Trials,
     assert len(server.tried) == 8, "another namespace may refuse what this one takes"
 
 
-async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: ApiServer) -> None:
+async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trials, server: TrialServer) -> None:
     cluster = SimulatedCluster().begin()
     pods = {pod.name: pod for body in cluster.pods.values() if isinstance(pod := pod_of(body), ObservedPod)}
     assert await trials.verdict("team/job", cluster.job, pods) == ""
@@ -81,7 +81,7 @@ async def test_a_template_is_not_tried_when_pods_were_made_from_it(trials: Trial
 
 
 async def test_a_refusal_names_the_template_and_the_nearest_right_name(
-    trials: Trials, server: ApiServer, clock: Clock
+    trials: Trials, server: TrialServer, clock: TrialClock
 ) -> None:
     server.answers["generation"] = InvalidError(WORDS)
     job = stored_job(generation={"replicas": 2, "template": TYPO})
@@ -110,13 +110,13 @@ async def test_a_refusal_names_the_template_and_the_nearest_right_name(
     ],
 )
 async def test_what_says_nothing_about_the_template_is_no_verdict(
-    trials: Trials, server: ApiServer, answer: Exception
+    trials: Trials, server: TrialServer, answer: Exception
 ) -> None:
     server.answers["job"] = answer
     assert await trials.verdict("team/job", stored_job(), {}) == ""
 
 
-async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server: ApiServer) -> None:
+async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server: TrialServer) -> None:
     assert await trials.verdict("team/job", stored_job(training={"template": "text"}), {}) == ""
     assert server.tried == []
 

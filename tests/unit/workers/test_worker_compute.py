@@ -83,7 +83,7 @@ class Counting:
         self.closed = True
 
 
-class Bench:
+class ComputeBench:
     """A compute thread with an outbox that nobody empties."""
 
     def __init__(self) -> None:
@@ -124,15 +124,15 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> ComputeBench:
+    return ComputeBench()
 
 
 def generate(*samples: int) -> pb.Generate:
     return pb.Generate(samples=[pb.GenerateSample(key=pb.SampleKey(sample=sample)) for sample in samples])
 
 
-def test_roles_live_on_one_thread_and_are_closed_by_it(bench: Bench) -> None:
+def test_roles_live_on_one_thread_and_are_closed_by_it(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, generate=generate(0, 1))
     bench.done(2)
@@ -147,7 +147,7 @@ def test_roles_live_on_one_thread_and_are_closed_by_it(bench: Bench) -> None:
     assert threading.get_ident() not in role.threads
 
 
-def test_what_is_given_back_carries_its_tokens_and_queued_commands_are_forgotten(bench: Bench) -> None:
+def test_what_is_given_back_carries_its_tokens_and_queued_commands_are_forgotten(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, generate=generate(0, 1))
     bench.done(2)
@@ -163,7 +163,7 @@ def test_what_is_given_back_carries_its_tokens_and_queued_commands_are_forgotten
     bench.compute.close(5)
 
 
-def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
+def test_weights_go_to_the_role_that_holds_the_model(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, become_inference=pb.BecomeInference())
     bench.send(3, load_weights=pb.LoadWeights(model="critic", version=4))
@@ -174,7 +174,7 @@ def test_weights_go_to_the_role_that_holds_the_model(bench: Bench) -> None:
     bench.compute.close(5)
 
 
-def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
+def test_a_rank_beside_other_roles_takes_turns_with_them(bench: ComputeBench) -> None:
     def offloads() -> dict[str, int]:
         return {name: role.offloads for name, role in bench.roles.items()}
 
@@ -203,7 +203,7 @@ def test_a_rank_beside_other_roles_takes_turns_with_them(bench: Bench) -> None:
     bench.compute.close(5)
 
 
-def test_measuring_and_parking_go_to_the_role_they_name(bench: Bench) -> None:
+def test_measuring_and_parking_go_to_the_role_they_name(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, become_inference=pb.BecomeInference(offloaded=True))
     assert bench.done(2)
@@ -219,7 +219,7 @@ def test_measuring_and_parking_go_to_the_role_they_name(bench: Bench) -> None:
     assert bench.roles["inference"].closed
 
 
-def test_what_a_worker_decodes_comes_before_what_it_scores(bench: Bench) -> None:
+def test_what_a_worker_decodes_comes_before_what_it_scores(bench: ComputeBench) -> None:
     bench.send(1, become_inference=pb.BecomeInference())
     bench.send(2, become_generation=pb.BecomeGeneration())
     bench.done(2)
@@ -234,7 +234,7 @@ def test_what_a_worker_decodes_comes_before_what_it_scores(bench: Bench) -> None
     bench.compute.close(5)
 
 
-def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(bench: Bench) -> None:
+def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(bench: ComputeBench) -> None:
     with pytest.raises(WorkError, match="does not decode"):
         bench.compute.receive(lambda role, _: role).result(5)
     bench.send(1, become_generation=pb.BecomeGeneration())
@@ -259,7 +259,7 @@ def test_peers_are_served_between_steps_and_refused_when_the_session_breaks(benc
     bench.compute.close(5)
 
 
-def test_a_failing_command_is_answered_with_what_happened(bench: Bench) -> None:
+def test_a_failing_command_is_answered_with_what_happened(bench: ComputeBench) -> None:
     bench.send(1, generate=generate(0))
     failure = bench.done(1).failure
     assert (failure.reason, failure.retryable) == ("WrongRole", True)
@@ -277,7 +277,7 @@ def test_a_failing_command_is_answered_with_what_happened(bench: Bench) -> None:
     bench.compute.close(5)
 
 
-def test_a_role_that_breaks_in_a_step_fails_its_running_command(bench: Bench) -> None:
+def test_a_role_that_breaks_in_a_step_fails_its_running_command(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.done(1)
     bench.send(2, train=pb.Train())
@@ -288,7 +288,7 @@ def test_a_role_that_breaks_in_a_step_fails_its_running_command(bench: Bench) ->
     assert failure.message.endswith("; lower spec.generation.maxBatchSize")
 
 
-def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: Bench) -> None:
+def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: ComputeBench) -> None:
     bench.send(1, become_generation=pb.BecomeGeneration())
     bench.send(2, generate=generate(0))
     bench.done(2)
@@ -298,7 +298,7 @@ def test_a_role_that_breaks_outside_any_command_ends_the_process(bench: Bench) -
     assert len(bench.fatal) == 1
 
 
-def test_becoming_again_replaces_the_role(bench: Bench) -> None:
+def test_becoming_again_replaces_the_role(bench: ComputeBench) -> None:
     bench.send(1, become_training=pb.BecomeTraining(group_epoch=3))
     bench.done(1)
     first = bench.roles["training"]

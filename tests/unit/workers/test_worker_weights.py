@@ -27,7 +27,7 @@ QUICK = replace(PATIENT, idle_seconds=1.0)
 """For a source that hangs."""
 
 
-class Stage:
+class HeldStage:
     """A WeightProvider over plain tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], version: int = 3) -> None:
@@ -43,7 +43,7 @@ class Stage:
 class Faulty(WeightSourceService):
     """Spoils the first `times` Fetch calls at their second chunk."""
 
-    def __init__(self, stage: Stage, fault: str, times: int = 1000) -> None:
+    def __init__(self, stage: HeldStage, fault: str, times: int = 1000) -> None:
         super().__init__(lambda: stage)
         self.fault, self.times, self.calls = fault, times, 0
 
@@ -71,9 +71,9 @@ class Faulty(WeightSourceService):
             yield chunk
 
 
-def stage_of(seed: int) -> Stage:
+def stage_of(seed: int) -> HeldStage:
     generator = torch.Generator().manual_seed(seed)
-    return Stage(
+    return HeldStage(
         {
             f"layers.{seed}.weight": torch.randn(1200, 1000, generator=generator),  # more than one chunk
             f"layers.{seed}.half": torch.randn(7, 3, generator=generator).to(torch.bfloat16),
@@ -104,7 +104,7 @@ async def fetched(
     return await asyncio.to_thread(fetch, "actor", version, sources, certificates, patience)
 
 
-def source(stage: Stage) -> WeightSourceService:
+def source(stage: HeldStage) -> WeightSourceService:
     return WeightSourceService(lambda: stage)
 
 
@@ -173,10 +173,10 @@ async def test_a_worker_without_weights_says_so() -> None:
 
 
 async def test_a_version_that_changes_is_described_anew() -> None:
-    holder = [Stage({"w": torch.zeros(4)}, version=3)]
+    holder = [HeldStage({"w": torch.zeros(4)}, version=3)]
     async with serving(WeightSourceService(lambda: holder[0])) as sources:
         await fetched(sources)
-        holder[0] = Stage({"w": torch.ones(4)}, version=3)  # a new process of the same rank, restored
+        holder[0] = HeldStage({"w": torch.ones(4)}, version=3)  # a new process of the same rank, restored
         assert torch.equal((await fetched(sources))["w"], torch.ones(4))
 
 

@@ -29,7 +29,7 @@ class Recorded(SpansInMemory):
         self.events.append(kind)
 
 
-class Bench:
+class LoopBench:
     """A loop that is told what the scheduler decides, and does nothing of it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +55,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopBench:
     """A job that has begun, before its first tick."""
-    return Bench(tmp_path, monkeypatch)
+    return LoopBench(tmp_path, monkeypatch)
 
 
-def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(bench: Bench) -> None:
+def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(bench: LoopBench) -> None:
     assert bench.tick(SchedulerOutput("Publishing")) == ["Starting"]
     closing = SchedulerOutput("Checkpointing", decisions=(CloseIteration(),))
     assert bench.tick(closing, SchedulerOutput("Generating")) == ["Publishing"]
@@ -68,13 +68,13 @@ def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(ben
     assert bench.run.times.phase == "Generating"
 
 
-def test_a_phase_that_decisions_lead_to_is_entered_before_what_follows_from_it(bench: Bench) -> None:
+def test_a_phase_that_decisions_lead_to_is_entered_before_what_follows_from_it(bench: LoopBench) -> None:
     committing = SchedulerOutput("Training", decisions=(CommitTrained(),))
     publishing = SchedulerOutput("Publishing", decisions=(CloseIteration(),))
     assert bench.tick(committing, publishing, SchedulerOutput("Generating")) == ["Starting", "Publishing"]
 
 
-def test_the_pool_is_recorded_when_it_forms_and_when_it_dissolves(bench: Bench) -> None:
+def test_the_pool_is_recorded_when_it_forms_and_when_it_dissolves(bench: LoopBench) -> None:
     def with_pool(*pool: str) -> SchedulerOutput:
         return SchedulerOutput("Generating", Consolidation(possible=True, planned=True, pool=pool))
 

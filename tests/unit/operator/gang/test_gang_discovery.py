@@ -12,7 +12,7 @@ from rlhf_operator.gang.apis import KUEUE, MODES, NATIVE, ServedApis
 V1BETA2 = "kueue.x-k8s.io/v1beta2"
 
 
-class ApiServer(KubernetesClient):
+class DiscoveryServer(KubernetesClient):
     """Answers what each turn of the list says; None is no answer."""
 
     def __init__(self, *turns: dict[str, set[str]] | None) -> None:
@@ -27,27 +27,27 @@ class ApiServer(KubernetesClient):
 
 
 def test_a_version_counts_when_it_serves_every_kind_that_is_made() -> None:
-    api = ApiServer({"scheduling.k8s.io/v1alpha2": {"Workload"}, "scheduling.k8s.io/v1alpha1": {"Workload"}})
+    api = DiscoveryServer({"scheduling.k8s.io/v1alpha2": {"Workload"}, "scheduling.k8s.io/v1alpha1": {"Workload"}})
     found = asyncio.run(discovery.served(api))
     assert found.usable() == {NATIVE: "scheduling.k8s.io/v1alpha1"}
     assert found.watched() == {"scheduling.k8s.io/v1alpha1/Workload": ("scheduling.k8s.io", "v1alpha1", "workloads")}
 
 
 def test_what_is_switched_off_is_not_asked_for() -> None:
-    found = asyncio.run(discovery.served(ApiServer({V1BETA2: {"Workload"}}), [NATIVE]))
+    found = asyncio.run(discovery.served(DiscoveryServer({V1BETA2: {"Workload"}}), [NATIVE]))
     assert found.usable() == {}
     assert found.off == set(MODES) - {NATIVE}
 
 
 def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "RETRY_SECONDS", 0.0)
-    found = asyncio.run(discovery.first(ApiServer(None, None, {V1BETA2: {"Workload"}}), MODES))
+    found = asyncio.run(discovery.first(DiscoveryServer(None, None, {V1BETA2: {"Workload"}}), MODES))
     assert found.usable() == {KUEUE: V1BETA2}
 
 
 def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
     known = ServedApis(frozenset([V1BETA2]))
-    api = ApiServer(None, {V1BETA2: {"Workload"}})
+    api = DiscoveryServer(None, {V1BETA2: {"Workload"}})
 
     async def watch(api: KubernetesClient) -> None:
         await asyncio.wait_for(discovery.changed(api, known, every=0.0), 30)
@@ -61,4 +61,4 @@ def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:
 
     assert asyncio.run(unchanged())
     with pytest.raises(discovery.ApisChangedError, match="starts anew"):
-        asyncio.run(watch(ApiServer(None, {})))
+        asyncio.run(watch(DiscoveryServer(None, {})))

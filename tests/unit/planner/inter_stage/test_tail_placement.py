@@ -11,25 +11,25 @@ from rlhf_planner.inter_stage.balance import balance
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.tail_placement import Move, UnfinishedSample, place_tail
+from rlhf_planner.inter_stage.tail_placement import Move, TailSample, place_tail
 
 TRANSFERS = st.sampled_from(("Auto", "KV", "Tokens"))
 LENGTHS = LengthModel.prior(200)
 
 
-def after(held: dict[str, list[UnfinishedSample]], moves: tuple[Move, ...]) -> dict[str, list[UnfinishedSample]]:
+def after(held: dict[str, list[TailSample]], moves: tuple[Move, ...]) -> dict[str, list[TailSample]]:
     where = {sample.sample: (name, sample) for name, samples in held.items() for sample in samples}
     for move in moves:
         name, sample = where[move.sample]
         assert name == move.source != move.destination
         where[move.sample] = (move.destination, sample)
-    answer: dict[str, list[UnfinishedSample]] = {name: [] for name in held}
+    answer: dict[str, list[TailSample]] = {name: [] for name in held}
     for name, sample in where.values():
         answer[name].append(sample)
     return answer
 
 
-def limit_of(costs: StageCosts, samples: list[UnfinishedSample]) -> int:
+def limit_of(costs: StageCosts, samples: list[TailSample]) -> int:
     longest = max((sample.prompt_tokens for sample in samples), default=1) + LENGTHS.max_tokens
     return min(costs.max_batch_size, costs.kv_rows(longest))
 
@@ -37,7 +37,7 @@ def limit_of(costs: StageCosts, samples: list[UnfinishedSample]) -> int:
 @settings(deadline=None, max_examples=80)
 @given(make.held_samples(), st.integers(1, 6), make.costs(), TRANSFERS)
 def test_every_sample_ends_in_one_place_of_the_pool_within_its_limits(
-    held: dict[str, list[UnfinishedSample]], pool: int, costs: StageCosts, transfer: Transfer
+    held: dict[str, list[TailSample]], pool: int, costs: StageCosts, transfer: Transfer
 ) -> None:
     placement = place_tail(held, pool, costs, LENGTHS, transfer)
     assert len({move.sample for move in placement.moves}) == len(placement.moves)
@@ -55,7 +55,7 @@ def test_every_sample_ends_in_one_place_of_the_pool_within_its_limits(
 @settings(deadline=None, max_examples=60)
 @given(make.held_samples(), make.costs(), TRANSFERS)
 def test_balance_moves_each_sample_once_within_the_limits_and_stops(
-    held: dict[str, list[UnfinishedSample]], costs: StageCosts, transfer: Transfer
+    held: dict[str, list[TailSample]], costs: StageCosts, transfer: Transfer
 ) -> None:
     moves = balance(held, costs, LENGTHS, transfer)
     assert len({move.sample for move in moves}) == len(moves)
@@ -70,8 +70,8 @@ def flat(**others: object) -> StageCosts:
     return StageCosts.measured(decode=decode, max_batch_size=8, **others)  # type: ignore[arg-type]
 
 
-def unfinished(first: int, *tokens: int) -> list[UnfinishedSample]:
-    return [UnfinishedSample(first + index, 10, count) for index, count in enumerate(tokens)]
+def unfinished(first: int, *tokens: int) -> list[TailSample]:
+    return [TailSample(first + index, 10, count) for index, count in enumerate(tokens)]
 
 
 def test_the_workers_with_the_most_predicted_work_stay() -> None:

@@ -22,7 +22,7 @@ def sample(response: str) -> ScoringSample:
     return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, '{"answer": 4}')
 
 
-class Handler(BaseHTTPRequestHandler):
+class JudgeHandler(BaseHTTPRequestHandler):
     """Answers what the response text asks for."""
 
     def do_POST(self) -> None:
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/score"
     server.shutdown()
