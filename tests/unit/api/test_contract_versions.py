@@ -16,7 +16,7 @@ from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.schedule import ScheduleTable
 from rlhf_api.structural_schema import without_nulls
 
-PREVIOUS = Path(__file__).parents[1] / "operator/previous/objects.yaml"
+PREVIOUS = Path(__file__).parents[1] / "operator/reconcile/previous/objects.yaml"
 PPO = (Path(__file__).parents[3] / "examples/ppo.yaml").read_text()
 
 
