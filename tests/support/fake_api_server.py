@@ -37,7 +37,7 @@ HISTORY: Final = 1000
 
 
 @dataclass
-class Failure:
+class InjectedFailure:
     """What some requests are answered instead."""
 
     method: str
@@ -57,7 +57,7 @@ class FakeApiServer:
         self.objects: dict[Place, Json] = {}
         self.requests: list[tuple[str, str]] = []
         """(method, path with the query's subresource) of every request."""
-        self.failures: list[Failure] = []
+        self.failures: list[InjectedFailure] = []
         self.before_answer: Callable[[str, str], None] = lambda method, path: None
         """Is called with every request before it is carried out."""
         self.version = 100
@@ -113,7 +113,7 @@ class FakeApiServer:
     def fail(self, method: str, part: str, code: int, times: int = 1, *, after: bool = False, **headers: str) -> None:
         """Answer the next `times` requests of a method whose path holds `part` with a code."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.failures.append(Failure(method, part, code, named, times, after))
+        self.failures.append(InjectedFailure(method, part, code, named, times, after))
 
     def put(self, kind: str, body: Json) -> Json:
         """Store an object under the next resourceVersion; return it as it is stored."""
@@ -183,7 +183,7 @@ class FakeApiServer:
         self.before_answer(request.method, request.path)
         if self.hold is not None:
             await self.hold.wait()
-        lost: Failure | None = None
+        lost: InjectedFailure | None = None
         for failure in self.failures:
             if failure.times and failure.method == request.method and failure.part in request.path:
                 failure.times -= 1
