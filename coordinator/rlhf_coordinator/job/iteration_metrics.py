@@ -1,6 +1,7 @@
 """The metrics of an iteration: all that is computed of it for metrics.jsonl, trackers, Prometheus, status and journal.
 
-Owns every name in them. A mechanism keeps its counts in the state; this module alone makes numbers for people of them.
+Owns every name in them but those of what was predicted and learned, which `fusion.learning` computes while it learns. A
+mechanism keeps its counts in the state; the numbers that people see are made of them here.
 Rule: read only; every sum is in sample order. A value that is not finite, and a reward that nobody gave, is absent and
 never zero.
 """
