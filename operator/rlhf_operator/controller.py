@@ -26,11 +26,11 @@ from rlhf_operator.job_objects import SETTLE_SECONDS, JobObjects
 from rlhf_operator.job_revisions import NOTHING, JobRevisions
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.pod_dry_run import Trials
 from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, ReconcilePlan, reconcile
 from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.revisions.pinning import read
-from rlhf_operator.trial import Trials
 
 log = logging.getLogger(__name__)
 

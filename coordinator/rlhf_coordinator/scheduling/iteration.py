@@ -21,10 +21,10 @@ starts only when every sample is scored.
 from dataclasses import dataclass
 
 from rlhf_coordinator.scheduling import (
-    closing,
     consolidation,
     dispatch,
     incremental_dispatch,
+    iteration_end,
     roles_and_weights,
     training_group,
 )
@@ -50,7 +50,7 @@ class SchedulerOutput:
 def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
     """Return what to do now. `now`: seconds of the monotonic clock that the state's times are of."""
     facts = derive(context, state, now)
-    failure = closing.failure(context, state, now)
+    failure = iteration_end.failure(context, state, now)
     decisions = _decisions(context, state, now, facts) if failure is None else (Finish("Failed", failure),)
     return SchedulerOutput(phase(state, facts), facts.consolidation, decisions)
 
@@ -72,7 +72,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
         # Who scores and has nothing to score begins with unfinished samples.
         *incremental_dispatch.decide(context, state, now, facts.scorers),
         # Trained, published, checkpointed: the iteration is closed; or the job stops, or ranks leave.
-        *closing.decide(context, state, now, facts),
+        *iteration_end.decide(context, state, now, facts),
     )
 
 

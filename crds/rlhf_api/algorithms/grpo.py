@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rlhf_api.algorithms.fields import PolicyGradientFields
 from rlhf_api.algorithms.graph import GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR
-from rlhf_api.rules.kinds import multiple
+from rlhf_api.rules.common_rules import multiple
 from rlhf_api.rules.rule import Rule
 
 

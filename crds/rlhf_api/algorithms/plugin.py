@@ -20,7 +20,7 @@ from rlhf_api.algorithms.graph import (
     Task,
 )
 from rlhf_api.api_model import Location
-from rlhf_api.rules.kinds import multiple
+from rlhf_api.rules.common_rules import multiple
 from rlhf_api.rules.paths import is_path
 from rlhf_api.rules.rule import Rule, Values
 

@@ -6,8 +6,8 @@ from typing import Final
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
+from rlhf_api.rules.common_rules import multiple, nothing_to_fuse, replicas
 from rlhf_api.rules.failure import of_failure_policy
-from rlhf_api.rules.kinds import multiple, nothing_to_fuse, replicas
 from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
 from rlhf_api.rules.reward import of_reward

@@ -15,15 +15,15 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import group_sizes
-from rlhf_operator.reconcile import forced_deletion, pod_replacement
+from rlhf_operator.reconcile import forced_deletion, rollout
 from rlhf_operator.reconcile.conditions import StoredConditions
-from rlhf_operator.reconcile.failures import lost_workers, start_back_off
+from rlhf_operator.reconcile.failures import hung_workers, start_back_off
 from rlhf_operator.reconcile.failures.start_back_off import StartBackOff
 from rlhf_operator.reconcile.gang_admission import GangAdmission
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
-from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
+from rlhf_operator.reconcile.rollout import DesiredVersions
 from rlhf_operator.reconcile.timestamps import time_of
 
 
@@ -135,7 +135,7 @@ class ReconcileContext:
         """Return uid -> why, in words, of pods whose process the coordinator has lost and that are replaced now."""
         if self.stopping or not self.pinned.planned:
             return {}
-        return lost_workers.lost(self.job, self.pods, self.reading, self.now)
+        return hung_workers.lost(self.job, self.pods, self.reading, self.now)
 
     @property
     def write_refused(self) -> bool:
@@ -145,4 +145,4 @@ class ReconcileContext:
     def versions(self, restarted: Collection[str] = ()) -> DesiredVersions:
         """Return what pods should be made from; `restarted`: groups that are restarted from now on."""
         hashes = self.pinned.hashes if self.pinned.planned else {}
-        return pod_replacement.desired_versions(self.job, self.sizes, self.status, restarted, hashes)
+        return rollout.desired_versions(self.job, self.sizes, self.status, restarted, hashes)

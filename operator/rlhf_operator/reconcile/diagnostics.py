@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
-from rlhf_operator.reconcile.failures import lost_workers
+from rlhf_operator.reconcile.failures import hung_workers
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
 from rlhf_operator.reconcile.observed.observed_pod import (
@@ -64,7 +64,7 @@ def diagnose(
         silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
         sentences += [_unheard(job, silent)] if silent else []
-    if silence := lost_workers.silence_message(job, listed, reading):
+    if silence := hung_workers.silence_message(job, listed, reading):
         sentences.append(silence)
     return sentences
 

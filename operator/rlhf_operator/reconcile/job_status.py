@@ -17,8 +17,8 @@ from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
-from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
+from rlhf_operator.reconcile.rollout import DesiredVersions
 from rlhf_operator.reconcile.timestamps import rfc3339
 
 Json = dict[str, Any]

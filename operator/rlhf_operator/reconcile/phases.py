@@ -14,17 +14,17 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import plain
-from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, pod_replacement, scaling
+from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, rollout, scaling
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.failures import lost_workers, pod_back_off, start_back_off
+from rlhf_operator.reconcile.failures import hung_workers, pod_back_off, start_back_off
 from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
 from rlhf_operator.reconcile.failures.pod_back_off import PodBackOff
 from rlhf_operator.reconcile.gang_admission import gang_objects
 from rlhf_operator.reconcile.last_applied import with_fingerprint
 from rlhf_operator.reconcile.observed.observed_pod import PATIENCE, ObservedPod
-from rlhf_operator.reconcile.pod_replacement import DesiredVersions
 from rlhf_operator.reconcile.reconcile_plan import PodDeletion, ReconcilePlan, deletions
+from rlhf_operator.reconcile.rollout import DesiredVersions
 from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest
 
 Json = dict[str, Any]
@@ -146,7 +146,7 @@ def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime 
     plan = ReconcilePlan(
         resize=scaling.resize_request(reading, context.sizes) if context.coordinator_runs else None,
         apply=apply,
-        delete=(*(PodDeletion(pod.name, pod.uid, grace=lost_workers.GRACE_SECONDS) for pod in hung), *overdue),
+        delete=(*(PodDeletion(pod.name, pod.uid, grace=hung_workers.GRACE_SECONDS) for pod in hung), *overdue),
         events=forced_deletion.forced_events(overdue, context.pods),
         issue_certificates=issue,
         requeue_after=_requeue_after(context, deadline, back_offs, len(apply)),
@@ -159,7 +159,7 @@ def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[Obser
     """Return the pods to delete in a job that runs, but for those that hang, which are not asked to end well."""
     leaving = (
         *scaling.leaving_pods(context.job, context.pods, context.now),
-        *pod_replacement.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
+        *rollout.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
         *start_back_off.unable_to_start(context.job, context.pods, context.now),
     )
     return [pod for pod in {pod.name: pod for pod in leaving}.values() if pod.uid not in context.lost]
@@ -227,7 +227,7 @@ def _requeue_after(
             start_back_off.requeue_after(job, pods, now),
             scaling.next_farewell(pods, now),
             seconds_until(context.observed.certificates_expire, now),
-            lost_workers.next_lost(job, pods, context.reading, now),
+            hung_workers.next_lost(job, pods, context.reading, now),
         )
     )
 

@@ -32,9 +32,9 @@ from rlhf_operator.reconcile.gang_admission import admit_gang, admitted_conditio
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.phases import PhaseActions
-from rlhf_operator.reconcile.pod_replacement import restarting_condition
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, PoolLabel, ReconcilePlan, deletions
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob, pin_revision
+from rlhf_operator.reconcile.rollout import restarting_condition
 from rlhf_operator.reconcile.scaling import resizing_condition
 from rlhf_operator.reconcile.timestamps import rfc3339, soonest
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlhf_planner.schedule.anneal import COLD, HOT, Walk, memory_units
 from rlhf_planner.schedule.bounds import peak_bound
 from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound
-from rlhf_planner.schedule.search import TRIES_A_STEP, Search, anneal_in_chunks, tune
+from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline
 
 _PROBES = 4  # short walks that bracket the peak

@@ -25,7 +25,7 @@ from rlhf_planner.schedule.exact import EXACT_STEPS, decide, minimise_makespan, 
 from rlhf_planner.schedule.instance import Instance
 from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.lower_peak import lower_peak
-from rlhf_planner.schedule.search import TRIES_A_STEP, Search, SearchOptions, anneal_in_chunks, tune
+from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, SearchOptions, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline, instance_arrays
 
 __all__ = ["SearchOptions", "Solution", "solve"]

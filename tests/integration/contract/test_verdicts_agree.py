@@ -18,8 +18,8 @@ from rlhf_api.problems import Severity
 from rlhf_cli.load_job import load_documents
 from rlhf_operator.api_client.client import connect
 from rlhf_operator.manifests import Images
+from rlhf_operator.pod_dry_run import Trials
 from rlhf_operator.reconcile.parsed_job import parse_job
-from rlhf_operator.trial import Trials
 
 pytestmark = pytest.mark.slow
 

@@ -20,11 +20,11 @@ from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart
 from rlhf_workers import weights
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.activity import Activity
 from rlhf_workers.generation.engine import Engine, EngineError, MeasuresCosts, Sleeps
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
+from rlhf_workers.generation.step_observations import Activity
 from rlhf_workers.models import load_tokenizer
 from rlhf_workers.sample_codec import finished_message, key_of, progress_message, request_of
 from rlhf_workers.worker_role import Outbox

@@ -10,7 +10,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job.policy import Checkpoints
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling.closing import TOGETHER_SECONDS
+from rlhf_coordinator.scheduling.iteration_end import TOGETHER_SECONDS
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder
 from rlhf_coordinator.state.worker import CommandKind
 

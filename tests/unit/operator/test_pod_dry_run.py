@@ -8,9 +8,9 @@ from tests.support.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images
+from rlhf_operator.pod_dry_run import Trials
 from rlhf_operator.reconcile import ObservedPod, pod_of
 from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS
-from rlhf_operator.trial import Trials
 
 TYPO = {"spec": {"nodeSelectr": {"zone": "a"}}}
 WORDS = 'strict decoding error: unknown field "spec.nodeSelectr"'
