@@ -61,8 +61,8 @@ def main() -> int:
     passed = same and outcome.counted and not outcome.left and not outcome.bugs
     print(f"{len(outcome.done)} of {given.faults} faults; same weights: {same}; {wrong or 'nothing went wrong'}")
     if given.json:
-        told = {"passed": passed, "faults": given.faults, "same_weights": same, "wrong": wrong}
-        print(json.dumps(told | outcome.written() | {"cores": os.cpu_count(), "load": os.getloadavg()[0]}))
+        reported = {"passed": passed, "faults": given.faults, "same_weights": same, "wrong": wrong}
+        print(json.dumps(reported | outcome.written() | {"cores": os.cpu_count(), "load": os.getloadavg()[0]}))
     return 0 if passed else 1
 
 

@@ -107,23 +107,23 @@ def measure(published: Published, args: argparse.Namespace, clock: Any) -> dict[
 
 def run(instance: Any, options: SearchOptions, clock: Any) -> dict[str, Any]:
     wall, cpu = time.monotonic(), time.process_time()
-    found: Solution = solve(instance, options, clock)
+    solution: Solution = solve(instance, options, clock)
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-    checked = check_schedule(instance, steps_by_device(found.timeline))
+    checked = check_schedule(instance, steps_by_device(solution.timeline))
     return {
         "makespan": checked.makespan,
         "peak": round(max(checked.peaks), 6),
-        "lowerBound": found.lower_bound,
-        "peakLowerBound": round(found.peak_bound, 6),
-        "atBound": found.at_bound,
-        "peakAtBound": found.peak_at_bound,
-        "method": found.method,
-        "cutShort": found.cut_short,
-        "makespanSeconds": round(found.makespan_seconds, 2),
+        "lowerBound": solution.lower_bound,
+        "peakLowerBound": round(solution.peak_bound, 6),
+        "atBound": solution.at_bound,
+        "peakAtBound": solution.peak_at_bound,
+        "method": solution.method,
+        "cutShort": solution.cut_short,
+        "makespanSeconds": round(solution.makespan_seconds, 2),
         "cpuSeconds": round(cpu, 2),
         "wallSeconds": round(wall, 2),
-        "serial": found.baselines[SERIAL].makespan,
-        "greedy": [found.baselines["greedy"].makespan, round(found.baselines["greedy"].peak, 6)],
+        "serial": solution.baselines[SERIAL].makespan,
+        "greedy": [solution.baselines["greedy"].makespan, round(solution.baselines["greedy"].peak, 6)],
     }
 
 

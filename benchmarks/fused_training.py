@@ -154,17 +154,17 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     """[place, model, stage, kind, seconds]: CPU time of this thread, by step. Place -1: stages timed alone; else what
     the steps took inside mini-batches under table `place`.
     """
-    work, found = made_up_work(trainer), []
+    work, result = made_up_work(trainer), []
 
     def note(place: int, measured: list[TimedAction]) -> None:
         for step in measured:
             act = step.action
             if act.peer is None:
                 model = trainer.layout.table.pipelines[act.pipeline].model
-                found.append([place, model, act.stage, act.kind, (step.end_ns - step.start_ns) / 1e9])
+                result.append([place, model, act.stage, act.kind, (step.end_ns - step.start_ns) / 1e9])
 
     for number in range(rounds + 1):
-        times = len(found)
+        times = len(result)
         for index, pipeline in enumerate(trainer.layout.table.pipelines):
             for stage in work[index].held:
                 for backward in (("B",), ("I", "W")):
@@ -178,8 +178,8 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
                 place, execute(layout.row, work, trainer.communicator, first, trainer.synchronize, time.thread_time_ns)
             )
         if number == 0:
-            del found[times:]  # the first round warms up
-    return found
+            del result[times:]  # the first round warms up
+    return result
 
 
 def put(path: Path, data: bytes) -> None:
@@ -258,7 +258,7 @@ def compare(folder: Path, options_: argparse.Namespace, microbatches: int) -> di
     cpu = [one for rank in ranks for one in json.loads(get(folder / f"cpu-{microbatches}-{rank}"))]
     schedules: dict[str, dict[str, Any]] = {}
     for place, (method, table) in enumerate(zip(METHODS, tables, strict=True)):
-        rounds = [max(each) for each in zip(*(result.tables[place].seconds for result in timed), strict=True)]
+        rounds = [max(item) for item in zip(*(result.tables[place].seconds for result in timed), strict=True)]
         by_job, predicted = (forecast(table, *measured)[0] for measured in (before, (fresh[0], before[1])))
         schedules[method] = {
             "seconds": round(statistics.median(rounds), 4),
@@ -316,13 +316,13 @@ def main() -> int:
                 finally:
                     os._exit(1)
             pids.append(pid)
-        found = [compare(folder, options_, microbatches) for microbatches in options_.microbatches]
+        result = [compare(folder, options_, microbatches) for microbatches in options_.microbatches]
         put(folder / "over", b"")
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     if any(codes):
         print(f"ranks ended with {codes}", file=sys.stderr)
         return 1
-    report(options_, found)
+    report(options_, result)
     return 0
 
 

@@ -61,8 +61,8 @@ def main() -> int:
     passed = same and served and outcome.flat and not outcome.changed and not wrong
     print(f"{sum(outcome.posted.values())} objects; same weights: {same}; {wrong or 'nothing went wrong'}")
     if given.json:
-        told = {"passed": passed, "same_weights": same, "wrong": wrong}
-        print(json.dumps(told | outcome.written() | load()))
+        reported = {"passed": passed, "same_weights": same, "wrong": wrong}
+        print(json.dumps(reported | outcome.written() | load()))
     return 0 if passed else 1
 
 

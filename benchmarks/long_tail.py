@@ -163,10 +163,10 @@ def points(run_dir: Path, turns: Turns) -> list[dict[str, Any]]:
     return answer
 
 
-def report(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def report(rounds_reported: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Numbers of a scenario, from `points` of one or more runs."""
     by_round: dict[str, dict[int, dict[str, Any]]] = {}
-    for point in told:
+    for point in rounds_reported:
         by_round.setdefault(point["setting"], {})[point["round"]] = point
     table = {name: _row(own, by_round["Disabled"]) for name, own in by_round.items()}
     sweep = [name for name in table if name.startswith("R_t")]
@@ -264,10 +264,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"load": os.getloadavg()[2]}
-    told: dict[str, list[dict[str, Any]]] = {}
+    reported: dict[str, list[dict[str, Any]]] = {}
     for file in arguments.join or ():
         for scenario, one in json.loads(file.read_text().splitlines()[-1])["points"].items():
-            told.setdefault(scenario, []).extend(one)
+            reported.setdefault(scenario, []).extend(one)
     for scenario in () if arguments.join else arguments.scenario:
         what = SCENARIOS[scenario]
         thresholds = arguments.thresholds or [round(share * what.batch) for share in SHARES]
@@ -275,14 +275,14 @@ def main() -> int:
         turns = Turns.of(plans, arguments.rounds, arguments.first_round, twice=arguments.twice)
         with tempfile.TemporaryDirectory(prefix="rlhf-long-tail-") as folder:
             run_dir = run_scenario(Path(folder), scenario, turns, arguments.seconds)
-            told[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))
+            reported[scenario], lengths = points(run_dir, turns), sorted(_lengths(run_dir))
             results |= {"length_median": statistics.median(lengths), "length_p99": lengths[int(0.99 * len(lengths))]}
             if arguments.pictures:
                 draw(run_dir, arguments.pictures, scenario, turns)
-    for scenario in sorted(told):
-        results[scenario] = report(told[scenario])
+    for scenario in sorted(reported):
+        results[scenario] = report(reported[scenario])
         _say(scenario, results[scenario])
-    print(json.dumps(results | {"points": told}) if arguments.json else results)
+    print(json.dumps(results | {"points": reported}) if arguments.json else results)
     return 0
 
 

@@ -169,7 +169,7 @@ async def began(worker: WorkerProcess, number: int, tokens: int, limit: int) -> 
     )
     await asyncio.sleep(QUIET_SECONDS)
     await worker.ask(generate=pb.Generate(samples=[one]))
-    await worker.session.first("progress", lambda told: told.key == one.key and told.tokens.shape[0] > 0)
+    await worker.session.first("progress", lambda message: message.key == one.key and message.tokens.shape[0] > 0)
     return one
 
 
@@ -196,7 +196,7 @@ async def by_tokens(
     """(tokens, seconds from when the source stops until another worker has the next one, seconds of giving back)."""
     started = time.perf_counter()
     answer = await source.ask(withdraw=pb.Withdraw(keys=[one.key]))
-    told = time.perf_counter() - started
+    reported = time.perf_counter() - started
     (progress,) = answer.withdraw.samples
     for name in ("tokens", "log_probabilities"):
         getattr(one, name).CopyFrom(getattr(progress, name))
@@ -210,7 +210,7 @@ async def by_tokens(
         return time.perf_counter()
 
     _, end = await asyncio.gather(destination.ask(generate=pb.Generate(samples=[one])), ended())
-    return progress.tokens.shape[0], end - started - source.delay, told
+    return progress.tokens.shape[0], end - started - source.delay, reported
 
 
 async def measure(folder: Path, setting: MigrationSetting) -> dict[str, Any]:
@@ -250,8 +250,8 @@ async def both(
     number = 2 * ((repeat + 1) * len(setting.tokens) + setting.tokens.index(tokens))
     by_kv, seconds = await by_cache(source, destination, await began(source, number, tokens, longest))
     seen += learning.transfer_work([by_kv], bytes_per_token, seconds)
-    bare, lost, told = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
-    seen.append(ObservedWork("command", 1, 1, 1, told))
+    bare, lost, reported = await by_tokens(source, destination, await began(source, number + 1, tokens, longest))
+    seen.append(ObservedWork("command", 1, 1, 1, reported))
     known = len(unpack(by_kv.progress.tokens))
     return Moved(tokens, repeat, known, by_kv.bytes, seconds, by_kv.paused_seconds, bare, lost)
 

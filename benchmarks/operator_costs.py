@@ -78,7 +78,7 @@ async def left_alone(key: str) -> float | None:
 
 def event_cost() -> float:
     """One event of a running pod, from its line of JSON into the index."""
-    body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
+    body = next(item for item in objects(stored("job")) if item["kind"] == "Pod")
     body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     handler = WatchEventHandler(Index(), WorkQueue(left_alone, 1), OperatorMetrics())
     version = 0
@@ -101,7 +101,7 @@ def comparison_cost(jobs: int) -> float:
         body["metadata"] = body["metadata"] | {"resourceVersion": str(number + 1)}
         index.put_job(body)
         metas.append({"metadata": body["metadata"] | {"managedFields": [{"fieldsV1": {"f:spec": {}}}] * 3}})
-    pages = [json.dumps({"items": metas[each : each + PAGE]}) for each in range(0, jobs, PAGE)]
+    pages = [json.dumps({"items": metas[item : item + PAGE]}) for item in range(0, jobs, PAGE)]
 
     class Listed:
         async def metadata(
@@ -109,8 +109,8 @@ def comparison_cost(jobs: int) -> float:
         ) -> AsyncIterator[Json]:
             on_version(jobs)
             for page in pages if kind == names.KIND else ():
-                for each in json.loads(page)["items"]:
-                    yield each["metadata"]
+                for item in json.loads(page)["items"]:
+                    yield item["metadata"]
 
     resync = Resync(cast(KubernetesClient, Listed()), index, WorkQueue(left_alone, 1), ())
     begun = time.process_time()
@@ -120,7 +120,7 @@ def comparison_cost(jobs: int) -> float:
 
 def request_cost() -> dict[str, float]:
     """One POST of a pod by our client, and by aiohttp alone, to a server in another process."""
-    body = next(each for each in objects(stored("job")) if each["kind"] == "Pod")
+    body = next(item for item in objects(stored("job")) if item["kind"] == "Pod")
     port: multiprocessing.Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(port,), daemon=True)
     server.start()
@@ -156,9 +156,9 @@ async def requests(address: str, body: Json) -> dict[str, float]:
             async with session.post(address, data=content) as answer:
                 await answer.read()
 
-        found = {"request": await many(lambda: cluster.create(body)), "request_by_aiohttp_alone": await many(bare)}
+        result = {"request": await many(lambda: cluster.create(body)), "request_by_aiohttp_alone": await many(bare)}
     await cluster.close()
-    return found
+    return result
 
 
 def serve(port: multiprocessing.Queue[int]) -> None:
@@ -182,7 +182,7 @@ def serve(port: multiprocessing.Queue[int]) -> None:
 
 def watch_cost(jobs: int) -> dict[str, float]:
     """One RLHFJob of a first listing, from the API server into the index: by kopf, and by a reflector."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for by in ("kopf", "reflector"):
         address: multiprocessing.Queue[str] = multiprocessing.Queue()
         server = multiprocessing.Process(target=serve_jobs, args=(address, jobs), daemon=True)
@@ -190,10 +190,10 @@ def watch_cost(jobs: int) -> dict[str, float]:
         try:
             begun = time.process_time()
             asyncio.run(watched(address.get(timeout=120), jobs, by))
-            found[f"listed_job_by_{by}"] = (time.process_time() - begun) / jobs * 1e6
+            result[f"listed_job_by_{by}"] = (time.process_time() - begun) / jobs * 1e6
         finally:
             server.terminate()
-    return found
+    return result
 
 
 async def watched(address: str, jobs: int, by: str) -> None:
@@ -243,21 +243,21 @@ def main() -> None:
     parsed = parse_job(stored("job")).job
     assert parsed is not None
     numbers = iter(range(10**9))
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def tell(figures: dict[str, float]) -> None:
-        found.update(figures)
+        result.update(figures)
         for name, microseconds in figures.items():
             print(f"{name:28} {microseconds:9.0f} us", flush=True)
 
     tell({"event": event_cost()})
-    tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, each, Images()) for each in range(TIMES)])})
+    tell({"render_a_pod": best(lambda: [pod(parsed, Group.GENERATION, item, Images()) for item in range(TIMES)])})
     tell({"read_a_stored_job": best(lambda: [parse_job(stored(f"job-{next(numbers)}")) for _ in range(TIMES)])})
     tell(request_cost())
     tell(watch_cost(1000))
     tell({"compare_5000_waiting_jobs": comparison_cost(5000) * 1e6})
     if given.json:
-        print(json.dumps({"microseconds": found}))
+        print(json.dumps({"microseconds": result}))
 
 
 if __name__ == "__main__":

@@ -36,21 +36,21 @@ def machine() -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = "; ".join(f"{name}: {what}" for name, (what, _) in SCENARIOS.items())
-    parser.add_argument("--scenario", default=",".join(SCENARIOS), help=f"comma-separated; {told}")
+    message = "; ".join(f"{name}: {what}" for name, (what, _) in SCENARIOS.items())
+    parser.add_argument("--scenario", default=",".join(SCENARIOS), help=f"comma-separated; {message}")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of jobs and pods; 0.1 for a quick run")
     parser.add_argument("--concurrency", type=int, default=32, help="requests of the bare client at once")
     parser.add_argument("--idle-seconds", type=float, default=330.0, help="for which S4 looks on")
-    told = "no controllers, scheduler and fake nodes beside API server and etcd where a scenario can do without"
-    parser.add_argument("--bare", action="store_true", help=told)
+    message = "no controllers, scheduler and fake nodes beside API server and etcd where a scenario can do without"
+    parser.add_argument("--bare", action="store_true", help=message)
     parser.add_argument("--operator", action="append", default=[], metavar="ARGUMENT", help="passed on; repeatable")
     parser.add_argument("--results", type=Path, metavar="FILE", help="JSON by scenario; others in it are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     given = parser.parse_args()
-    given.scenarios = [each.strip() for each in given.scenario.split(",")]
+    given.scenarios = [item.strip() for item in given.scenario.split(",")]
     # S6 is the second half of S4.
-    given.scenarios = list(dict.fromkeys("S4" if each == "S6" else each for each in given.scenarios))
-    unknown = [each for each in given.scenarios if each not in SCENARIOS]
+    given.scenarios = list(dict.fromkeys("S4" if scenario == "S6" else scenario for scenario in given.scenarios))
+    unknown = [scenario for scenario in given.scenarios if scenario not in SCENARIOS]
     if unknown:
         parser.error(f"--scenario: {', '.join(unknown)}: must be among {', '.join(SCENARIOS)}")
     if not 0 < given.scale <= 10:
@@ -77,13 +77,13 @@ def main() -> None:
         what, measure = SCENARIOS[name]
         print(f"{name}: {what}", flush=True)
         begun = time.monotonic()
-        found = asyncio.run(measure(settings))
-        found |= {"load_after": os.getloadavg()[0], "took_seconds": time.monotonic() - begun}
-        results["scenarios"][name] = found
-        for key, value in found.items():
+        result = asyncio.run(measure(settings))
+        result |= {"load_after": os.getloadavg()[0], "took_seconds": time.monotonic() - begun}
+        results["scenarios"][name] = result
+        for key, value in result.items():
             print(f"  {key:36} {value if not isinstance(value, float) else f'{value:.4g}'}", flush=True)
         if given.results is not None:
-            merge(given.results, name, {"settings": results["settings"], "machine": results["machine"]} | found)
+            merge(given.results, name, {"settings": results["settings"], "machine": results["machine"]} | result)
     if given.json:
         print(json.dumps(results))
 

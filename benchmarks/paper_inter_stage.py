@@ -84,9 +84,9 @@ def measure(case: PaperCase) -> dict[str, Any]:
     judged = [(prompts(generator), lengths(generator, case.limit, BATCH)) for _ in range(JUDGED)]
     serial, fused, moved, scoring = [], [], [], []
     for own, response in judged:
-        here = replace(layout, prompts=own)
-        off = simulate(response, here, costs)
-        on = simulate(response, here, costs, choice.threshold, choice.pool, model=model)
+        shrunk = replace(layout, prompts=own)
+        off = simulate(response, shrunk, costs)
+        on = simulate(response, shrunk, costs, choice.threshold, choice.pool, model=model)
         serial.append(off.seconds)
         scoring.append(off.scoring_seconds)
         fused.append(on.seconds)

@@ -54,21 +54,21 @@ def measure(instance: Instance, factor: float, options: SearchOptions, clock: An
     serial = run_baselines(instance_arrays(instance))[SERIAL]
     capped = instance.with_cap(round(factor * serial.peak, 2))
     wall, cpu = time.monotonic(), time.process_time()
-    found = solve(capped, options, clock)
+    result = solve(capped, options, clock)
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-    checked = check_schedule(capped, steps_by_device(found.timeline))  # raises when the cap is not kept
+    checked = check_schedule(capped, steps_by_device(result.timeline))  # raises when the cap is not kept
     return {
         "devices": instance.devices,
         "microbatches": instance.pipelines[0].microbatches,
         "steps": instance.steps,
         "serial": serial.makespan,
         "makespan": checked.makespan,
-        "lowerBound": found.lower_bound,
-        "aboveBound": round(checked.makespan / found.lower_bound - 1, 5),
+        "lowerBound": result.lower_bound,
+        "aboveBound": round(checked.makespan / result.lower_bound - 1, 5),
         "cap": capped.memory_cap,
         "peak": round(max(checked.peaks), 4),
-        "method": found.method,
-        "cutShort": found.cut_short,
+        "method": result.method,
+        "cutShort": result.cut_short,
         "cpuSeconds": round(cpu, 1),
         "wallSeconds": round(wall, 1),
     }

@@ -40,11 +40,11 @@ class SlowLink:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connect(self, here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def _connect(self, incoming: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         await asyncio.sleep(2 * self._delay)  # the handshake of TCP
         host, _, port = self._target.rpartition(":")
         there, on = await asyncio.open_connection(host, int(port))
-        for source, sink in ((here, on), (there, back)):
+        for source, sink in ((incoming, on), (there, back)):
             task = asyncio.create_task(self._pass(source, sink))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -74,18 +74,18 @@ def new_certificates(folder: Path) -> Path:
 
 def measure(megabytes: int, sources: int, repeats: int, *, tls: bool) -> dict[str, float]:
     """Seconds and MiB/s of fetches; bytes are of the whole model."""
-    each = max(1, round(megabytes / 32 / sources))
-    size = each * sources * MATRIX[0] * MATRIX[1] * 2 / 2**20
+    item = max(1, round(megabytes / 32 / sources))
+    size = item * sources * MATRIX[0] * MATRIX[1] * 2 / 2**20
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-weights-")))
         certificates = new_certificates(folder) if tls else None
-        locations = [start_source(stack, stage, each, certificates) for stage in range(sources)]
+        locations = [start_source(stack, stage, item, certificates) for stage in range(sources)]
         seconds: list[float] = []
         for _ in range(repeats + 1):
             start = time.perf_counter()
             tensors = fetch("actor", 1, locations, certificates)
             seconds.append(time.perf_counter() - start)
-    assert len(tensors) == each * sources
+    assert len(tensors) == item * sources
     start = time.perf_counter()
     copies = [tensor.clone() for tensor in tensors.values()]
     copying = time.perf_counter() - start

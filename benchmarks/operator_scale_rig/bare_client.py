@@ -64,16 +64,16 @@ class BareClient:
         """POST; the stored object."""
         body, kind, namespace = json.dumps(manifest).encode(), manifest["kind"], manifest["metadata"]["namespace"]
         headers = {"Content-Type": "application/json"}
-        found: Json = json.loads(await self.ask("POST", place(kind, namespace), body, headers=headers))
-        return found
+        document: Json = json.loads(await self.ask("POST", place(kind, namespace), body, headers=headers))
+        return document
 
     async def all_at_once(self, asks: Iterable[Callable[[], Awaitable[Any]]], concurrency: int) -> float:
         """Carries out requests, `concurrency` at a time; the seconds it took."""
         waiting = iter(asks)
 
         async def serve() -> None:
-            for each in waiting:
-                await each()
+            for item in waiting:
+                await item()
 
         begun = time.perf_counter()
         await asyncio.gather(*(serve() for _ in range(concurrency)))
@@ -83,18 +83,18 @@ class BareClient:
         """One POST an object; metadata is asked for in return, as the operator does."""
         headers = {"Content-Type": "application/json", "Accept": METADATA}
         asks: list[Callable[[], Awaitable[bytes]]] = []
-        for each in manifests:
-            path = place(each["kind"], each["metadata"]["namespace"])
-            asks.append(partial(self.ask, "POST", path, json.dumps(each).encode(), headers=headers))
+        for manifest in manifests:
+            path = place(manifest["kind"], manifest["metadata"]["namespace"])
+            asks.append(partial(self.ask, "POST", path, json.dumps(manifest).encode(), headers=headers))
         return asks
 
     def applies(self, manifests: Sequence[Json]) -> list[Callable[[], Awaitable[bytes]]]:
         """One server-side apply an object."""
         headers = {"Content-Type": "application/apply-patch+yaml", "Accept": METADATA}
         asks: list[Callable[[], Awaitable[bytes]]] = []
-        for each in manifests:
-            path = f"{place(each['kind'], each['metadata']['namespace'])}/{each['metadata']['name']}"
-            asks.append(partial(self.ask, "PATCH", path, json.dumps(each).encode(), headers=headers, params=APPLY))
+        for manifest in manifests:
+            path = f"{place(manifest['kind'], manifest['metadata']['namespace'])}/{manifest['metadata']['name']}"
+            asks.append(partial(self.ask, "PATCH", path, json.dumps(manifest).encode(), headers=headers, params=APPLY))
         return asks
 
     async def count(self, kind: str, namespace: str) -> int:

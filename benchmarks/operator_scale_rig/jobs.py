@@ -33,16 +33,16 @@ FEWEST_PODS = OTHERS + 1
 
 def job(namespace: str, name: str, *, pods: int = FEWEST_PODS, suspend: bool = False) -> Json:
     """A PPO job of `pods` pods."""
-    found: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
-    found["metadata"] = {"name": name, "namespace": namespace}
-    found["spec"] |= {
+    document: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
+    document["metadata"] = {"name": name, "namespace": namespace}
+    document["spec"] |= {
         "suspend": suspend,
         "runPolicy": {"backoffLimit": 100},
         "generation": {"replicas": pods - OTHERS, "template": TEMPLATE},
         "inference": {"replicas": 1, "template": TEMPLATE},
         "training": {"parallelism": {"pipeline": 1}, "microBatchSize": 8, "template": RANKS},
     }
-    return found
+    return document
 
 
 def objects(stored: Json) -> list[Json]:

@@ -32,14 +32,14 @@ def seconds_of(pid: int) -> float:
 def seconds(cluster: Cluster, operator: int | None) -> dict[str, float]:
     """Processor time so far, by name; `client` is this process, `machine` everything that runs."""
     supervisor = cluster.component("kube-apiserver").supervisor.pid
-    found = {"client": time.process_time(), "machine": _machine()}
+    result = {"client": time.process_time(), "machine": _machine()}
     for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         if name in OWN:
-            found[OWN[name]] = seconds_of(int(pid))
+            result[OWN[name]] = seconds_of(int(pid))
     if operator is not None:
-        found["operator"] = seconds_of(operator)
-    return found
+        result["operator"] = seconds_of(operator)
+    return result
 
 
 def _machine() -> float:

@@ -101,8 +101,8 @@ class Rig:
         await self.stop_operator()
         await self.client.__aexit__()
         self.cluster.stop(failed=kind is not None)
-        for each in self._folder.iterdir():
-            each.unlink()
+        for path in self._folder.iterdir():
+            path.unlink()
         self._folder.rmdir()
 
     def start_operator(self) -> None:
@@ -153,9 +153,9 @@ class Rig:
         progress = Progress(what, count)
 
         async def reached() -> bool:
-            found = await self.client.count(kind, namespace)
-            progress.at(found)
-            return found == count
+            result = await self.client.count(kind, namespace)
+            progress.at(result)
+            return result == count
 
         await self.until(f"{what}: {count} objects {kind}", reached, every)
 
@@ -210,13 +210,13 @@ class Rig:
 
         Nothing else of ours runs; the scheduler and the fake nodes work on these pods as they do on the operator's.
         """
-        found: Json = {}
+        result: Json = {}
         await self._raw("warm-up", "apply", 2, 20)
         for method in methods or ("post", "apply"):
-            count, seconds, each = await self._raw(f"raw {method}", method, jobs, pods)
-            found |= {"objects": count, f"{method}_objects_per_second": count / seconds}
-            found |= {f"{method}_pods_per_second": jobs * pods / seconds, f"{method}_cpu_ms_per_pod": each}
-        return found
+            count, seconds, item = await self._raw(f"raw {method}", method, jobs, pods)
+            result |= {"objects": count, f"{method}_objects_per_second": count / seconds}
+            result |= {f"{method}_pods_per_second": jobs * pods / seconds, f"{method}_cpu_ms_per_pod": item}
+        return result
 
     async def _raw(self, what: str, method: str, jobs: int, pods: int) -> tuple[int, float, dict[str, float]]:
         """(objects, seconds until the last was answered, processor time a pod by process until all pods ran)."""

@@ -70,10 +70,10 @@ async def one_big_job(settings: RigSettings) -> Json:
         await rig.until_count("S1", "Pod", NAMESPACE, pods)
         watch.exist()
         waited = await beside
-        found = await watch.run()
+        result = await watch.run()
         raw = await _raw_again(rig, raw, 1, pods)
-    found |= {"small_job_alone_seconds": alone, "small_job_beside_seconds": waited}
-    return found | _ratios(found["pods_per_second"], raw)
+    result |= {"small_job_alone_seconds": alone, "small_job_beside_seconds": waited}
+    return result | _ratios(result["pods_per_second"], raw)
 
 
 class _Watch:
@@ -93,12 +93,12 @@ class _Watch:
         """Waits until they run; rates, and processor time by process."""
         await self._rig.until_running(NAMESPACE)
         running, used = time.perf_counter() - self._begun, self._rig.used()
-        found: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}
-        found |= {"pods_per_second": self._pods / self._seconds, "operator_cpu_seconds": self._spent}
-        found |= {"pods_per_operator_cpu_second": self._pods / self._spent}
-        found |= {"cpu_ms_per_pod": processor_time.milliseconds_each(self._used, used, self._pods)}
-        found |= {"operator_memory_mb": self._rig.memory_mb(), "operator_memory_peak_mb": self._rig.memory_mb("VmHWM")}
-        return found | self._rig.lease()
+        result: Json = {"pods": self._pods, "seconds": self._seconds, "running_seconds": running}
+        result |= {"pods_per_second": self._pods / self._seconds, "operator_cpu_seconds": self._spent}
+        result |= {"pods_per_operator_cpu_second": self._pods / self._spent}
+        result |= {"cpu_ms_per_pod": processor_time.milliseconds_each(self._used, used, self._pods)}
+        result |= {"operator_memory_mb": self._rig.memory_mb(), "operator_memory_peak_mb": self._rig.memory_mb("VmHWM")}
+        return result | self._rig.lease()
 
 
 async def _raw_again(rig: Rig, raw: Json, jobs: int, pods: int) -> Json:
@@ -106,8 +106,8 @@ async def _raw_again(rig: Rig, raw: Json, jobs: int, pods: int) -> Json:
     await rig.stop_operator()
     again = await rig.raw_limit(jobs, pods, "apply")
     both = [raw["apply_pods_per_second"], again["apply_pods_per_second"]]
-    told = {"apply_pods_per_second_before": both[0], "apply_pods_per_second_after": both[1]}
-    return raw | told | {"apply_pods_per_second": statistics.mean(both)}
+    reported = {"apply_pods_per_second_before": both[0], "apply_pods_per_second_after": both[1]}
+    return raw | reported | {"apply_pods_per_second": statistics.mean(both)}
 
 
 async def _beside(rig: Rig, pods: int) -> float:
@@ -136,17 +136,17 @@ async def many_jobs(settings: RigSettings) -> Json:
         raw = await rig.raw_limit(*shape)
         rig.start_operator()
         await rig.warm_up()
-        posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
+        posts = rig.client.posts([job(NAMESPACE, f"job-{item}") for item in range(jobs)])
         watch, begun = _Watch(rig, jobs * FEWEST_PODS), time.perf_counter()
         posting = asyncio.create_task(rig.client.all_at_once(posts, rig.concurrency))
         await rig.until_count("S2", "Pod", NAMESPACE, jobs * FEWEST_PODS)
         watch.exist()
         seconds, posted = time.perf_counter() - begun, await posting
-        found = await watch.run()
+        result = await watch.run()
         raw = await _raw_again(rig, raw, *shape)
-    found |= {"jobs": jobs, "jobs_per_second": jobs / seconds, "jobs_posted_in_seconds": posted}
-    found |= {"objects_per_second": jobs * raw["objects"] / shape[0] / seconds}
-    return found | _ratios(found["pods_per_second"], raw)
+    result |= {"jobs": jobs, "jobs_per_second": jobs / seconds, "jobs_posted_in_seconds": posted}
+    result |= {"objects_per_second": jobs * raw["objects"] / shape[0] / seconds}
+    return result | _ratios(result["pods_per_second"], raw)
 
 
 async def resize(settings: RigSettings) -> Json:
@@ -157,7 +157,7 @@ async def resize(settings: RigSettings) -> Json:
         raw = await rig.raw_limit(*shape)
         rig.start_operator()
         await rig.client.all_at_once(
-            rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)]), rig.concurrency
+            rig.client.posts([job(NAMESPACE, f"job-{item}") for item in range(jobs)]), rig.concurrency
         )
         await rig.until_count("S3, before", "Pod", NAMESPACE, start)
         await rig.until_running(NAMESPACE)
@@ -168,17 +168,17 @@ async def resize(settings: RigSettings) -> Json:
         def scale(number: int) -> Callable[[], Awaitable[bytes]]:
             return lambda: rig.client.ask("PATCH", f"{where}/job-{number}/scale", body, headers=headers)
 
-        await rig.client.all_at_once([scale(each) for each in range(jobs)], rig.concurrency)
+        await rig.client.all_at_once([scale(item) for item in range(jobs)], rig.concurrency)
         await rig.until_count("S3", "Pod", NAMESPACE, start + jobs * more)
         watch.exist()
-        found = await watch.run()
+        result = await watch.run()
         raw = await _raw_again(rig, raw, *shape)
-    return {"jobs": jobs} | found | _ratios(found["pods_per_second"], raw)
+    return {"jobs": jobs} | result | _ratios(result["pods_per_second"], raw)
 
 
 def _ratios(rate: float, raw: Json) -> Json:
     """The operator's pods a second beside a bare client's for the same objects."""
-    ratios = {f"ratio_to_raw_{each}": rate / raw[f"{each}_pods_per_second"] for each in ("apply", "post")}
+    ratios = {f"ratio_to_raw_{item}": rate / raw[f"{item}_pods_per_second"] for item in ("apply", "post")}
     return ratios | {f"raw_{name}": value for name, value in raw.items()}
 
 
@@ -187,25 +187,25 @@ async def idle_then_restart(settings: RigSettings) -> Json:
     jobs = settings.scaled(5000, 10)
     async with settings.rig(0, audit=True) as rig:
         rig.start_operator()
-        posts = rig.client.posts([job(NAMESPACE, f"job-{each}", suspend=True) for each in range(jobs)])
+        posts = rig.client.posts([job(NAMESPACE, f"job-{item}", suspend=True) for item in range(jobs)])
         first, begun = rig.spent(), time.perf_counter()
         await rig.client.all_at_once(posts, rig.concurrency)
         await _settled(rig)
         taken, (_, cpu) = time.perf_counter() - begun - QUIET_SECONDS, rig.spent().since(first)
-        found = {"jobs": jobs, "taken_on_seconds": taken, "taken_on_cpu_seconds": cpu}
-        found |= await _idle(rig, settings.idle_seconds) | rig.lease()
+        result = {"jobs": jobs, "taken_on_seconds": taken, "taken_on_cpu_seconds": cpu}
+        result |= await _idle(rig, settings.idle_seconds) | rig.lease()
         await rig.stop_operator()
         before, begun = rig.requests(), time.perf_counter()
         rig.start_operator()
         leads = time.perf_counter() - begun
         await _settled(rig)
-        found["restart_settled_seconds"] = time.perf_counter() - begun - QUIET_SECONDS
-        found["restart_leads_seconds"] = leads
-        found["restart_cpu_seconds"] = rig.spent().cpu_seconds
-        found |= _told("restart", rig.requests() - before)
-        found["restart_memory_mb"] = rig.memory_mb()
-        found |= {f"restart_{name}": value for name, value in rig.lease().items()}
-    return found
+        result["restart_settled_seconds"] = time.perf_counter() - begun - QUIET_SECONDS
+        result["restart_leads_seconds"] = leads
+        result["restart_cpu_seconds"] = rig.spent().cpu_seconds
+        result |= _request_figures("restart", rig.requests() - before)
+        result["restart_memory_mb"] = rig.memory_mb()
+        result |= {f"restart_{name}": value for name, value in rig.lease().items()}
+    return result
 
 
 async def _idle(rig: Rig, seconds: float) -> Json:
@@ -214,12 +214,12 @@ async def _idle(rig: Rig, seconds: float) -> Json:
     await asyncio.sleep(seconds)
     wall, cpu = rig.spent().since(before)
     asked = rig.requests() - asked
-    found: Json = {"idle_seconds": wall, "idle_cpu_share": cpu / wall}
-    found |= {"idle_memory_mb": rig.memory_mb(), "idle_memory_peak_mb": rig.memory_mb("VmHWM")}
-    return found | _told("idle", asked) | {"idle_requests_per_second": sum(asked.values()) / wall}
+    result: Json = {"idle_seconds": wall, "idle_cpu_share": cpu / wall}
+    result |= {"idle_memory_mb": rig.memory_mb(), "idle_memory_peak_mb": rig.memory_mb("VmHWM")}
+    return result | _request_figures("idle", asked) | {"idle_requests_per_second": sum(asked.values()) / wall}
 
 
-def _told(when: str, asked: Counter[str]) -> Json:
+def _request_figures(when: str, asked: Counter[str]) -> Json:
     """Requests by kind; the Lease's own are told apart."""
     lease = sum(count for what, count in asked.items() if what.endswith(" leases"))
     others = {what: count for what, count in sorted(asked.items()) if not what.endswith(" leases")}
@@ -256,10 +256,10 @@ async def one_killed(settings: RigSettings) -> Json:
                 made, running = await _replaced(rig, name, failed=how == "failed")
                 times[how].append(made)
                 times[f"{how}_running"].append(running)
-    found: Json = {"pods": pods, "replaced": sum(len(times[how]) for how in ("deleted", "failed"))}
+    result: Json = {"pods": pods, "replaced": sum(len(times[how]) for how in ("deleted", "failed"))}
     for how, seconds in times.items():
-        found |= {f"{how}_median_seconds": statistics.median(seconds), f"{how}_worst_seconds": max(seconds)}
-    return found
+        result |= {f"{how}_median_seconds": statistics.median(seconds), f"{how}_worst_seconds": max(seconds)}
+    return result
 
 
 async def _replaced(rig: Rig, name: str, *, failed: bool) -> tuple[float, float]:
@@ -297,15 +297,15 @@ async def unreachable(settings: RigSettings) -> Json:
     jobs = settings.scaled(500, 2)
     async with settings.rig(jobs * FEWEST_PODS, audit=True, nodes=True) as rig:
         rig.start_operator()
-        posts = rig.client.posts([job(NAMESPACE, f"job-{each}") for each in range(jobs)])
+        posts = rig.client.posts([job(NAMESPACE, f"job-{item}") for item in range(jobs)])
         await rig.client.all_at_once(posts, rig.concurrency)
         await rig.until_count("S7, before", "Pod", NAMESPACE, jobs * FEWEST_PODS)
         await rig.until_running(NAMESPACE)
         await asyncio.sleep(30)
-        found = await _idle(rig, 60.0)
-    share = found["idle_cpu_share"]
+        result = await _idle(rig, 60.0)
+    share = result["idle_cpu_share"]
     return {"jobs": jobs, "cpu_milliseconds_per_job_and_second": share * 1000 / jobs} | {
-        name.replace("idle", "unreachable"): value for name, value in found.items()
+        name.replace("idle", "unreachable"): value for name, value in result.items()
     }
 
 

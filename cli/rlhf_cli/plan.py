@@ -134,7 +134,7 @@ def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) 
 
 
 def _phases(turns: Budget) -> dict[str, Any]:
-    named = {phase.name: dict(phase.awake.parts) for phase in turns.phases}
+    named = {phase.name: dict(phase.onloaded.parts) for phase in turns.phases}
     return {"awake": named, "peak": turns.peak.name, "host": dict(turns.host.parts)}
 
 
@@ -144,7 +144,7 @@ def _print_phases(turns: Budget | None) -> None:
     out = output()
     out.print("\nMemory of a generation worker and its training rank, in turn", style="bold")
     for phase in turns.phases:
-        out.print(f"{phase.name}: {_estimate_text(phase.awake)}", markup=False, soft_wrap=True)
+        out.print(f"{phase.name}: {_estimate_text(phase.onloaded)}", markup=False, soft_wrap=True)
     if turns.host.parts:
         out.print(f"host memory, for what sleeps: {_estimate_text(turns.host)}", markup=False, soft_wrap=True)
 

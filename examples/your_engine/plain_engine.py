@@ -38,7 +38,7 @@ class PlainEngine:
         ids = stop_ids(model, tokenizer, parameters)
         self._stop = StopRule(tokenizer, self._vocabulary, ids, parameters.stop)
         self._samples: dict[SampleKey, SampleRequest] = {}  # the oldest first, each with all its tokens
-        self._told: dict[SampleKey, int] = {}  # tokens that `progress` returned, or that were known before
+        self._reported: dict[SampleKey, int] = {}  # tokens that `progress` returned, or that were known before
 
     @property
     def held(self) -> int:
@@ -52,7 +52,7 @@ class PlainEngine:
                 raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
             new[request.key] = request
         self._samples |= new
-        self._told |= {key: len(request.tokens) for key, request in new.items()}
+        self._reported |= {key: len(request.tokens) for key, request in new.items()}
 
     def step(self) -> StepReport:
         report = StepReport()
@@ -64,7 +64,7 @@ class PlainEngine:
                 report.keys += len(request.prompt) + len(request.tokens) - 1
             if reason := self._stop.complete_reason(request):
                 report.finished.append(known_response(request, reason))
-                del self._samples[key], self._told[key]
+                del self._samples[key], self._reported[key]
         return report
 
     @torch.inference_mode()
@@ -92,17 +92,17 @@ class PlainEngine:
     def progress(self) -> list[ResponsePart]:
         parts = []
         for key, request in self._samples.items():
-            told = self._told[key]
-            if len(request.tokens) > told:
-                tokens, log_probabilities = request.tokens[told:], request.log_probabilities[told:]
-                parts.append(ResponsePart(key, told, tokens, log_probabilities, _after(request.versions, told)))
-                self._told[key] = len(request.tokens)
+            reported = self._reported[key]
+            if len(request.tokens) > reported:
+                tokens, log_probabilities = request.tokens[reported:], request.log_probabilities[reported:]
+                parts.append(ResponsePart(key, reported, tokens, log_probabilities, _after(request.versions, reported)))
+                self._reported[key] = len(request.tokens)
         return parts
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
         wanted = [key for key in (self._samples if keys is None else keys) if key in self._samples]
         for key in wanted:
-            del self._told[key]
+            del self._reported[key]
         return [known_response(self._samples.pop(key), "") for key in wanted]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:

@@ -120,7 +120,7 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
     if given.operator_class and not _is_class(given.operator_class):
         least = f"must be at most {OPERATOR_CLASS_MAX} lower case letters, digits and '-', such as blue"
         parser.error(f"--operator-class: {given.operator_class}: {least}")
-    scheduling = tuple(each for each in given.scheduling.split(",") if each)
+    scheduling = tuple(item for item in given.scheduling.split(",") if item)
     if unknown := sorted(set(scheduling) - set(MODES)):
         parser.error(f"--scheduling: {unknown[0]}: must be of {', '.join(MODES)}")
     home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""

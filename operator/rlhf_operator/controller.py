@@ -124,11 +124,11 @@ class Controller:
             if not job["metadata"].get("deletionTimestamp"):
                 verdict = await self._trials.verdict(key, job, pods)
             kept = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
-            starting = not pods or any(each.phase == "Pending" for each in pods.values())
+            starting = not pods or any(pod.phase == "Pending" for pod in pods.values())
             # The status is written before certificates are issued, so a job without one has none to read.
             held = await self._certificates.current(key, uid, now, starting=starting) if job.get("status") else None
             expire = held.due if held else None
-            coordinator = next((each for each in pods.values() if each.group == Group.COORDINATOR), None)
+            coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
             if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
                 sign = coordinator.uid, coordinator.ready, coordinator.end
                 self._coordinators.refresh(key, coordinator.address, held.certificates, sign)
@@ -186,7 +186,7 @@ class Controller:
         manifest = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "metadata": {each: meta[each] for each in ("name", "namespace", "resourceVersion")},
+            "metadata": {item: meta[item] for item in ("name", "namespace", "resourceVersion")},
             "status": plan.status,
         }
         try:
@@ -202,9 +202,9 @@ def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:
         return False
     status = job.get("status") or {}
     done = {
-        each["type"]
-        for each in status.get("conditions") or []
-        if each["status"] == "True" and each["type"] in ("Complete", "Failed")
+        condition["type"]
+        for condition in status.get("conditions") or []
+        if condition["status"] == "True" and condition["type"] in ("Complete", "Failed")
     }
     resting = (job.get("spec") or {}).get("suspend") and not pods
     return not done and not resting

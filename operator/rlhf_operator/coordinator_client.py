@@ -53,7 +53,7 @@ LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600.0
 """Of an estimate: ten years."""
 WAITS_KEPT: Final = 16
 """Sentences on what a job waits for; one or two are shown."""
-SENTENCE_MAX: Final = 300
+SUMMARY_MAX: Final = 300
 """Characters of each."""
 POOL_MAX: Final = 5000
 """Workers of a migration pool; a job has fewer."""
@@ -183,7 +183,7 @@ def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
         metrics=metrics(status.metrics),
         seconds_left=_seconds(status.seconds_left, LONGEST_SECONDS),
         last_checkpoint=clean(status.last_checkpoint) if len(status.last_checkpoint) <= PATH_MAX else "",
-        waiting_for=tuple(clean(sentence[:SENTENCE_MAX]) for sentence in status.waiting_for[:WAITS_KEPT]),
+        waiting_for=tuple(clean(summary[:SUMMARY_MAX]) for summary in status.waiting_for[:WAITS_KEPT]),
         pool=tuple(dict.fromkeys(worker for worker in status.pool[:POOL_MAX] if _WORKER.fullmatch(worker))),
         threshold=_count(status.fusion.threshold),
         released=len(status.fusion.released),

@@ -112,21 +112,21 @@ class Index:
         """Take a version of a job; return whether it is a newer one than was known."""
         key = key_of(body)
         try:
-            found = stored_of(body)
+            stored = stored_of(body)
         except UnreadableError as error:
             self._on_unreadable(names.KIND, key or "", UnreadableObject("", "", 0, "", str(error)))
             return False
-        if key is None or found.version <= self.version(key) or found.uid in self._gone:
+        if key is None or stored.version <= self.version(key) or stored.uid in self._gone:
             return False
-        if found.operator_class != self._class:
+        if stored.operator_class != self._class:
             # Its version is remembered, as a listing tells no more of it and would find it missing.
             ours = self.job(key) is not None
-            self._jobs[key] = found.version, found.uid, b""
+            self._jobs[key] = stored.version, stored.uid, b""
             return ours
-        if found.wrong:
-            what = UnreadableObject(key.partition("/")[2], found.uid, found.version, "", found.wrong)
+        if stored.wrong:
+            what = UnreadableObject(key.partition("/")[2], stored.uid, stored.version, "", stored.wrong)
             self._on_unreadable(names.KIND, key, what)
-        self._jobs[key] = found.version, found.uid, found.body
+        self._jobs[key] = stored.version, stored.uid, stored.body
         return True
 
     def drop_job(self, key: str, uid: str) -> None:
@@ -142,15 +142,15 @@ class Index:
 
         Others are pods of an earlier job of its name, those of somebody else, and those that cannot be read.
         """
-        found = self._pods.get(key, {})
-        ours = {name: pod for name, pod in found.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
-        return ours, frozenset(found.keys() - ours.keys())
+        result = self._pods.get(key, {})
+        ours = {name: pod for name, pod in result.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
+        return ours, frozenset(result.keys() - ours.keys())
 
     def unreadable(self, key: str, uid: str) -> tuple[tuple[str, UnreadableObject], ...]:
         """Return (kind, what) of the objects of the job of that uid that cannot be read."""
-        pods = (("Pod", each) for each in self._pods.get(key, {}).values() if isinstance(each, UnreadableObject))
-        found = [*pods, *self._strange.get(key, {}).values()]
-        return tuple((kind, each) for kind, each in found if each.owner == uid)[:MAX_UNREADABLE_NAMED]
+        pods = (("Pod", item) for item in self._pods.get(key, {}).values() if isinstance(item, UnreadableObject))
+        result = [*pods, *self._strange.get(key, {}).values()]
+        return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
         """Take a version of a pod; return whether anything that decisions read is another than was known."""
@@ -202,18 +202,18 @@ class Index:
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
         """Take the metadata of a version of another object of a job; return whether decisions may be others."""
         try:
-            name, found = _other(meta)
+            name, result = _other(meta)
         except UnreadableError as error:
             self._on_unreadable(kind, key, UnreadableObject("", "", 0, "", str(error)))
             return False
-        if found.uid in self._gone:
+        if result.uid in self._gone:
             return False
         others = self._others.setdefault(key, {})
         known = others.get((kind, name))
-        if known is not None and known.uid == found.uid and known.version >= found.version:
+        if known is not None and known.uid == result.uid and known.version >= result.version:
             return False
-        others[kind, name] = found
-        return known is None or known != replace(found, version=known.version)
+        others[kind, name] = result
+        return known is None or known != replace(result, version=known.version)
 
     def drop_other(self, key: str, kind: str, name: str, uid: str) -> None:
         """Drop another object of a job that is gone."""
@@ -260,10 +260,10 @@ class Index:
     def _cannot_read(self, key: str, kind: str, meta: Any, why: str) -> bool:
         """An object cannot be read, and is kept as no other record; whether that is news."""
         try:
-            found = identity_of(meta)
+            result = identity_of(meta)
         except UnreadableError:
-            found = ObjectIdentity("", "", 0, "")
-        what = UnreadableObject(found.name, found.uid, found.version, found.owner, why)
+            result = ObjectIdentity("", "", 0, "")
+        what = UnreadableObject(result.name, result.uid, result.version, result.owner, why)
         strange = self._strange.setdefault(key, {}) if what.uid else {}
         known, strange[what.uid] = strange.get(what.uid), (kind, what)
         if known != (kind, what):
@@ -281,18 +281,18 @@ class Index:
 
     def known(self, kind: str) -> dict[str, tuple[str, str, int]]:
         """Return uid -> (job key, name, resourceVersion) of everything of a kind, to compare with a listing."""
-        found = {}
+        result = {}
         if kind == names.KIND:
             for key, (version, uid, _) in self._jobs.items():
-                found[uid] = key, key.partition("/")[2], version
+                result[uid] = key, key.partition("/")[2], version
         elif kind == "Pod":
             for key, pods in self._pods.items():
-                found |= {pod.uid: (key, pod.name, pod.version) for pod in pods.values()}
+                result |= {pod.uid: (key, pod.name, pod.version) for pod in pods.values()}
         else:
             for key, others in self._others.items():
                 ours = ((name, other) for (each, name), other in others.items() if each == kind)
-                found |= {other.uid: (key, name, other.version) for name, other in ours}
-        return found
+                result |= {other.uid: (key, name, other.version) for name, other in ours}
+        return result
 
     def drop(self, kind: str, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """Drop an object of any kind that is gone; `last`: its last version, where that is known."""
@@ -329,9 +329,12 @@ class Index:
 
 
 def _other(meta: Any) -> tuple[str, OwnedObject]:
-    found = identity_of(meta)
+    identity = identity_of(meta)
     notes = meta.get("annotations")
     fingerprint = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
-    return found.name, OwnedObject(
-        found.version, found.uid, found.owner, fingerprint[:MAX_FINGERPRINT] if isinstance(fingerprint, str) else ""
+    return identity.name, OwnedObject(
+        identity.version,
+        identity.uid,
+        identity.owner,
+        fingerprint[:MAX_FINGERPRINT] if isinstance(fingerprint, str) else "",
     )

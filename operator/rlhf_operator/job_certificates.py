@@ -61,11 +61,11 @@ class JobCertificates:
             return held
         namespace, _, name = key.partition("/")
         body = await self._client.get("Secret", namespace, f"{name}-certificates")
-        found = _usable(body, uid)
-        if found is None:
+        result = _usable(body, uid)
+        if result is None:
             self._certificates.pop(key, None)
             return None
-        self._certificates[key] = held = StoredCertificates(uid, found, due(found), now)
+        self._certificates[key] = held = StoredCertificates(uid, result, due(result), now)
         return held
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
@@ -107,11 +107,11 @@ def _usable(body: Mapping[str, Any] | None, uid: str) -> Certificates | None:
         return None
     try:
         data = _decoded(body)
-        found = Certificates(data["ca.crt"], data["tls.crt"], data["tls.key"])
-        found.expires  # noqa: B018 raises when it is no certificate
+        certificates = Certificates(data["ca.crt"], data["tls.crt"], data["tls.key"])
+        certificates.expires  # noqa: B018 raises when it is no certificate
     except (KeyError, ValueError):
         return None
-    return found
+    return certificates
 
 
 def _read(body: Mapping[str, Any], made: Mapping[str, Any]) -> Authority:

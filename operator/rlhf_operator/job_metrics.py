@@ -55,19 +55,19 @@ class JobSeries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all of it; may run in another thread than `show`."""
-        found = _families()
+        result = _families()
         for key, series in list(self._jobs.items()):
             place = tuple(key.split("/", 1))
             for name, values in series:
                 for labels, value in values:
-                    found[name].add_metric((*place, *labels), value)
-        yield from found.values()
+                    result[name].add_metric((*place, *labels), value)
+        yield from result.values()
 
 
 def _families() -> dict[str, GaugeMetricFamily]:
     return {
-        name: GaugeMetricFamily(name, told, labels=("namespace", "name", *labels))
-        for name, (told, labels) in _FAMILIES.items()
+        name: GaugeMetricFamily(name, help_text, labels=("namespace", "name", *labels))
+        for name, (help_text, labels) in _FAMILIES.items()
     }
 
 

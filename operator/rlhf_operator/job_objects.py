@@ -99,7 +99,7 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     [ours] = manifest["metadata"]["ownerReferences"]
     if owner_of(there) == ours["uid"]:
         return
-    if ours in [{**each, "uid": ours["uid"]} for each in there.get("ownerReferences") or []]:
+    if ours in [{**owner_reference, "uid": ours["uid"]} for owner_reference in there.get("ownerReferences") or []]:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         raise LeavingError(f"{kind} {name} is of an earlier job of this name, and goes with it")
     raise OccupiedError(manifest)
@@ -125,24 +125,24 @@ class JobObjects:
 
         Raises ApiError of anything but a refusal.
         """
-        others = [each for each in manifests if each["kind"] != "Pod"]
-        pods = [each for each in manifests if each["kind"] == "Pod"]
-        found = WriteResult()
-        first = [partial(self._issue, key, issue, found)] if issue else []
-        await all_of([*first, *(partial(self._write, key, each, found) for each in others)])
+        others = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
+        pods = [manifest for manifest in manifests if manifest["kind"] == "Pod"]
+        write_result = WriteResult()
+        first = [partial(self._issue, key, issue, write_result)] if issue else []
+        await all_of([*first, *(partial(self._write, key, other, write_result) for other in others)])
         pods, lacking = await given(self._client, pods)
         # What was refused for one is refused for the next.
-        await all_of([partial(self._write, key, each, found) for each in pods], lambda: not found.held_up)
-        found.refused |= lacking
+        await all_of([partial(self._write, key, pod, write_result) for pod in pods], lambda: not write_result.held_up)
+        write_result.refused |= lacking
         before = self._rounds.pop(key, WriteResult())
-        if found.held_up:
-            self._rounds[key] = found
-        news = bool(before.refused) != bool(found.refused) or before.occupied != found.occupied
-        if news or (issue and not found.held_up):
+        if write_result.held_up:
+            self._rounds[key] = write_result
+        news = bool(before.refused) != bool(write_result.refused) or before.occupied != write_result.occupied
+        if news or (issue and not write_result.held_up):
             return 0.0
-        if found.written:
+        if write_result.written:
             return SETTLE_SECONDS
-        return LEAVING_SECONDS if found.leaving else None
+        return LEAVING_SECONDS if write_result.leaving else None
 
     async def _issue(self, key: str, issue: Issue, found: WriteResult) -> None:
         await self._attempt(key, "certificates", issue, found)
@@ -177,7 +177,7 @@ class JobObjects:
 
     async def hold(self, key: str, job: Json, *, hold: bool) -> None:
         """Set or take away our finalizer of the job; those of others are not ours."""
-        meta = {each: job["metadata"][each] for each in ("name", "namespace", "uid")}
+        meta = {item: job["metadata"][item] for item in ("name", "namespace", "uid")}
         if hold:
             meta["finalizers"] = [names.FINALIZER]
         await self._patch(key, {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta})
@@ -189,12 +189,12 @@ class JobObjects:
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": each.name, "namespace": namespace, "uid": each.uid}
-                | ({"labels": {names.LABEL_POOL: "true"}} if each.pooled else {}),
+                "metadata": {"name": label.name, "namespace": namespace, "uid": label.uid}
+                | ({"labels": {names.LABEL_POOL: "true"}} if label.pooled else {}),
             }
-            for each in labels
+            for label in labels
         ]
-        await all_of([partial(self._patch, key, each) for each in manifests])
+        await all_of([partial(self._patch, key, manifest) for manifest in manifests])
 
     async def _patch(self, key: str, manifest: Json) -> None:
         """Apply to an object that exists; one that is gone or another by now is no news."""
@@ -209,7 +209,7 @@ class JobObjects:
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> None:
         """Delete pods that are still those that were observed."""
         delete = partial(self._client.delete, "Pod", key.partition("/")[0])
-        await all_of([partial(delete, each.name, each.uid, force=each.force, grace=each.grace) for each in pods])
+        await all_of([partial(delete, pod.name, pod.uid, force=pod.force, grace=pod.grace) for pod in pods])
 
 
 async def all_of(
@@ -222,11 +222,11 @@ async def all_of(
     waiting, errors = iter(requests), list[ApiError]()
 
     async def serve() -> None:
-        for each in waiting:
+        for item in waiting:
             if errors or not wanted():
                 return
             try:
-                await each()
+                await item()
             except ApiError as error:
                 errors.append(error)
 

@@ -19,7 +19,7 @@ from rlhf_operator.workqueue import QueueSnapshot
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
-_CONDITIONS: Final = frozenset(each.value for each in ConditionType)
+_CONDITIONS: Final = frozenset(item.value for item in ConditionType)
 _RESIZED: Final = ("generation", "inference")
 _PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 
@@ -97,11 +97,11 @@ class OperatorMetrics:
         place = (str(meta["namespace"]), str(meta["name"]))
         before = job.get("status") or {}
         status = plan.status or before
-        listed = (each for each in status.get("conditions") or [] if each["type"] in _CONDITIONS)
-        conditions: Values = {(str(each["type"]), str(each["status"])): 1.0 for each in listed}
+        listed = (condition for condition in status.get("conditions") or [] if condition["type"] in _CONDITIONS)
+        conditions: Values = {(str(item["type"]), str(item["status"])): 1.0 for item in listed}
         tally = Tally((pod.group, pod.phase if pod.phase in _PHASES else "Unknown") for pod in observed.pods.values())
         counted = status.get("restarts") or {}
-        restarts: Values = {(each[:-1],): float(counted.get(each) or 0) for each in ("failures", "disruptions")}
+        restarts: Values = {(item[:-1],): float(counted.get(item) or 0) for item in ("failures", "disruptions")}
         pods: Values = {labels: float(count) for labels, count in sorted(tally.items())}
         series: dict[str, Values] = {CONDITION: conditions, PODS: pods, RESTARTS: restarts}
         self.jobs.show("/".join(place), series | _sizes(observed, status))
@@ -109,7 +109,9 @@ class OperatorMetrics:
             self.resized.observe(seconds)
         if plan.status is not None and _runs(plan.status) and not _ran(before):
             created = time_of(meta.get("creationTimestamp"))
-            moment = next(each for each in plan.status["conditions"] if each["type"] == ConditionType.RUNNING)
+            moment = next(
+                condition for condition in plan.status["conditions"] if condition["type"] == ConditionType.RUNNING
+            )
             became = time_of(moment["lastTransitionTime"])
             if created is not None and became is not None:
                 self.ready_after.observe((became - created).total_seconds())
@@ -121,14 +123,14 @@ class OperatorMetrics:
 
 def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[str, Values]:
     groups = status.get("groups") or []
-    found: dict[str, Values] = {
-        WANTED: {(str(each["name"]),): float(each["desired"]) for each in groups if each["name"] in _RESIZED}
+    result: dict[str, Values] = {
+        WANTED: {(str(group["name"]),): float(group["desired"]) for group in groups if group["name"] in _RESIZED}
     }
     if (reading := observed.reading) is not None:
-        found[POOL] = {(): float(len(reading.pool))}
-        found[THRESHOLD] = {(): float(reading.threshold)}
-        found[STREAMS] = {(): float(reading.streams)}
-    return found
+        result[POOL] = {(): float(len(reading.pool))}
+        result[THRESHOLD] = {(): float(reading.threshold)}
+        result[STREAMS] = {(): float(reading.streams)}
+    return result
 
 
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
@@ -141,12 +143,14 @@ def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | Non
 
 
 def _resizing(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((each for each in status.get("conditions") or [] if each["type"] == ConditionType.RESIZING), None)
+    return next(
+        (condition for condition in status.get("conditions") or [] if condition["type"] == ConditionType.RESIZING), None
+    )
 
 
 def _runs(status: Mapping[str, Any]) -> bool:
-    found = {each["type"]: each["status"] for each in status.get("conditions") or []}
-    return found.get(ConditionType.RUNNING) == "True"
+    result = {condition["type"]: condition["status"] for condition in status.get("conditions") or []}
+    return result.get(ConditionType.RUNNING) == "True"
 
 
 def _ran(status: Mapping[str, Any]) -> bool:

@@ -71,7 +71,7 @@ class Trials:
         admission = parse_job(body)
         if admission.job is None or not admission.planned:
             return ""
-        made = {(each.group, each.template_hash) for each in pods.values() if each.active}
+        made = {(item.group, item.template_hash) for item in pods.values() if item.active}
         try:
             refused = [
                 await self._refusal(admission.job, group)
@@ -81,7 +81,7 @@ class Trials:
         except UnavailableError as error:
             log.warning("%s: pods cannot be tried now: %s", key, error, extra={"job": key})
             return ""
-        words = "; ".join(each for each in refused if each)
+        words = "; ".join(item for item in refused if item)
         if words:
             log.warning("%s: %s", key, words, extra={"job": key})
         self._verdicts[key] = _Verdict(of, words, self._clock() + DRY_RUN_RETRY_SECONDS)
@@ -97,7 +97,7 @@ class Trials:
             await self._client.try_to_create(pod(job, group, 0, self._images))
         except InvalidError as error:
             if _NO_DRY_RUN not in str(error):
-                return _told(job, group, str(error))
+                return _described(job, group, str(error))
         except ConflictError:
             pass  # a pod of that name exists, which is looked for last
         except RefusedError:
@@ -114,8 +114,12 @@ class Trials:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _told(job: RLHFJob, group: Group, words: str) -> str:
+def _described(job: RLHFJob, group: Group, words: str) -> str:
     path = f"spec.{group}.template"
-    known = [each for each in problems_of_pods(job) if each.severity is Severity.SERVER and each.field.startswith(path)]
+    known = [
+        problems_of_pod
+        for problems_of_pod in problems_of_pods(job)
+        if problems_of_pod.severity is Severity.SERVER and problems_of_pod.field.startswith(path)
+    ]
     shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
-    return "; ".join([f"{path}: the API server refuses its pods: {shown}", *(str(each) for each in known[:3])])
+    return "; ".join([f"{path}: the API server refuses its pods: {shown}", *(str(item) for item in known[:3])])

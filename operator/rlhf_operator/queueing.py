@@ -57,12 +57,12 @@ class Queueing:
         if body and time.monotonic() - read_at < READ_SECONDS:
             return body
         try:
-            found = await self._client.get(kind, None, name)
+            result = await self._client.get(kind, None, name)
         except RefusedError as error:
             log.warning("%s %s cannot be read: %s", kind, name, error)
             return None
-        self._read_at[kind, name] = time.monotonic(), found or {}
-        return found
+        self._read_at[kind, name] = time.monotonic(), result or {}
+        return result
 
     async def withdraw(self, index: Index, key: str, uid: str, places: Sequence[tuple[str, str]]) -> None:
         """Deletes objects of the gang of the job of that uid."""

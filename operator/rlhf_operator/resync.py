@@ -158,7 +158,7 @@ class Resync:
         if not behind():
             return 0
         await asyncio.sleep(ECHO_SECONDS)
-        found = 0
+        result = 0
         for uid in behind():
             meta = listed[uid]
             body = await self._client.get(kind, meta["namespace"], meta["name"])
@@ -169,8 +169,8 @@ class Resync:
                 continue
             log.warning("the watch missed %s %s/%s", kind, meta["namespace"], meta["name"])
             self._queue.add(key)
-            found += 1
-        return found
+            result += 1
+        return result
 
     def _taken(self, kind: str, key: str, uid: str, body: dict[str, Any]) -> bool:
         """Put a body into the index; return whether it is there in a newer version now."""

@@ -25,10 +25,10 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
             continue
         if (namespace, name) not in read:
             read[namespace, name] = await client.get("ConfigMap", namespace, name)
-        found = read[namespace, name]
-        if wrong := reward_mounts.problem(name, namespace, found):
+        result = read[namespace, name]
+        if wrong := reward_mounts.problem(name, namespace, result):
             lacking[pod["metadata"]["name"]] = wrong
         else:
-            assert found is not None
-            ready.append(reward_mounts.stamped(pod, found))
+            assert result is not None
+            ready.append(reward_mounts.stamped(pod, result))
     return ready, lacking

@@ -57,7 +57,7 @@ class Phase:
     """What is awake on the device of a worker at one time."""
 
     name: str
-    awake: Estimate
+    onloaded: Estimate
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class Budget:
     @property
     def peak(self) -> Phase:
         """The phase that needs most."""
-        return max(self.phases, key=lambda phase: phase.awake.total)
+        return max(self.phases, key=lambda phase: phase.onloaded.total)
 
     def problem(self, device_bytes: int) -> str:
         """Return why it cannot fit on a device of this size, and what to do; empty when nothing says so."""
         peak = self.peak
-        if peak.awake.total <= device_bytes:
+        if peak.onloaded.total <= device_bytes:
             return ""
-        parts = ", ".join(f"{name} {_gib(count)}" for name, count in peak.awake.parts.items())
+        parts = ", ".join(f"{name} {_gib(count)}" for name, count in peak.onloaded.parts.items())
         return (
-            f"phase {peak.name} needs {_gib(peak.awake.total)} a device ({parts}), which has {_gib(device_bytes)}: "
+            f"phase {peak.name} needs {_gib(peak.onloaded.total)} a device ({parts}), which has {_gib(device_bytes)}: "
             f"{REMEDIES[peak.name]}, or use spec.placement: Dedicated"
         )
 
@@ -96,7 +96,7 @@ def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
     if spec.rank_group is Group.TRAINING:
         trains = training(spec, sizes)
         return scorers | {Group.GENERATION: decoding(spec, sizes), Group.TRAINING: trains}
-    return scorers | {Group.GENERATION: budget(spec, sizes).peak.awake}
+    return scorers | {Group.GENERATION: budget(spec, sizes).peak.onloaded}
 
 
 def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
@@ -153,9 +153,9 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     for size in (sizes.get(role) for role in models):
         if size is not None:
             stage = -(-size.parameters // settings.parallelism.pipeline)
-            each = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
-            each |= {"half-precision weights": HALF_BYTES} if half else {}
-            for name, count in each.items():
+            item = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
+            item |= {"half-precision weights": HALF_BYTES} if half else {}
+            for name, count in item.items():
                 parts[name] = parts.get(name, 0) + stage * count
     return Estimate(parts, tuple(role for role in models if sizes.get(role) is None))
 

@@ -33,17 +33,17 @@ class Audit:
 
     def used(self, user: str) -> set[tuple[str, str, str]]:
         """(group, resource, verb) of all requests of a user so far that were not forbidden."""
-        found = set()
+        result = set()
         for line in self._log.read_text().splitlines():
             entry = json.loads(line)
             about, code = entry.get("objectRef") or {}, entry.get("responseStatus", {}).get("code")
             if entry["user"].get("username") != user or not about or code == FORBIDDEN:
                 continue
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            found.add((about.get("apiGroup", ""), resource, entry["verb"]))
+            result.add((about.get("apiGroup", ""), resource, entry["verb"]))
             if entry["verb"] == "patch" and code == CREATED:
-                found.add((about.get("apiGroup", ""), resource, "create"))
-        return found
+                result.add((about.get("apiGroup", ""), resource, "create"))
+        return result
 
     @property
     def _log(self) -> Path:

@@ -96,12 +96,12 @@ def faults(seed: int, count: int) -> list[Fault]:
     kinds = list(Kind)
     rng.shuffle(kinds)
     weights = list(WEIGHTS.values())
-    found = []
+    result = []
     for number in range(count):
         kind = kinds[number] if number < len(kinds) else rng.choices(list(WEIGHTS), weights)[0]
         victim, calm, seconds = rng.choice(VICTIMS[kind]), rng.uniform(0, LONGEST_CALM), rng.uniform(*CUT_SECONDS)
-        found.append(Fault(kind, victim, round(calm, 1), round(seconds, 1) if kind is Kind.CUT else 0.0))
-    return found
+        result.append(Fault(kind, victim, round(calm, 1), round(seconds, 1) if kind is Kind.CUT else 0.0))
+    return result
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,6 @@ class Due:
 
 def due(done: Iterable[Fault]) -> Due:
     """What must be counted after these: a killed container is a failure, a lost pod is not, the rest is nothing."""
-    counts = Counter(each.kind for each in done)
+    counts = Counter(item.kind for item in done)
     certain = counts[Kind.DELETE] + counts[Kind.EVICT]
     return Due(counts[Kind.KILL], range(certain, certain + counts[Kind.FORCE] + 1))

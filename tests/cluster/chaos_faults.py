@@ -73,15 +73,15 @@ class Faults:
 
     def _running(self, worker: str) -> str:
         """Id of the container of a worker, once it runs."""
-        found = ""
+        matches = ""
 
         def runs() -> bool:
-            nonlocal found
-            found = self._job.container(worker)
-            return bool(found)
+            nonlocal matches
+            result = self._job.container(worker)
+            return bool(result)
 
         self.until(f"{worker} to run", runs)
-        return found
+        return matches
 
     def _uid(self, name: str) -> str:
         """Return the uid of an object given as kind/name, once it is there and the API server answers."""

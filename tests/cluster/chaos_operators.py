@@ -26,8 +26,8 @@ class Operators:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self._running:
-            each.stop()
+        for item in self._running:
+            item.stop()
 
     @property
     def log(self) -> str:
@@ -43,13 +43,13 @@ class Operators:
 
     def end(self, name: str) -> None:
         """Ends the one that leads, by the signal of this name."""
-        leader = next((each for each in self._running if each.leads()), self._running[0])
+        leader = next((item for item in self._running if item.leads()), self._running[0])
         self._running.remove(leader)
         leader.stop(signal.Signals[name])
 
     def leads(self) -> bool:
         """One of them is at work."""
-        return any(each.leads() for each in self._running)
+        return any(item.leads() for item in self._running)
 
     def keep(self) -> None:
         """Starts again what has ended by itself."""

@@ -32,7 +32,7 @@ LASTING = frozenset({Kind.KUBELET, Kind.CUT, Kind.RESIZE})
 
 def iterations(chosen: Sequence[Fault]) -> int:
     """Iterations of a job that these faults happen to, at most, and one more to be Complete after them."""
-    return FIRST_ITERATIONS + A_FAULT * len(chosen) + sum(each.kind in LASTING for each in chosen) + 1
+    return FIRST_ITERATIONS + A_FAULT * len(chosen) + sum(item.kind in LASTING for item in chosen) + 1
 
 
 @dataclass
@@ -97,7 +97,7 @@ def run(
         finally:
             outcome.failures, outcome.disruptions = job.restarts()
             outcome.operators_ended, outcome.bugs = operators.ended, operators.log.count("reconcile failed")
-            outcome.kinds = dict(Counter(each["kind"] for each in outcome.done))
+            outcome.kinds = dict(Counter(item["kind"] for item in outcome.done))
             outcome.seconds = round(time.monotonic() - start, 1)
         outcome.weights = digest(folder / "checkpoints")
         _say(start, job, f"complete: {outcome.failures} failures, {outcome.disruptions} disruptions")
@@ -113,14 +113,14 @@ def _one(
     lasting = f" for {fault.seconds} s" if fault.seconds else ""
     moment = round(time.monotonic() - start, 1)
     _say(start, job, f"fault {len(done)}: {fault.kind}: {fault.victim}{lasting}")
-    told = {"kind": str(fault.kind), "victim": fault.victim, "second": moment, "trained": job.trained()}
-    outcome.done.append(told)
+    reported = {"kind": str(fault.kind), "victim": fault.victim, "second": moment, "trained": job.trained()}
+    outcome.done.append(reported)
     job.allow(job.trained() + 1)
     happening.happen(fault)
     _counted(job, happening, wanted)
     happening.iteration()
     happening.until("an operator to lead", operators.leads)
-    told["mended_after"] = round(time.monotonic() - start - moment, 1)
+    reported["mended_after"] = round(time.monotonic() - start - moment, 1)
 
 
 def _counted(job: GatedJob, happening: Faults, wanted: Due) -> None:

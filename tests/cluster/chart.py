@@ -75,8 +75,8 @@ def render(values: dict[str, Any] | None = None) -> Objects:
     done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stderr)
-    found = [each for each in yaml.safe_load_all(done.stdout) if each]
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+    safe_load_all = [item for item in yaml.safe_load_all(done.stdout) if item]
+    return {(item["kind"], item["metadata"]["name"]): item for item in safe_load_all}
 
 
 def pod(objects: Objects, name: str = RELEASE) -> dict[str, Any]:

@@ -104,8 +104,12 @@ class GatedJob:
         pod = self.pod(worker)
         if not pod or "deletionTimestamp" in pod["metadata"]:
             return ""
-        found = (each for each in pod["status"].get("containerStatuses", []) if each["state"].get("running"))
-        return next((str(each["containerID"]).rpartition("/")[2] for each in found), "")
+        result = (
+            container_status
+            for container_status in pod["status"].get("containerStatuses", [])
+            if container_status["state"].get("running")
+        )
+        return next((str(item["containerID"]).rpartition("/")[2] for item in result), "")
 
     def series(self, name: str, **labels: str) -> float:
         """Sum of a series of the coordinator's metrics over what has these labels; -1 while it does not answer."""
@@ -147,13 +151,13 @@ class GatedJob:
         kinds = self.cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
         wanted = ",".join(kind for kind in kinds if not kind.startswith(NOT_MADE_BY_US))
         return sorted(
-            f"{each['kind']}/{each['metadata']['name']}"
-            for each in json.loads(self.kubectl("get", wanted, "--output=json"))["items"]
-            if _of_the_job(each["metadata"])
+            f"{item['kind']}/{item['metadata']['name']}"
+            for item in json.loads(self.kubectl("get", wanted, "--output=json"))["items"]
+            if _of_the_job(item["metadata"])
         )
 
 
 def _of_the_job(metadata: dict[str, Any]) -> bool:
     labels, owners = metadata.get("labels", {}), metadata.get("ownerReferences", [])
     named = metadata["name"] == NAME or metadata["name"].startswith(f"{NAME}-")
-    return named or labels.get("rlhf.dev/job-name") == NAME or any(each["kind"] == "RLHFJob" for each in owners)
+    return named or labels.get("rlhf.dev/job-name") == NAME or any(owner["kind"] == "RLHFJob" for owner in owners)

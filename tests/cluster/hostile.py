@@ -117,16 +117,16 @@ class Hostile:
         code = self._choice([0, 1, 137, -1, 2**31 - 1])
         state = {"exitCode": code, "reason": "Error", "message": self._choice(LINES)[:4096], "containerID": "x" * 300}
         state["finishedAt"] = self._choice(["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", None])
-        each = {
+        item = {
             "name": "worker",
             "image": "",
             "imageID": "",
             "ready": True,
             "restartCount": self._choice([0, 2**31 - 1]),
         }
-        found: Json = {"containerStatuses": [each | {self._choice(["state", "lastState"]): {"terminated": state}}]}
-        found["conditions"] = [{"type": self._choice(["Ready", "DisruptionTarget", "x" * 300]), "status": "True"}]
-        return found | {"phase": self._choice(["Failed", "Running", "Succeeded"]), "podIP": "127.0.0.1"}
+        result: Json = {"containerStatuses": [item | {self._choice(["state", "lastState"]): {"terminated": state}}]}
+        result["conditions"] = [{"type": self._choice(["Ready", "DisruptionTarget", "x" * 300]), "status": "True"}]
+        return result | {"phase": self._choice(["Failed", "Running", "Succeeded"]), "podIP": "127.0.0.1"}
 
     def _base(self, name: str) -> Json:
         job = copy.deepcopy(self._job)
@@ -176,7 +176,7 @@ class Hostile:
         if self._squatted > SQUATTED:
             return [job]
         wanted = self._random.sample(self._under(name), self._random.randint(1, 3))
-        return [*(Post(each["kind"], each, foreign=True) for each in wanted), job]
+        return [*(Post(item["kind"], item, foreign=True) for item in wanted), job]
 
     def _under(self, name: str, labels: Json | None = None) -> list[Json]:
         """Objects under the names that a job's objects have."""

@@ -164,21 +164,21 @@ class Tenant:
 
     def compare(self) -> list[str]:
         """Foreign objects that are not as they were, and pods of the tenant's that our field managers wrote to."""
-        found = []
+        result = []
         for (namespace, kind, name), before in self.foreign.items():
             try:
                 after = self.ask("GET", f"{PATHS[kind].format(namespace)}/{name}")
             except client.ApiException as error:
-                found.append(f"{kind} {namespace}/{name}: {error.status}")
+                result.append(f"{kind} {namespace}/{name}: {error.status}")
                 continue
             if after != before:
-                found.append(f"{kind} {namespace}/{name}: {_differs(before, after)}")
-        for each in self.ask("GET", PATHS["Pod"].format(self._namespace))["items"]:
-            managers = {entry["manager"] for entry in each["metadata"].get("managedFields") or []}
+                result.append(f"{kind} {namespace}/{name}: {_differs(before, after)}")
+        for item in self.ask("GET", PATHS["Pod"].format(self._namespace))["items"]:
+            managers = {entry["manager"] for entry in item["metadata"].get("managedFields") or []}
             written = sorted(manager for manager in managers if manager.startswith("rlhf-operator"))
-            if written and not _of_a_job(each):
-                found.append(f"Pod {each['metadata']['name']}: written by {', '.join(written)}")
-        return found
+            if written and not _of_a_job(item):
+                result.append(f"Pod {item['metadata']['name']}: written by {', '.join(written)}")
+        return result
 
 
 def _of_a_job(pod: Json) -> bool:
@@ -188,8 +188,8 @@ def _of_a_job(pod: Json) -> bool:
 
 
 def _differs(before: Json, after: Json) -> str:
-    told = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
-    return f"{', '.join(sorted(told))} changed; owners: {after['metadata'].get('ownerReferences')}"
+    reported = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+    return f"{', '.join(sorted(reported))} changed; owners: {after['metadata'].get('ownerReferences')}"
 
 
 def resident(pid: int) -> float:
@@ -247,8 +247,8 @@ def _post(
     begun = sampled = time.monotonic()
     until = begun + outcome.minutes * 60
     for move in hostile.moves():
-        for each in move:
-            tenant.post(each)
+        for item in move:
+            tenant.post(item)
             time.sleep(PACE_SECONDS)
         now = time.monotonic()
         if now - sampled >= SAMPLE_SECONDS:
@@ -295,7 +295,7 @@ def _unrelated(namespace: str) -> list[Json]:
             "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]},
         },
     ]
-    return [each | {"metadata": {**each["metadata"], "namespace": namespace}} for each in core]
+    return [item | {"metadata": {**item["metadata"], "namespace": namespace}} for item in core]
 
 
 def load() -> Json:

@@ -125,9 +125,9 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
 def _sources() -> list[Path]:
     """What the Dockerfiles copy."""
     folders = [ROOT / name for name in ("crds", "planner", "coordinator", "operator", "cli", "workers")]
-    found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    result = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     names = (".dockerignore", "pyproject.toml", "uv.lock", "examples/quickstart/prepare.py")
-    return [*(ROOT / name for name in names), *sorted(found)]
+    return [*(ROOT / name for name in names), *sorted(result)]
 
 
 def _uv() -> Path:
@@ -138,10 +138,10 @@ def _uv() -> Path:
         if done.returncode == 0:
             return Path(done.stdout.strip())
     own = ROOT / ".uv" / "bin" / "uv"  # make puts it there where the machine has none
-    found = str(own) if own.is_file() else shutil.which("uv")
-    if found is None:
+    result = str(own) if own.is_file() else shutil.which("uv")
+    if result is None:
         raise ToolchainError("uv is missing: `make env` gets one")
-    return Path(found)
+    return Path(result)
 
 
 def _volumes() -> dict[Path, str]:
@@ -221,8 +221,8 @@ def _cached(name: str, sources: Sequence[Path], more: str, make: Callable[[Path,
 
 
 def _drop_old(folder: Path, name: str) -> None:
-    found = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
-    for stale in found[:-ARCHIVES_KEPT]:
+    paths = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
+    for stale in paths[:-ARCHIVES_KEPT]:
         stale.unlink(missing_ok=True)
 
 

@@ -40,7 +40,7 @@ def start(slot: Slot, control_plane: ControlPlane, processes: Processes, extra: 
     path = slot.folder / "kwok.yaml"
     path.write_text(yaml.safe_dump(CONFIGURATION))
     argv = [
-        *(f"--config={each}" for each in (path, *kwok_stages())),
+        *(f"--config={item}" for item in (path, *kwok_stages())),
         f"--kubeconfig={kubeconfig}",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
         f"--server-address=127.0.0.1:{slot.addresses.port(KWOK_PORT)}",

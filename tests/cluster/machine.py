@@ -59,7 +59,7 @@ class Machine:
 
     def left_since(self, before: Machine) -> dict[str, list[str]]:
         """What is here and was not before, by kind; empty when nothing is."""
-        pairs = {each.name: sorted(getattr(self, each.name) - getattr(before, each.name)) for each in fields(self)}
+        pairs = {field.name: sorted(getattr(self, field.name) - getattr(before, field.name)) for field in fields(self)}
         return {name: more for name, more in pairs.items() if more}
 
 
@@ -70,7 +70,7 @@ def packet_rules(tool: str) -> list[str]:
 
 def processes_of(folder: Path, cgroup: str) -> dict[int, str]:
     """Processes that name the instance's folder or are below its control group: pid to command line."""
-    found = {}
+    result = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -78,8 +78,8 @@ def processes_of(folder: Path, cgroup: str) -> dict[int, str]:
         except OSError:
             continue
         if command and (f"{folder}/" in f"{command} " or f"/{cgroup}" in groups):
-            found[int(process.name)] = command
-    return found
+            result[int(process.name)] = command
+    return result
 
 
 def _lines(*command: str) -> list[str]:

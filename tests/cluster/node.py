@@ -68,8 +68,8 @@ class Node:
         self._settings = settings
         self._control_plane = control_plane
         # containerd's images lie in memory: imported faster, and gone at once where deleting from a disk takes long.
-        for each in ("log", "cni", "containerd", "kubelet", "settings", "var-lib"):
-            (self.folder / each).mkdir(parents=True)
+        for item in ("log", "cni", "containerd", "kubelet", "settings", "var-lib"):
+            (self.folder / item).mkdir(parents=True)
         for setting, value in KERNEL_SETTINGS.items():
             path = self.folder / "settings" / setting
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,13 +149,13 @@ class Node:
         for hierarchy in leftovers.cgroup_hierarchies():
             (hierarchy / name).mkdir(exist_ok=True)
             if hierarchy.name == "cpuset":  # version 1 starts empty, and a task cannot join an empty set
-                for each in ("cpuset.cpus", "cpuset.mems"):
-                    (hierarchy / name / each).write_text((hierarchy / each).read_text())
+                for entry in ("cpuset.cpus", "cpuset.mems"):
+                    (hierarchy / name / entry).write_text((hierarchy / entry).read_text())
             control = hierarchy / "cgroup.subtree_control"
             if control.exists() and hierarchy == leftovers.CGROUPS:
                 available = (hierarchy / "cgroup.controllers").read_text().split()
                 for group in (control, hierarchy / name / "cgroup.subtree_control"):
-                    group.write_text(" ".join(f"+{each}" for each in available))
+                    group.write_text(" ".join(f"+{item}" for item in available))
 
     def _plug_in(self) -> None:
         addresses = self._slot.addresses

@@ -33,18 +33,18 @@ def test_a_seed_gives_the_same_faults_and_a_longer_list_begins_with_the_shorter(
 
 def test_every_kind_comes_once_before_any_comes_again() -> None:
     for seed in range(20):
-        assert {each.kind for each in faults(seed, COUNT)} == set(Kind)
-        assert len({each.kind for each in faults(seed, 10)}) == 10
+        assert {fault.kind for fault in faults(seed, COUNT)} == set(Kind)
+        assert len({fault.kind for fault in faults(seed, 10)}) == 10
 
 
 def test_later_faults_come_by_their_weights_and_spare_no_victim() -> None:
-    found = faults(1, 3000)
-    counts = Counter(each.kind for each in found)
+    result = faults(1, 3000)
+    counts = Counter(item.kind for item in result)
     assert counts[Kind.KILL] > 3 * counts[Kind.ETCD]
     assert set(WEIGHTS) == set(Kind)
     for kind in Kind:
-        assert {each.victim for each in found if each.kind is kind} == set(VICTIMS[kind])
-    assert all((each.seconds > 0) == (each.kind is Kind.CUT) for each in found)
+        assert {item.victim for item in result if item.kind is kind} == set(VICTIMS[kind])
+    assert all((item.seconds > 0) == (item.kind is Kind.CUT) for item in result)
 
 
 def test_only_killed_containers_are_failures() -> None:

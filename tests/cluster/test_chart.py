@@ -114,7 +114,7 @@ def test_the_table_of_rights_is_what_the_code_can_ask_for() -> None:
     }
     watching = {(group, plural) for (group, plural), verbs in USED.items() if "watch" in verbs}
     assert watching == {(group, plural) for group, _, plural in WATCHED.values()}
-    assert all({"get", "list"} <= set(USED[each].split()) for each in watching)
+    assert all({"get", "list"} <= set(USED[item].split()) for item in watching)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -151,15 +151,15 @@ def test_every_grant_is_used_and_every_use_is_granted() -> None:
     bound = {key: each for key, each in made.items() if key[0] in ("ClusterRoleBinding", "RoleBinding")}
     account = [{"kind": "ServiceAccount", "name": RELEASE, "namespace": HOME}]
     assert len(bound) == 2
-    assert all(each["subjects"] == account for each in bound.values())
+    assert all(item["subjects"] == account for item in bound.values())
 
 
 def test_a_class_of_jobs_goes_to_the_operator_and_to_the_name_of_its_lease() -> None:
     made = render({"operatorClass": "blue"})
     assert "--operator-class=blue" in pod(made)["containers"][0]["args"]
-    [lease] = [each for each in made["Role", f"{RELEASE}-leader"]["rules"] if each["verbs"] != ["create"]]
+    [lease] = [rule for rule in made["Role", f"{RELEASE}-leader"]["rules"] if rule["verbs"] != ["create"]]
     assert lease["resourceNames"] == ["rlhf-operator-blue"]
-    assert not any("--operator-class" in each for each in pod(render())["containers"][0]["args"])
+    assert not any("--operator-class" in argument for argument in pod(render())["containers"][0]["args"])
 
 
 def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:
@@ -180,10 +180,10 @@ def test_users_roles_add_jobs_and_no_status_writes() -> None:
     made = render()
     view, edit = made["ClusterRole", f"{RELEASE}-view"], made["ClusterRole", f"{RELEASE}-edit"]
     to = "rbac.authorization.k8s.io/aggregate-to-"
-    assert {each for each in view["metadata"]["labels"] if each.startswith(to)} == {
-        to + each for each in ("view", "edit", "admin")
+    assert {label for label in view["metadata"]["labels"] if label.startswith(to)} == {
+        to + item for item in ("view", "edit", "admin")
     }
-    assert {each for each in edit["metadata"]["labels"] if each.startswith(to)} == {to + "edit", to + "admin"}
+    assert {label for label in edit["metadata"]["labels"] if label.startswith(to)} == {to + "edit", to + "admin"}
     assert {verb for *_, verb in flat(view["rules"])} == {"get", "list", "watch"}
     assert {each for _, each, _ in flat(edit["rules"])} == {"rlhfjobs", "rlhfjobs/scale"}
 
@@ -240,8 +240,8 @@ def test_the_user_of_all_pods_is_named_or_left_to_the_cluster(values: dict[str, 
 def test_labels_that_objects_are_found_by_are_refused(field: str, name: str) -> None:
     """The Deployment finds its pods by some, and the NetworkPolicy of every job lets the operator in by them."""
     values: dict[str, Any] = {name: "x"}
-    for each in reversed(field.split(".")):
-        values = {each: values}
+    for item in reversed(field.split(".")):
+        values = {item: values}
     with pytest.raises(ValueError, match=f"{field}: {name}: is set by the chart or the cluster"):
         render(values)
 
@@ -263,15 +263,15 @@ def test_metrics_and_network_toggles() -> None:
     assert made["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
     policy = made["NetworkPolicy", "everything"]["spec"]
     assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}}]
-    assert names.COORDINATOR_PORT in [each["port"] for rule in policy["egress"] for each in rule["ports"]]
+    assert names.COORDINATOR_PORT in [port["port"] for rule in policy["egress"] for port in rule["ports"]]
 
 
 def test_what_is_asked_for_pods_reaches_them() -> None:
     made = render(EVERYTHING | {"controller": EVERYTHING["controller"] | {"podLabels": {"cost": "shared"}}})
-    assert all(each["metadata"]["labels"]["team"] == "rl" for each in made.values())
+    assert all(item["metadata"]["labels"]["team"] == "rl" for item in made.values())
     template, given = made["Deployment", "everything"]["spec"]["template"], EVERYTHING["controller"]
     assert template["metadata"]["labels"]["cost"] == "shared"
     assert template["metadata"]["annotations"]["note"] == "kept"
-    for each in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
-        assert template["spec"][each] == given[each]
+    for entry in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
+        assert template["spec"][entry] == given[entry]
     assert given["env"][0] in template["spec"]["containers"][0]["env"]

@@ -96,11 +96,11 @@ def cluster(request: pytest.FixtureRequest, audit: Audit) -> Iterator[Cluster]:
     """An API server of its own, as the definition is the release's here."""
     failed_before = request.session.testsfailed
     admission = "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"
-    found = Cluster(level="api", component_args={"kube-apiserver": [admission, *audit.arguments]}).start()
+    result = Cluster(level="api", component_args={"kube-apiserver": [admission, *audit.arguments]}).start()
     try:
-        yield found
+        yield result
     finally:
-        found.stop(failed=request.session.testsfailed > failed_before)
+        result.stop(failed=request.session.testsfailed > failed_before)
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(clus
     cluster.wait_defined("servicemonitors.monitoring.coreos.com")
     for values in ({}, EVERYTHING, {"watchNamespaces": [HOME]}):
         made = render(values)
-        told = cluster.apply(made.values(), "--server-side", "--dry-run=server", "--validate=strict")
-        assert told.count("serverside-applied (server dry run)") == len(made)
+        reported = cluster.apply(made.values(), "--server-side", "--dry-run=server", "--validate=strict")
+        assert reported.count("serverside-applied (server dry run)") == len(made)
         name = str(values.get("fullnameOverride", RELEASE))
         metadata = {"name": "operator", "namespace": HOME}
         one = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod(made, name)}
@@ -142,9 +142,9 @@ def test_the_server_accepts_everything_rendered_and_its_pods_are_restricted(clus
 def range_of_users(namespace: str) -> list[dict[str, Any]]:
     """What OpenShift says of pods before it sets their user: one that is not of the range is refused."""
     kind, name = "ValidatingAdmissionPolicy", "range-of-users"
-    own = [f"!has(object.spec.securityContext.{each})" for each in ("runAsUser", "fsGroup")]
+    own = [f"!has(object.spec.securityContext.{item})" for item in ("runAsUser", "fsGroup")]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    own_namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     version = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
     judged = [{"expression": " && ".join(own), "message": "not of this namespace's range"}]
     return [
@@ -152,7 +152,7 @@ def range_of_users(namespace: str) -> list[dict[str, Any]]:
         {
             **version,
             "kind": f"{kind}Binding",
-            "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": here},
+            "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": own_namespace},
         },
     ]
 
@@ -183,8 +183,8 @@ def test_a_cluster_that_chooses_the_user_takes_pods_of_operator_and_jobs_that_na
 
 def load_job(namespace: str) -> RLHFJob:
     """A job of the examples, as it is resolved."""
-    found = load(ROOT / "examples" / "grpo.yaml")
-    return found.model_copy(update={"metadata": {"name": "ranged", "namespace": namespace}})
+    result = load(ROOT / "examples" / "grpo.yaml")
+    return result.model_copy(update={"metadata": {"name": "ranged", "namespace": namespace}})
 
 
 def test_a_job_outlives_upgrade_uninstall_and_a_second_install(installed: Cluster) -> None:
@@ -290,9 +290,9 @@ def test_the_operator_works_with_the_rights_of_the_chart(installed: Cluster, wat
         held["spec"]["checkpoints"]["onDeletion"] = "Save"
         installed.apply(held)
         wait_until("the pods of the job", lambda: pods() > 3, PATIENCE, check=operator.check)
-        for each in ("services", "configmaps", "secrets", "networkpolicies"):
-            of_the_job = (each, place, "--selector=rlhf.dev/job-name=granted")
-            wait_until(each, partial(listed, installed, *of_the_job), PATIENCE, check=operator.check)
+        for item in ("services", "configmaps", "secrets", "networkpolicies"):
+            of_the_job = (item, place, "--selector=rlhf.dev/job-name=granted")
+            wait_until(item, partial(listed, installed, *of_the_job), PATIENCE, check=operator.check)
         installed.kubectl("patch", "rlhfjob", "granted", place, "--type=merge", '--patch={"spec":{"suspend":true}}')
         wait_until("no pods of the suspended job", lambda: pods() == 0, PATIENCE, check=operator.check)
         wait_until("an event", lambda: installed.get("events.events.k8s.io", place)["items"], PATIENCE)

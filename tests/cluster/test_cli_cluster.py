@@ -57,8 +57,8 @@ def rlhf(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             command_line.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
+        reported = capsys.readouterr()
+        return int(ended.value.code or 0), reported.out, reported.err
 
     return run
 
@@ -125,7 +125,7 @@ def test_a_job_from_its_creation_to_its_suspension(
     )
     wait_until("the new pods", lambda: "generation-2" in rlhf("describe", job, *where)[1], TIMEOUT, every=1)
     body = cluster.get("rlhfjob", job, f"-n={NAMESPACE}", "--show-managed-fields")
-    managers = {each["manager"] for each in body["metadata"]["managedFields"]}
+    managers = {managed_field["manager"] for managed_field in body["metadata"]["managedFields"]}
     assert "kubectl-rlhf" in managers
 
     assert "will be suspended" in rlhf("suspend", job, *where)[1]
@@ -142,8 +142,8 @@ def test_a_job_from_its_creation_to_its_suspension(
     # Its pods may be there again or not; the server gives an empty log of one that is on no node yet.
     code, out, err = rlhf("logs", job, *where, "--group=generation")
     assert not out
-    told = ("no log", "has no pod generation") if code else ("has written anything yet", "written nothing yet")
-    assert any(each in err for each in told)
+    reported = ("no log", "has no pod generation") if code else ("has written anything yet", "written nothing yet")
+    assert any(item in err for item in reported)
     code, _, err = rlhf("wait", job, *where, "--for=iteration=1", "--timeout=2s")
     assert code == 124
     assert "iteration=1 did not come in 2s; last: " in err
@@ -175,23 +175,23 @@ def test_a_failed_job_ends_a_wait_with_its_code_and_is_never_changed(cluster: Cl
     body["metadata"] = {"name": "failed", "namespace": NAMESPACE}
     body["spec"]["operatorClass"] = "of-nobody"  # or the operator's first status and that of this test would race
     cluster.apply(body)
-    told = "the coordinator ended with exit code 22: prompts.jsonl cannot be read"
+    message = "the coordinator ended with exit code 22: prompts.jsonl cannot be read"
     write_status(
         cluster,
         "failed",
         {
             "conditions": [
-                condition("Failed", "True", "BadPrompts", told),
-                condition("Running", "False", "Failed", told),
+                condition("Failed", "True", "BadPrompts", message),
+                condition("Running", "False", "Failed", message),
             ]
         },
     )
     where = ("-n", NAMESPACE)
     code, _, err = rlhf("wait", "failed", *where, f"--timeout={TIMEOUT:.0f}s")
     assert code == 22
-    assert told in err
+    assert message in err
     assert rlhf("wait", "failed", *where, "--for=condition=Failed", f"--timeout={TIMEOUT:.0f}s")[0] == 0
-    assert rlhf("describe", "failed", *where)[1].startswith(f"Failed (BadPrompts): {told}.")
+    assert rlhf("describe", "failed", *where)[1].startswith(f"Failed (BadPrompts): {message}.")
     for verb in ("suspend", "resume"):
         code, _, err = rlhf(verb, "failed", *where)
         assert code == 1
@@ -280,8 +280,8 @@ def test_a_wait_outlives_the_api_server(bare: Cluster, tmp_path: Path) -> None:
         wait_until("the wait", lambda: "lasting: Pending" in said.read_text(), TIMEOUT)
         bare.component("kube-apiserver").restart("kube-apiserver", grace=0)
         bare.wait_ready()
-        told = condition("Complete", "True", "AllIterationsTrained", "all 100 iterations are trained")
-        write_status(bare, "lasting", {"conditions": [told]}, "default")
+        reported = condition("Complete", "True", "AllIterationsTrained", "all 100 iterations are trained")
+        write_status(bare, "lasting", {"conditions": [reported]}, "default")
         assert waiting.wait(TIMEOUT) == 0
     finally:
         waiting.kill()

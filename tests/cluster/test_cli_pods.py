@@ -115,8 +115,13 @@ def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cl
         says(node_cluster, "iteration 5/", "Scoring", "3/8 samples", "321", of=("top", job))
         says(node_cluster, "Last iterations", "generation-0   Ready   n1     1", of=("describe", job))
 
-        told = {"type": "Complete", "status": "True", "reason": "AllIterationsTrained", "message": "all are trained"}
-        status = {"conditions": [told | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+        reported = {
+            "type": "Complete",
+            "status": "True",
+            "reason": "AllIterationsTrained",
+            "message": "all are trained",
+        }
+        status = {"conditions": [reported | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
         patch = f"--patch={json.dumps({'status': status})}"
         where = f"--namespace={NAMESPACE}"
         node_cluster.kubectl("patch", "rlhfjob", job, where, "--subresource=status", "--type=merge", patch)

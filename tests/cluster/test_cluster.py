@@ -141,7 +141,7 @@ def test_fake_nodes_run_gpu_pods_until_the_gpus_are_used_up(control_plane_cluste
 def test_a_restricted_pod_runs_to_completion_and_its_log_is_read_through_the_api(cluster: Cluster) -> None:
     cluster.apply(pods.python("hello", "import os; print('user', os.getuid()); open('/x', 'w')"))
     pod = pods.wait(cluster, "hello", "Failed")
-    [state] = [each["state"]["terminated"] for each in pod["status"]["containerStatuses"]]
+    [state] = [container_status["state"]["terminated"] for container_status in pod["status"]["containerStatuses"]]
     log = cluster.kubectl("logs", "hello")
     assert state["exitCode"] == 1
     assert "user 65532\n" in log
@@ -241,8 +241,8 @@ def test_kubelet_restart_leaves_pods_and_gpus_alone(cluster: Cluster, web: str) 
     wait_until(again, lambda: log.read_text().count("registered") > registered, pods.POD_TIMEOUT)
     cluster.wait_nodes()
     after = cluster.get("pod", web.split(".")[0])["status"]
-    assert [each["containerID"] for each in after["containerStatuses"]] == [
-        each["containerID"] for each in before["containerStatuses"]
+    assert [container_status["containerID"] for container_status in after["containerStatuses"]] == [
+        container_status["containerID"] for container_status in before["containerStatuses"]
     ]
     assert cluster.get("node", "n1")["status"]["allocatable"]["nvidia.com/gpu"] == "8"
 

@@ -83,7 +83,7 @@ class Elastic:
 
     def has(self, generation: int, inference: int) -> bool:
         """The groups have these sizes, and everybody of them is ready."""
-        groups = {each["name"]: each for each in self.job.seen().get("status", {}).get("groups", [])}
+        groups = {group["name"]: group for group in self.job.seen().get("status", {}).get("groups", [])}
         sizes = [(groups[name]["desired"], groups[name]["ready"]) for name in ("generation", "inference")]
         settled = self.job.condition("Resizing").get("status") == "False"
         return sizes == [(generation, generation), (inference, inference)] and settled
@@ -123,9 +123,9 @@ def elastic(node_cluster: Cluster, node: Node, operator: OperatorProcess, tmp_pa
     spec["fusion"] = FUSION
     spec["runPolicy"]["workerTimeoutSeconds"] = int(PATIENCE)  # a worker that crawls is not lost
     job.apply()
-    found = Elastic(job, node, operator)
-    found.until("all responses of the first iteration", lambda: job.series("rlhf_unfinished_samples") == 0)
-    return found
+    result = Elastic(job, node, operator)
+    result.until("all responses of the first iteration", lambda: job.series("rlhf_unfinished_samples") == 0)
+    return result
 
 
 def outcome(run: Path) -> list[dict[str, Any]]:
@@ -140,8 +140,8 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
 ) -> None:
     job = elastic.job
     table, pods = tmp_path / "rlhf.watch", tmp_path / "pods.watch"
-    told = 'jsonpath={.metadata.name} {.metadata.labels.rlhf\\.dev/migration-pool}{"\\n"}'
-    watches = [node_cluster.watch(table, "rlhf", job.where), node_cluster.watch(pods, "pods", job.where, "-o", told)]
+    text = 'jsonpath={.metadata.name} {.metadata.labels.rlhf\\.dev/migration-pool}{"\\n"}'
+    watches = [node_cluster.watch(table, "rlhf", job.where), node_cluster.watch(pods, "pods", job.where, "-o", text)]
     try:
         with Undisturbed(
             tmp_path / "undisturbed", "--set=spec.fusion.interStage.mode=Disabled", **SHAPE
@@ -160,11 +160,11 @@ def test_pods_join_gather_and_leave_in_the_middle_of_iterations_and_no_bit_chang
 
     status = job.seen()["status"]
     assert (status["restarts"]["failures"], status["restarts"]["disruptions"]) == (0, 0)
-    assert {each["restarts"] for each in status["groups"]} == {0}
+    assert {group["restarts"] for group in status["groups"]} == {0}
     assert elastic.events("worker-restarted", "worker-lost", "worker-failed", "migration-failed") == []
     left = {event["worker"]: event["message"] for event in elastic.events("worker-left")}
     assert set(left) == {"generation-1", "generation-2", "generation-3"}
-    assert any("; 0 samples" not in told for told in left.values()), "they had samples, and gave them back"
+    assert any("; 0 samples" not in message for message in left.values()), "they had samples, and gave them back"
     spans = list(timeline_json.read_spans(elastic.run / timeline_json.FILE))
     did = {(span.iteration, span.worker, span.name.partition("/")[0]) for span in spans}
     assert did >= {(1, "generation-2", "decode"), (1, "generation-3", "decode")}, "they joined the iteration"

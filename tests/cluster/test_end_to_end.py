@@ -41,9 +41,9 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The release on a real node, from the images of images/operator.Dockerfile and images/coordinator.Dockerfile."""
     archives = [images.mounted(Path(environment.PYTHON).parent), images.operator(), images.coordinator()]
-    with own_cluster(request, level="node", network_policies=True, images=archives) as found:
-        install(found)
-        yield found
+    with own_cluster(request, level="node", network_policies=True, images=archives) as result:
+        install(result)
+        yield result
 
 
 def install(cluster: Cluster) -> None:
@@ -66,10 +66,10 @@ def install(cluster: Cluster) -> None:
 
 def adapted(shared: Path) -> dict[str, dict[str, Any]]:
     """Kind -> object of the example, in the namespace of the test; `shared` is its volume."""
-    found = {each["kind"]: copy.deepcopy(each) for each in yaml.safe_load_all(EXAMPLE.read_text())}
-    for each in found.values():
-        each["metadata"]["namespace"] = NAMESPACE
-    spec = found["RLHFJob"]["spec"] = json.loads(json.dumps(found["RLHFJob"]["spec"]))  # no part of it is shared
+    result = {item["kind"]: copy.deepcopy(item) for item in yaml.safe_load_all(EXAMPLE.read_text())}
+    for entry in result.values():
+        entry["metadata"]["namespace"] = NAMESPACE
+    spec = result["RLHFJob"]["spec"] = json.loads(json.dumps(result["RLHFJob"]["spec"]))  # no part of it is shared
     spec |= {"iterations": ITERATIONS, "deterministic": True}
     volumes, mounts = environment.pod_spec(environment.folders())
     for group in ("generation", "inference", "training"):
@@ -81,8 +81,8 @@ def adapted(shared: Path) -> dict[str, dict[str, Any]]:
     assets = spec["coordinator"]["template"]["spec"]["initContainers"][0]
     assets |= {"image": images.MOUNTED, "command": ["python", str(PREPARE), *assets["command"][2:]]}
     assets["volumeMounts"] += mounts
-    claim = found["PersistentVolumeClaim"]
-    found["PersistentVolume"] = {
+    claim = result["PersistentVolumeClaim"]
+    result["PersistentVolume"] = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": f"{NAMESPACE}-quickstart"},
@@ -93,13 +93,13 @@ def adapted(shared: Path) -> dict[str, dict[str, Any]]:
             "hostPath": {"path": str(shared), "type": "Directory"},
         },
     }
-    return found
+    return result
 
 
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition of a job; empty when it is not there yet."""
     conditions = job.get("status", {}).get("conditions", [])
-    return next((each for each in conditions if each["type"] == kind), {})
+    return next((item for item in conditions if item["type"] == kind), {})
 
 
 def wait_for(cluster: Cluster, kind: str, status: str = "True", says: str = "") -> dict[str, Any]:
@@ -110,8 +110,8 @@ def wait_for(cluster: Cluster, kind: str, status: str = "True", says: str = "") 
         seen.update(cluster.get("rlhfjob", "quickstart", PLACE))
         failed = condition(seen, "Failed")
         assert failed.get("status") != "True", failed["message"]
-        found = condition(seen, kind)
-        return found.get("status") == status and says in found["message"]
+        result = condition(seen, kind)
+        return result.get("status") == status and says in result["message"]
 
     try:
         wait_until(f"{kind}={status} {says}", holds, PATIENCE, every=1)
@@ -128,9 +128,11 @@ def rewards(metrics: Path) -> list[float]:
 
 def actor(checkpoints: Path) -> dict[str, bytes]:
     """File name -> bytes of the last actor's weights."""
-    found = {path.name: path.read_bytes() for path in (checkpoints / f"iteration-{ITERATIONS:06d}" / "actor").iterdir()}
-    assert any(name.endswith(".safetensors") for name in found)
-    return found
+    result = {
+        path.name: path.read_bytes() for path in (checkpoints / f"iteration-{ITERATIONS:06d}" / "actor").iterdir()
+    }
+    assert any(name.endswith(".safetensors") for name in result)
+    return result
 
 
 def on_this_machine(job: dict[str, Any], reward: str, shared: Path, folder: Path) -> Path:
@@ -157,7 +159,7 @@ def on_this_machine(job: dict[str, Any], reward: str, shared: Path, folder: Path
 def operators_pod(cluster: Cluster) -> dict[str, Any]:
     """The ready pod of the release that holds the Lease."""
     cluster.kubectl("rollout", "status", f"deployment/{RELEASE}", f"--namespace={HOME}", f"--timeout={PATIENCE:.0f}s")
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def leads() -> bool:
         pods = cluster.get("pods", f"--namespace={HOME}")["items"]
@@ -167,20 +169,20 @@ def operators_pod(cluster: Cluster) -> dict[str, Any]:
         holder = ""
         if lease:
             holder = cluster.get("lease", "rlhf-operator", f"--namespace={HOME}")["spec"].get("holderIdentity") or ""
-        found.update(next((each for each in pods if holder.startswith(each["metadata"]["name"] + "_")), {}))
-        return bool(found)
+        result.update(next((pod for pod in pods if holder.startswith(pod["metadata"]["name"] + "_")), {}))
+        return bool(result)
 
     wait_until("a pod of the release to hold the Lease", leads, PATIENCE, every=1)
-    return found
+    return result
 
 
 def test_the_operators_pod_runs_from_the_image_with_nothing_of_this_machine(cluster: Cluster) -> None:
     pod = operators_pod(cluster)
     program = "import importlib.util as u, os, rlhf_operator as o; print(o.__file__, u.find_spec('torch'), os.getuid())"
     where = f"--namespace={HOME}"
-    told = cluster.kubectl("exec", pod["metadata"]["name"], where, "--", "python", "-c", program).split()
-    assert told[0].startswith("/opt/rlhf/lib/")
-    assert told[1:] == ["None", "10001"]
+    reported = cluster.kubectl("exec", pod["metadata"]["name"], where, "--", "python", "-c", program).split()
+    assert reported[0].startswith("/opt/rlhf/lib/")
+    assert reported[1:] == ["None", "10001"]
     with pytest.raises(ClusterError, match="Read-only file system"):
         cluster.kubectl("exec", pod["metadata"]["name"], where, "--", "python", "-c", "open('/opt/rlhf/x', 'w')")
 
@@ -200,7 +202,7 @@ def test_the_quickstart_trains_in_pods_as_on_one_machine_though_operator_and_coo
     cluster.apply(reward)
     job = wait_for(cluster, "Running")
     assert (job["status"]["restarts"]["failures"], job["status"]["restarts"]["disruptions"]) == (0, 0)
-    pods = {each["metadata"]["name"]: each for each in cluster.get("pods", PLACE)["items"]}
+    pods = {item["metadata"]["name"]: item for item in cluster.get("pods", PLACE)["items"]}
     coordinator = pods["quickstart-coordinator"]["spec"]["containers"][0]
     assert coordinator["image"] == images.COORDINATOR
     reading = {

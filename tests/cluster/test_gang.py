@@ -49,8 +49,8 @@ def cluster(audit: Audit) -> Iterator[Cluster]:
         runtime_config=["scheduling.k8s.io/v1alpha2=true"],
         component_args={"kube-apiserver": audit.arguments},
     ) as made:
-        for each in (ROOT / "crds" / "rlhfjobs.yaml", *sorted(CRDS.glob("*.yaml"))):
-            made.define(each)
+        for item in (ROOT / "crds" / "rlhfjobs.yaml", *sorted(CRDS.glob("*.yaml"))):
+            made.define(item)
         yield made
 
 
@@ -107,11 +107,13 @@ def test_a_native_gang_gets_all_its_pods_bound_or_none(cluster: Cluster, seen: S
     seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
     groups = cluster.get("podgroups.scheduling.k8s.io", "job", seen.where)
     assert groups["spec"]["schedulingPolicy"]["gang"]["minCount"] == 5
-    assert {each["spec"]["schedulingGroup"]["podGroupName"] for each in seen.pods().values()} == {"job"}
+    assert {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in seen.pods().values()} == {"job"}
 
     def refused() -> bool:
-        conditions = [c for each in seen.pods().values() for c in each["status"].get("conditions", [])]
-        return bool(sum(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions) >= 5)
+        conditions = [c for pod in seen.pods().values() for c in pod["status"].get("conditions", [])]
+        return bool(
+            sum(condition["type"] == "PodScheduled" and condition["status"] == "False" for condition in conditions) >= 5
+        )
 
     seen.until("the scheduler to look at all", refused, PATIENCE)
     assert bound(seen) == []
@@ -150,9 +152,9 @@ def test_volcano_gets_a_group_that_its_definition_takes(cluster: Cluster, seen: 
         "queue": "research",
         "priorityClassName": "high",
     }
-    for each in seen.pods().values():
-        assert each["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "job"
-        assert (each["spec"]["schedulerName"], each["spec"]["priority"]) == ("volcano", 7)
+    for pod in seen.pods().values():
+        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "job"
+        assert (pod["spec"]["schedulerName"], pod["spec"]["priority"]) == ("volcano", 7)
     seen.patch(inference={"replicas": 0})
     group = ("podgroups.scheduling.volcano.sh", "job", seen.where)
     seen.until("a smaller minimum", lambda: cluster.get(*group)["spec"]["minMember"] == 4, PATIENCE)
@@ -165,7 +167,7 @@ def test_coscheduling_gets_a_group_that_follows_the_jobs_size(cluster: Cluster, 
     seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
     group = ("podgroups.scheduling.x-k8s.io", "job", seen.where)
     assert cluster.get(*group)["spec"]["scheduleTimeoutSeconds"] == 60
-    assert {each["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for each in seen.pods().values()} == {"job"}
+    assert {pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for pod in seen.pods().values()} == {"job"}
     seen.patch(inference={"replicas": 0})
     seen.until("a smaller minimum", lambda: cluster.get(*group)["spec"]["minMember"] == 4, PATIENCE)
     seen.patch(suspend=True)
@@ -179,20 +181,20 @@ class Kueue:
         self.seen, self.cluster = seen, seen.cluster
 
     def workload(self) -> dict[str, Any]:
-        found = self.cluster.get("workloads.kueue.x-k8s.io", self.seen.where)["items"]
-        return found[0] if found else {}
+        items = self.cluster.get("workloads.kueue.x-k8s.io", self.seen.where)["items"]
+        return items[0] if items else {}
 
     def sizes(self) -> dict[str, int]:
-        return {each["name"]: each["count"] for each in self.workload()["spec"]["podSets"]}
+        return {pod_set["name"]: pod_set["count"] for pod_set in self.workload()["spec"]["podSets"]}
 
     def condition(self, kind: str) -> str:
         conditions = self.workload().get("status", {}).get("conditions", [])
-        return next((str(each["status"]) for each in conditions if each["type"] == kind), "")
+        return next((str(condition["status"]) for condition in conditions if condition["type"] == kind), "")
 
     def write(self, conditions: dict[str, tuple[str, str]], admission: dict[str, Any] | None = None) -> None:
         """Conditions by type, (status, reason); an admission when one is given."""
         status = self.workload().get("status", {})
-        kept = [each for each in status.get("conditions", []) if each["type"] not in conditions]
+        kept = [condition for condition in status.get("conditions", []) if condition["type"] not in conditions]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         fresh = [
             {"type": kind, "status": value, "reason": reason, "message": f"{reason}.", "lastTransitionTime": now}
@@ -203,7 +205,7 @@ class Kueue:
         self.cluster.kubectl("patch", "workloads.kueue.x-k8s.io", "rlhfjob-job", *arguments)
 
     def admit(self) -> None:
-        names = [each["name"] for each in self.workload()["spec"]["podSets"]]
+        names = [pod_set["name"] for pod_set in self.workload()["spec"]["podSets"]]
         assigned = [{"name": name, "flavors": {"cpu": "h200"}} for name in names]
         true = {kind: ("True", kind) for kind in ("QuotaReserved", "Admitted")}
         self.write(
@@ -232,9 +234,9 @@ def test_a_queued_job_starts_ends_and_starts_again_as_kueue_says(cluster: Cluste
 
     kueue.admit()
     seen.until("six pods", lambda: len(seen.pods()) == 6, PATIENCE)
-    for each in seen.pods().values():
-        assert each["spec"]["nodeSelector"] == {"gpu": "h200"}
-        assert {"key": "gpu", "operator": "Exists"} in each["spec"]["tolerations"]
+    for pod in seen.pods().values():
+        assert pod["spec"]["nodeSelector"] == {"gpu": "h200"}
+        assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
     seen.until("QuotaReserved", lambda: seen.condition("Admitted")["reason"] == "QuotaReserved", PATIENCE)
     seen.until("PodsReady", lambda: kueue.condition("PodsReady") == "False", PATIENCE)
 

@@ -30,10 +30,10 @@ def pod(name: str, namespace: str, **labels: str) -> dict[str, Any]:
 
 
 def nested(levels: int) -> Any:
-    found: Any = {}
+    result: Any = {}
     for _ in range(levels):
-        found = {"a": found}
-    return found
+        result = {"a": result}
+    return result
 
 
 def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -47,7 +47,7 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(cluster: Cluster,
         pod("imposter", namespace, **{"job-uid": uid, "group": "coordinator", "index": "0"}),
     ]
     cluster.apply(strangers)
-    kept = {each["metadata"]["name"]: each for each in cluster.get("pods", seen.where)["items"]}
+    kept = {item["metadata"]["name"]: item for item in cluster.get("pods", seen.where)["items"]}
     deep = manifest(namespace, "deep")
     deep["spec"]["generation"]["template"] = nested(LEVELS)
     cluster.apply(deep)

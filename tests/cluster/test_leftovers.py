@@ -84,15 +84,15 @@ def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervi
     before = Machine.now()
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    told = json.loads(owner.stdout.readline())
-    folder = Path(told["folder"])
+    document = json.loads(owner.stdout.readline())
+    folder = Path(document["folder"])
     cgroup = f"rlhf-cluster-{folder.name}-"
 
     def sleeps() -> bool:
         return any("time.sleep(600)" in command for command in processes_of(folder, cgroup).values())
 
     wait_until("the program of the pod, which is Running, to begin", sleeps, CRASH_TIMEOUT)
-    for pid in [owner.pid, *(told["supervisors"] if supervisors_too else [])]:
+    for pid in [owner.pid, *(document["supervisors"] if supervisors_too else [])]:
         os.kill(pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()

@@ -62,8 +62,8 @@ print(json.dumps(sorted(reached)))
 
 def job(name: str = "job", namespace: str = TEAM) -> RLHFJob:
     """A job of the examples."""
-    found = load(ROOT / "examples" / "ppo.yaml")
-    return found.model_copy(update={"metadata": {"name": name, "namespace": namespace}})
+    result = load(ROOT / "examples" / "ppo.yaml")
+    return result.model_copy(update={"metadata": {"name": name, "namespace": namespace}})
 
 
 OPERATOR = {
@@ -125,26 +125,26 @@ class Peers:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A node that enforces policies, with the pods and without any policy."""
-    with own_cluster(request, level="node", gpus=0, network_policies=True, images=[images.python()]) as found:
+    with own_cluster(request, level="node", gpus=0, network_policies=True, images=[images.python()]) as result:
         for name in (HOME, TEAM, OTHER):
-            found.add_namespace(name)
+            result.add_namespace(name)
         for name, (namespace, labels) in PEERS.items():
-            found.apply(pods.python(name, SERVER, labels=labels), f"--namespace={namespace}")
+            result.apply(pods.python(name, SERVER, labels=labels), f"--namespace={namespace}")
         for name, (namespace, _) in PEERS.items():
-            pods.wait(found, name, "Running", namespace=namespace)
-        yield found
+            pods.wait(result, name, "Running", namespace=namespace)
+        yield result
 
 
 @pytest.fixture(scope="module")
 def peers(cluster: Cluster) -> Peers:
     """All of them reach all others at every port, and then the policies come."""
-    found = Peers(cluster)
+    result = Peers(cluster)
     for name in ("stranger", "operator"):
-        found.until(name, {(other, port) for other in PEERS if other != name for port in PORTS})
+        result.until(name, {(other, port) for other in PEERS if other != name for port in PORTS})
     api_server = int(cluster.server.rpartition(":")[2])
     values = {"networkPolicy": {"enabled": True, "apiServerPorts": [api_server]}}
     cluster.apply([network_policy(job(), HOME), render(values)["NetworkPolicy", RELEASE]])
-    return found
+    return result
 
 
 def open_to(*ports: int, peers: tuple[str, ...]) -> set[tuple[str, int]]:
@@ -159,14 +159,14 @@ FOR_ANYBODY = open_to(METRICS, peers=OF_THE_JOB) | open_to(OPERATOR_METRICS, HEA
 @pytest.mark.parametrize("name", OF_THE_JOB)
 def test_pods_of_a_job_reach_each_other_at_every_port_and_the_world_outside(peers: Peers, name: str) -> None:
     """Egress is the user's: reward endpoints, hubs, stores."""
-    others = tuple(each for each in (*OF_THE_JOB, *OUTSIDE) if each != name)
+    others = tuple(item for item in (*OF_THE_JOB, *OUTSIDE) if item != name)
     peers.until(name, open_to(*PORTS, peers=others) | open_to(OPERATOR_METRICS, HEALTH, peers=("operator",)))
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_nobody_else_reaches_more_than_metrics(peers: Peers, name: str) -> None:
     """Neither another job of the namespace, nor one of the same name elsewhere, nor one that calls itself operator."""
-    others = tuple(each for each in OUTSIDE if each != name)
+    others = tuple(item for item in OUTSIDE if item != name)
     peers.until(name, open_to(*PORTS, peers=others) | FOR_ANYBODY)
 
 

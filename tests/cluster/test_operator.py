@@ -32,7 +32,7 @@ def test_an_applied_job_gets_its_objects_and_conditions_and_takes_them_along(
     seen.until_event("Starting")
     children = cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"]
     uid = seen.job()["metadata"]["uid"]
-    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children} == {uid}
+    assert {child["metadata"]["ownerReferences"][0]["uid"] for child in children} == {uid}
     assert "arithmetic" not in cluster.kubectl("get", "rlhf", seen.where)
     cluster.kubectl("delete", "rlhfjob", "job", seen.where)
     seen.until(
@@ -114,8 +114,8 @@ def test_pods_that_the_api_server_would_refuse_are_told_in_its_words_before_anyt
 ) -> None:
     typo = {"spec": {"nodeSelectr": {"zone": "a"}}}
     cluster.apply(manifest(namespace, generation={"replicas": 2, "template": typo}))
-    told = 'unknown field "spec.nodeSelectr"'
-    seen.until("PodsRefused", lambda: told in seen.condition("Planned").get("message", ""))
+    message = 'unknown field "spec.nodeSelectr"'
+    seen.until("PodsRefused", lambda: message in seen.condition("Planned").get("message", ""))
     assert seen.condition("Planned")["reason"] == "PodsRefused"
     assert "did you mean nodeSelector?" in seen.condition("Planned")["message"]
     assert cluster.get(CHILDREN, seen.where, f"--selector={LABEL}=job")["items"] == []
@@ -181,7 +181,7 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
     cluster.apply([manifest(namespace, f"idle-{number}", suspend=True) for number in range(20)])
     seen.until(
         "all to be Suspended",
-        lambda: all(seen.condition("Suspended", f"idle-{each}").get("status") == "True" for each in range(20)),
+        lambda: all(seen.condition("Suspended", f"idle-{item}").get("status") == "True" for item in range(20)),
     )
 
     def asked() -> float:

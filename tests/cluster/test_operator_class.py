@@ -33,7 +33,7 @@ def test_each_operator_reconciles_the_jobs_of_its_class_alone(
         assert "status" not in seen.job("green"), "no operator of this class runs"
         assert pods("green") == []
         leases = cluster.get("leases", "--namespace=default")["items"]
-        assert {"rlhf-operator", "rlhf-operator-blue"} <= {each["metadata"]["name"] for each in leases}
+        assert {"rlhf-operator", "rlhf-operator-blue"} <= {lease["metadata"]["name"] for lease in leases}
 
         blue.stop()
         cluster.kubectl("delete", "pod/blue-inference-0", "pod/plain-inference-0", seen.where)

@@ -46,11 +46,11 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
 
 def epochs(seen: Seen) -> dict[str, set[str]]:
     """Group -> epochs that its pods carry."""
-    found: dict[str, set[str]] = {}
-    for each in seen.pods().values():
-        labels = each["metadata"]["labels"]
-        found.setdefault(labels["rlhf.dev/group"], set()).add(labels["rlhf.dev/epoch"])
-    return found
+    result: dict[str, set[str]] = {}
+    for pod in seen.pods().values():
+        labels = pod["metadata"]["labels"]
+        result.setdefault(labels["rlhf.dev/group"], set()).add(labels["rlhf.dev/epoch"])
+    return result
 
 
 def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
@@ -85,21 +85,21 @@ def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
 def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelets_words_are_told(
     cluster: Cluster, seen: Seen, namespace: str
 ) -> None:
-    told = "Pod was rejected: Allocate failed due to rpc error: device plugin is sick"
-    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": told}
+    message = "Pod was rejected: Allocate failed due to rpc error: device plugin is sick"
+    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
     names = {seen.uids()["generation-0"]}
     since = time.monotonic()
     while time.monotonic() - since < 25:
-        found = seen.pods().get("generation-0", {})
-        meta = found.get("metadata", {"deletionTimestamp": "gone"})
-        if "deletionTimestamp" not in meta and found["status"].get("phase") == "Running":
+        result = seen.pods().get("generation-0", {})
+        meta = result.get("metadata", {"deletionTimestamp": "gone"})
+        if "deletionTimestamp" not in meta and result["status"].get("phase") == "Running":
             names.add(meta["uid"])
             seen.report("generation-0", refused)
     assert len(names) <= 4, "made at once, then 10 s and 20 s after the one before; it was 52"
     again = "before job-generation-0 is made again, because it ended"
-    words = ("waits until", again, f"disrupted (UnexpectedAdmissionError: {told})")
+    words = ("waits until", again, f"disrupted (UnexpectedAdmissionError: {message})")
     seen.until("the wait is told", lambda: all(part in seen.condition("Running")["message"] for part in words))
     assert seen.restarts()[0] == 0
     full = {
@@ -127,7 +127,7 @@ def test_a_changed_template_is_rolled_without_a_restart_being_counted(
     seen.until("new generation pods", lambda: images("generation") == {"example.org/worker:2"})
     seen.until_pods(*ALL)
     unchanged = {name for name, uid in seen.uids().items() if uid == before[name]}
-    assert unchanged == {each for each in ALL if not each.startswith("generation")}
+    assert unchanged == {item for item in ALL if not item.startswith("generation")}
     [mounting] = SHARED_FILES["spec"]["containers"]
     ranks = {"spec": {"containers": [mounting | {"image": "example.org/worker:2"}]}}
     seen.patch(training={"template": ranks})
@@ -174,8 +174,8 @@ def test_a_deletion_waits_for_a_checkpoint_and_never_for_ever(
     try:
         cluster.kubectl("delete", "rlhfjob", "orphan", seen.where, "--wait=false")
         cluster.kubectl("patch", "rlhfjob", "orphan", seen.where, "--type=merge", let_go)
-        found = ("get", "rlhfjob", "orphan", seen.where, "--ignore-not-found", "--output=name")
-        assert cluster.kubectl(*found) == ""
+        result = ("get", "rlhfjob", "orphan", seen.where, "--ignore-not-found", "--output=name")
+        assert cluster.kubectl(*result) == ""
     finally:
         operator.start()
 
@@ -199,12 +199,12 @@ def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen
     ours = ["service/job", "service/job-coordinator", "configmap/job-job", "networkpolicy/job"]
     ours += ["secret/job-certificates"]
     uid = "--output=jsonpath={.metadata.uid}"
-    old = {each: cluster.kubectl("get", each, seen.where, uid) for each in ours}
+    old = {item: cluster.kubectl("get", item, seen.where, uid) for item in ours}
     cluster.kubectl("delete", *ours, seen.where)
 
     def back(name: str) -> bool:
-        found = cluster.kubectl("get", name, seen.where, uid, "--ignore-not-found")
-        return found not in ("", old[name])
+        result = cluster.kubectl("get", name, seen.where, uid, "--ignore-not-found")
+        return result not in ("", old[name])
 
     for each in ours:
         # The Secret is read once a minute while all is well; a pod that starts makes that ten seconds.
@@ -281,8 +281,8 @@ def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, s
     # What the node controller does to a node that does not answer; pods bear it for five minutes unless they say less.
     lost = "example.org/unreachable:NoExecute"
     cluster.kubectl("taint", "node", node, lost)
-    told = "Unschedulable"
-    seen.until(told, lambda: seen.condition("Running")["reason"] == told)
+    message = "Unschedulable"
+    seen.until(message, lambda: seen.condition("Running")["reason"] == message)
     words = "no node can take job-inference-0"
     seen.until(words, lambda: words in seen.condition("Running")["message"])
     assert "DeletionByTaintManager" in seen.job()["status"]["restarts"]["lastReason"]
@@ -298,8 +298,8 @@ def test_certificates_are_renewed_in_time_and_pods_go_on(cluster: Cluster, seen:
     before = seen.uids()
 
     def data() -> dict[str, str]:
-        found: dict[str, str] = cluster.get("secret", "job-certificates", seen.where)["data"]
-        return found
+        result: dict[str, str] = cluster.get("secret", "job-certificates", seen.where)["data"]
+        return result
 
     first = data()
     seen.until("a new certificate", lambda: data()["tls.crt"] != first["tls.crt"], CERTIFICATE_SECONDS + 60)

@@ -20,8 +20,8 @@ def test_every_killed_pod_is_replaced_and_the_last_line_says_so() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["settings"]["scale"] == 0.02
-    found = said["scenarios"]["S5"]
-    assert (found["pods"], found["replaced"]) == (20, 10)
+    s5 = said["scenarios"]["S5"]
+    assert (s5["pods"], s5["replaced"]) == (20, 10)
 
 
 def test_a_scenario_that_does_not_exist_is_named() -> None:

@@ -51,8 +51,8 @@ def of_others(namespace: str, job: str) -> list[dict[str, Any]]:
 def stored(cluster: Cluster, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the API server holds of these objects."""
     return [
-        cluster.get(each["kind"].lower(), each["metadata"]["name"], f"--namespace={each['metadata']['namespace']}")
-        for each in bodies
+        cluster.get(body["kind"].lower(), body["metadata"]["name"], f"--namespace={body['metadata']['namespace']}")
+        for body in bodies
     ]
 
 
@@ -79,12 +79,12 @@ def test_objects_of_others_under_a_jobs_names_are_told_and_neither_changed_nor_t
         seen.until("an object to be named", named)
         assert "another name" in message
         assert not cluster.get("pods", seen.where)["items"], "no pod runs with what is not the job's"
-        for each in gone:
-            resource = f"{each['kind'].lower()}/{each['metadata']['name']}"
+        for entry in gone:
+            resource = f"{entry['kind'].lower()}/{entry['metadata']['name']}"
             assert resource in message, "and how to remove it"
-            assert stored(cluster, [each]) == [each]
+            assert stored(cluster, [entry]) == [entry]
             cluster.kubectl("delete", resource, seen.where)
-        left = [each for each in left if each not in gone]
+        left = [item for item in left if item not in gone]
     seen.until("the pods", lambda: len(cluster.get("pods", seen.where)["items"]) == len(ALL))
     seen.until_event("NameTaken", name="wild")
 
@@ -160,5 +160,9 @@ def test_what_was_created_can_be_changed_and_lose_a_field(cluster: Cluster, seen
     )
     after = cluster.get("service", "job", seen.where, "--show-managed-fields")
     assert after["metadata"]["uid"] == uid
-    ours = [each for each in after["metadata"]["managedFields"] if each["manager"] == "rlhf-operator"]
-    assert [each["operation"] for each in ours] == ["Apply"], "a field that is not applied any more goes away"
+    ours = [
+        managed_field
+        for managed_field in after["metadata"]["managedFields"]
+        if managed_field["manager"] == "rlhf-operator"
+    ]
+    assert [item["operation"] for item in ours] == ["Apply"], "a field that is not applied any more goes away"

@@ -44,9 +44,10 @@ def containers(seen: Seen) -> dict[str, Any]:
 def lose(seen: Seen, *workers: str) -> None:
     """Deletes pods, and waits for those in their place."""
     before = seen.uids()
-    seen.cluster.kubectl("delete", *(f"pod/job-{each}" for each in workers), seen.where)
+    seen.cluster.kubectl("delete", *(f"pod/job-{worker}" for worker in workers), seen.where)
     seen.until(
-        "others in their place", lambda: all(seen.uids().get(each, before[each]) != before[each] for each in workers)
+        "others in their place",
+        lambda: all(seen.uids().get(worker, before[worker]) != before[worker] for worker in workers),
     )
     seen.until("them to run", lambda: set(workers) <= set(seen.running()))
 

@@ -24,10 +24,10 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
     spec["prompts"]["path"] = str(folder / "prompts.jsonl")
     spec["checkpoints"] = {"path": str(folder / "checkpoints"), "every": 4}
     (folder / "checkpoints").mkdir()
-    for each in (folder, folder / "checkpoints"):
-        each.chmod(0o777)
-    for each in (folder / "policy").iterdir():
-        each.chmod(0o644)  # safetensors writes 0600, and pods are another user
+    for item in (folder, folder / "checkpoints"):
+        item.chmod(0o777)
+    for item in (folder / "policy").iterdir():
+        item.chmod(0o644)  # safetensors writes 0600, and pods are another user
     code, data = environment.folders(), {"data": folder}
     cluster.add_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
     cluster.apply([*environment.volumes(code, name), *environment.volumes(data, name, writable=True)])
@@ -46,4 +46,4 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition of a job; empty when it is not there yet."""
     conditions = job.get("status", {}).get("conditions", [])
-    return next((each for each in conditions if each["type"] == kind), {})
+    return next((item for item in conditions if item["type"] == kind), {})

@@ -100,10 +100,10 @@ def kwok_stages() -> list[Path]:
     folder = cache_folder() / "stages"
     if not folder.is_dir():
         command = [_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]
-        found = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
-        source = Path(found.stdout.strip()) / "kustomize" / "stage"
-        if found.returncode or not source.is_dir():
-            raise ToolchainError(f"{' '.join(command)} named no folder with stages: {found.stdout}{found.stderr}")
+        result = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
+        source = Path(result.stdout.strip()) / "kustomize" / "stage"
+        if result.returncode or not source.is_dir():
+            raise ToolchainError(f"{' '.join(command)} named no folder with stages: {result.stdout}{result.stderr}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent))
         for stage in KWOK_STAGES:
@@ -135,7 +135,7 @@ def _build(name: str, path: Path, module: Path) -> Path:
 
 def _go() -> str:
     own = Path(sys.prefix) / "bin" / "go"  # make puts it there where the machine has none, or one that is too old
-    found = str(own) if own.is_file() else shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if not found:
+    result = str(own) if own.is_file() else shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if not result:
         raise ToolchainError("no Go toolchain found: `make go` gets one, or install Go 1.26 or later")
-    return found
+    return result

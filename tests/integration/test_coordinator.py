@@ -111,9 +111,9 @@ async def test_steps_that_were_skipped_are_told_in_words_and_in_the_summary(
     assert (await coordinated.outcome()).phase == "Complete"
     await workers.end(60.0)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    (told,) = [event["message"] for event in events if event["kind"] == "steps-skipped"]
+    (reported,) = [event["message"] for event in events if event["kind"] == "steps-skipped"]
     why = "because a loss or gradient was infinite or NaN"
-    assert told == f"iteration 1: 1 optimizer step was skipped, {why}; 3 so far in this job"
+    assert reported == f"iteration 1: 1 optimizer step was skipped, {why}; 3 so far in this job"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["nonfinite_steps"] == 3
 
 
@@ -333,7 +333,7 @@ async def test_status_names_what_is_waited_for(jobs: list[Coordinated], tmp_path
         stub = CoordinatorStub(channel)
         status = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
         assert status.phase == "Starting"
-        assert any(sentence.startswith("generation-1 to register (") for sentence in status.waiting_for)
+        assert any(summary.startswith("generation-1 to register (") for summary in status.waiting_for)
         assert status.ledger["queued"] == 16
         pace = Pace(tokens_per_tick=0)  # it generates for as long as nobody has seen it
         workers, phases = None, []

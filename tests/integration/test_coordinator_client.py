@@ -51,7 +51,7 @@ async def test_a_coordinator_is_read_and_told_its_sizes_by_the_holder_of_its_cer
         assert reading is not None
         assert (reading.phase, reading.iteration, reading.iterations) == ("Starting", 0, 3)
         assert reading.replicas == {"generation": 2, "inference": 2, "training": 2}
-        assert any(each.startswith("generation-0 to register") for each in reading.waiting_for)
+        assert any(item.startswith("generation-0 to register") for item in reading.waiting_for)
         readers.resize("team/job", {"generation": 5})
         await until(lambda: len(changed) >= 2)
         resized, _ = readers.latest("team/job")

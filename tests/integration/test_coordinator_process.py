@@ -79,9 +79,9 @@ async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(
         worker.protocol = version
     assert await process.code() == ExitCode.OK
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
-    told = {worker.protocol: json.loads(worker.job)["spec"]["runPolicy"] for worker in workers.workers}
-    assert "hangTimeoutSeconds" in told[PROTOCOL]
-    assert "hangTimeoutSeconds" not in told[0], "a worker of that version ends when it is told of a field it lacks"
+    reported = {worker.protocol: json.loads(worker.job)["spec"]["runPolicy"] for worker in workers.workers}
+    assert "hangTimeoutSeconds" in reported[PROTOCOL]
+    assert "hangTimeoutSeconds" not in reported[0], "a worker of that version ends when it is told of a field it lacks"
 
 
 async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(
@@ -96,7 +96,7 @@ async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(
     await process.until_serving()
     async with aio_channel(process.address, None) as channel:
         async for status in CoordinatorStub(channel).WatchStatus(WatchStatusRequest(max_rate_hz=20)):
-            if any(f"training-0 to register: {why}" in each for each in status.waiting_for):
+            if any(f"training-0 to register: {why}" in item for item in status.waiting_for):
                 break
     assert process.process is not None
     assert process.process.poll() is None

@@ -47,8 +47,8 @@ async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubl
         assert [worker.registered for worker in crews[0].workers] == [1, 1, 1, 1], "nobody was restarted"
     finally:
         await coordinated.cancel()
-        for each in crews:
-            await each.end(0.0)
+        for item in crews:
+            await item.end(0.0)
 
 
 async def test_a_group_that_trains_keeps_its_size(tmp_path: Path) -> None:

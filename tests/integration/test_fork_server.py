@@ -135,7 +135,7 @@ async def test_a_server_that_is_too_slow_is_given_up_for_all_who_wait_for_it(
         async with asyncio.timeout(120):
             starts = (server.start(worker(tmp_path, index)) for index in range(3))
             answers = await asyncio.gather(*starts, return_exceptions=True)
-        assert [type(each) for each in answers] == [ForkServerError] * 3
+        assert [type(answer) for answer in answers] == [ForkServerError] * 3
         assert "started one by one" in server.broken
     finally:
         monkeypatch.undo()
@@ -148,8 +148,8 @@ async def test_starts_that_meet_a_dying_server_end_and_do_not_wait_for_it(tmp_pa
         await server.start(worker(tmp_path, 0))
         server.kill()
         starts = [server.start(worker(tmp_path, index)) for index in (1, 2, 3)]
-        found = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 240)
-        assert all(isinstance(each, ForkedProcess | ForkServerError) for each in found)
-        assert isinstance(found[-1], ForkedProcess)
+        result = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 240)
+        assert all(isinstance(item, ForkedProcess | ForkServerError) for item in result)
+        assert isinstance(result[-1], ForkedProcess)
     finally:
         await server.close()

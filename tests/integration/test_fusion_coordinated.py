@@ -51,8 +51,8 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, str]]:
-    told = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
-    return [line for line in told if line["kind"] == kind]
+    reported = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    return [line for line in reported if line["kind"] == kind]
 
 
 @pytest.mark.parametrize("transfer", ["KV", "Tokens"])
@@ -64,11 +64,11 @@ async def test_the_tail_gathers_on_the_pool_and_the_others_score(
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
-    told = lines(tmp_path)
-    moved = [line[f"fusion/moved_{'kv' if transfer == 'KV' else 'tokens'}"] for line in told]
+    reported = lines(tmp_path)
+    moved = [line[f"fusion/moved_{'kv' if transfer == 'KV' else 'tokens'}"] for line in reported]
     assert sum(moved) > 0
-    assert [line["samples/migrated"] for line in told] == moved, "and nothing by the other way"
-    assert all(line["fusion/threshold"] == 5 and line["fusion/pool"] == 1 for line in told)
+    assert [line["samples/migrated"] for line in reported] == moved, "and nothing by the other way"
+    assert all(line["fusion/threshold"] == 5 and line["fusion/pool"] == 1 for line in reported)
     assert all(len(line["workers"].split(",")) == 1 for line in events(tmp_path, "pool-formed") if line["workers"])
     assert len(events(tmp_path, "pool-dissolved")) == 3
     scorers = {worker.name for worker in workers.workers if worker.scored}
@@ -116,9 +116,9 @@ async def test_auto_measures_once_and_plans_every_iteration(jobs: list[Coordinat
     assert workers["training-0"].weights == expected_weights(coordinated.job)
     written = json.loads((run.journal.folder / "job.json").read_text())[JOB_KEY]["costs"]
     assert StageCosts.from_document(written) == run.state.fusion.costs, "and what was learned since"
-    told = lines(tmp_path)
-    assert any(line["fusion/threshold"] > 0 for line in told)
-    assert all(line["fusion/predicted_seconds"] <= line["fusion/predicted_off_seconds"] for line in told[1:])
+    reported = lines(tmp_path)
+    assert any(line["fusion/threshold"] > 0 for line in reported)
+    assert all(line["fusion/predicted_seconds"] <= line["fusion/predicted_off_seconds"] for line in reported[1:])
 
 
 async def test_workers_that_cannot_measure_leave_the_job_as_it_was(jobs: list[Coordinated], tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ async def test_a_source_that_waits_for_its_receipt_is_not_told_to_stop(jobs: lis
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
-    told = lines(tmp_path)
-    assert [line["fusion/stayed"] + line["fusion/moved_tokens"] for line in told] == [0, 0]
-    assert [line["fusion/moved_kv"] for line in told] == [line["samples/migrated"] for line in told]
-    assert sum(line["fusion/moved_kv"] for line in told) > 0
+    reported = lines(tmp_path)
+    assert [line["fusion/stayed"] + line["fusion/moved_tokens"] for line in reported] == [0, 0]
+    assert [line["fusion/moved_kv"] for line in reported] == [line["samples/migrated"] for line in reported]
+    assert sum(line["fusion/moved_kv"] for line in reported) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

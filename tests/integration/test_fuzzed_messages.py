@@ -137,13 +137,13 @@ def _harmless(data: bytes) -> bytes:
         message = pb.WorkerMessage.FromString(data)
     except Exception:
         return data
-    for each in (message, *message.batch.messages):
-        if each.HasField("done"):
-            each.done.failure.retryable = True
-        if each.HasField("register"):
-            del each.register.held[:]
-            each.register.state.role = each.register.state.role.replace("generation", "decoding")
-            del each.register.state.roles[:]
+    for item in (message, *message.batch.messages):
+        if item.HasField("done"):
+            item.done.failure.retryable = True
+        if item.HasField("register"):
+            del item.register.held[:]
+            item.register.state.role = item.register.state.role.replace("generation", "decoding")
+            del item.register.state.roles[:]
     return message.SerializeToString()
 
 
@@ -300,10 +300,10 @@ async def outcome_of(call: Any) -> grpc.StatusCode:
 def parts_of(rng: random.Random, good: list[pb.KvPart], number: int) -> list[bytes]:
     """A transfer that must not succeed: parts are changed, and one part of the cache at least is left out."""
     offer, chunks = good[0], [part for part in good if part.HasField("chunk")]
-    found = [offer, *rng.sample(chunks, min(len(chunks) - 1, rng.randrange(PARTS - 1))), good[-1]]
-    wrong = rng.randrange(len(found))
+    result = [offer, *rng.sample(chunks, min(len(chunks) - 1, rng.randrange(PARTS - 1))), good[-1]]
+    wrong = rng.randrange(len(result))
     data = []
-    for place, part in enumerate(found):
+    for place, part in enumerate(result):
         one = pb.KvPart.FromString(part.SerializeToString())
         if one.HasField("offer"):
             one.offer.sample.key.sample = 1000 + number
@@ -335,12 +335,12 @@ async def test_workers_and_what_their_peers_send(tmp_path: Path) -> None:
                 refused += await many(50, 8, partial(read, stranger, rng))
             assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
         async with aio_channel(address, stage.certificates) as channel:
-            found = await many(TRANSFERS, 8, lambda number: transfer(channel, parts_of(rng, good, number)))
+            result = await many(TRANSFERS, 8, lambda number: transfer(channel, parts_of(rng, good, number)))
             await many(READS, 16, lambda number: read(channel, rng, number))
-        receipts = [each for each in found if isinstance(each, pb.KvReceipt)]
+        receipts = [item for item in result if isinstance(item, pb.KvReceipt)]
         assert receipts
-        assert not any(each.accepted for each in receipts)
-        assert all(each.why for each in receipts), "a refusal says why"
+        assert not any(receipt.accepted for receipt in receipts)
+        assert all(receipt.why for receipt in receipts), "a refusal says why"
         for number in (0, 1):
             stage.check(await stage.one.finished(number, 1))
         stage.check(await stage.other.finished(40, 1))

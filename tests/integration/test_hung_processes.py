@@ -49,8 +49,8 @@ def answer(address: str, seconds: float = 5.0) -> int:
 async def until(address: str, status: int) -> None:
     def ask() -> None:
         deadline = time.monotonic() + PATIENCE
-        while (found := answer(address)) != status:
-            assert time.monotonic() < deadline, f"{found}, not {status}"
+        while (result := answer(address)) != status:
+            assert time.monotonic() < deadline, f"{result}, not {status}"
             time.sleep(0.1)
 
     await asyncio.to_thread(ask)
@@ -160,7 +160,7 @@ async def worker_state(run_dir: Path, address: str, name: str) -> tuple[str, flo
     """(state, seconds of silence) of a worker, as its coordinator says it."""
     async with aio_channel(address, run_dir / "certificates") as channel:
         status = await CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=60)
-    return next((each.state, each.silent_seconds) for each in status.workers if each.worker == name)
+    return next((worker.state, worker.silent_seconds) for worker in status.workers if worker.worker == name)
 
 
 @pytest.mark.timeout(900)

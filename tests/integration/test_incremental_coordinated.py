@@ -67,14 +67,14 @@ async def test_auto_goes_by_the_last_iteration(jobs: list[Coordinated], tmp_path
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
     assert workers["training-0"].weights == expected_weights(coordinated.job)
-    told = lines(tmp_path)
+    reported = lines(tmp_path)
     worth = token_seconds > 1e-6
-    assert (told[0]["incremental/on"], told[0]["incremental/early_share"]) == (0, 0)
-    assert (told[-1]["incremental/on"], told[-1]["incremental/early_share"] > 0) == (worth, worth)
+    assert (reported[0]["incremental/on"], reported[0]["incremental/early_share"]) == (0, 0)
+    assert (reported[-1]["incremental/on"], reported[-1]["incremental/early_share"] > 0) == (worth, worth)
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert ("incremental-choice" in events) == worth
     if worth:
-        assert told[-1]["incremental/predicted_gain_seconds"] > 0.01
+        assert reported[-1]["incremental/predicted_gain_seconds"] > 0.01
 
 
 @pytest.mark.parametrize(("seed", "incremental"), [(0, "Enabled"), (2, "Auto")])

@@ -31,10 +31,10 @@ def test_a_job_trains_by_ipv6_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def prepared(*arguments: Any, **more: Any) -> LocalJob:
         local = prepare_job(*arguments, **more)
         moved = [
-            replace(each, env={name: by_ipv6(name, value) for name, value in each.env.items()})
-            for each in local.processes
+            replace(process, env={name: by_ipv6(name, value) for name, value in process.env.items()})
+            for process in local.processes
         ]
-        assert not [value for each in moved for value in each.env.values() if LOOPBACK in value]
+        assert not [value for item in moved for value in item.env.values() if LOOPBACK in value]
         return replace(local, processes=moved, address=local.address.replace(LOOPBACK, "[::1]"))
 
     monkeypatch.setattr(run, "prepare_job", prepared)

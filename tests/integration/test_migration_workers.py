@@ -45,13 +45,15 @@ async def test_a_sample_moves_while_it_is_decoded_and_its_source_forgets_it(stag
     assert moved.bytes == positions * 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, size, float32
     assert not unknown.moved
     assert unknown.why == "it is not held here"
-    first = await stage.other.session.first("progress", lambda told: told.key == moved.progress.key)
+    first = await stage.other.session.first("progress", lambda message: message.key == moved.progress.key)
     assert first == moved.progress
     stage.check(await stage.other.finished(number, 2))
     stage.check(await stage.one.finished(number + 1, 1))
     await stage.one.idle()
     assert not [
-        told for told in stage.one.session.received if told.finished.key.sample == number and told.HasField("finished")
+        message
+        for message in stage.one.session.received
+        if message.finished.key.sample == number and message.HasField("finished")
     ]
     spans = [
         await session.first("span", lambda span: (span.name, span.attributes["sample"]) == ("migrate", str(number)))
@@ -67,7 +69,7 @@ async def test_samples_move_there_and_back_and_one_that_waits_for_a_slot_moves_b
     numbers = range(10, 16)  # more than there are slots: the last waits while the first are decoded
     done = await stage.one.ask(generate=pb.Generate(samples=[sample(number) for number in numbers]))
     assert not done.HasField("failure")
-    await stage.one.session.first("progress", lambda told: told.key.sample == 13)
+    await stage.one.session.first("progress", lambda message: message.key.sample == 13)
     answer = await stage.one.session.done(stage.one.migrate(stage.other.address, (10, 1, 2), (15, 1, 2), (11, 1, 2)))
     assert [moved.moved for moved in answer.migrate.samples] == [True] * 3
     waited = answer.migrate.samples[1]
@@ -119,8 +121,8 @@ async def test_a_destination_that_fails_at_any_phase_leaves_the_sample_where_it_
     for group in range(0, len(FAULTS), SLOTS):
         faults = FAULTS[group : group + SLOTS]
         await asyncio.gather(*(one(100 + group + n, *fault) for n, fault in enumerate(faults)))
-    told = [told.finished.key.sample for told in stage.one.session.received if told.HasField("finished")]
-    assert [told.count(100 + number) for number in range(len(FAULTS))] == [1] * len(FAULTS)
+    samples = [message.finished.key.sample for message in stage.one.session.received if message.HasField("finished")]
+    assert [samples.count(100 + number) for number in range(len(FAULTS))] == [1] * len(FAULTS)
     await stage.one.idle()
 
 
@@ -140,7 +142,7 @@ async def test_a_destination_that_is_not_there_or_is_cut_off(stage: MigrationSta
     for number in (120, 121, 122):
         stage.check(await stage.one.finished(number, 1))
     await stage.other.idle()
-    assert not [told for told in stage.other.session.received if told.progress.key.sample in (120, 121, 122)]
+    assert not [message for message in stage.other.session.received if message.progress.key.sample in (120, 121, 122)]
 
 
 async def test_a_sample_that_is_withdrawn_or_finished_while_it_moves(stage: MigrationStage) -> None:
@@ -276,7 +278,7 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Migr
     )
     await worker.generate(sample(200))
     assert not (await worker.ask(score=pb.Score(samples=[score]))).HasField("failure")
-    scored = await worker.session.first("scored", lambda told: told.key == score.key)
+    scored = await worker.session.first("scored", lambda message: message.key == score.key)
     assert len(unpack(scored.result)) == RESPONSE
     finished = await worker.finished(200, 1)
     stage.check(finished)
@@ -363,6 +365,6 @@ async def test_a_process_that_dies_during_a_transfer(stage: MigrationStage) -> N
         await stage.one.process.wait()
         link.cut()
     await stage.other.idle()
-    assert not [told for told in stage.other.session.received if told.progress.key.sample == number]
+    assert not [message for message in stage.other.session.received if message.progress.key.sample == number]
     await stage.other.generate(*(sample(190 + number) for number in range(SLOTS)))  # no slot is kept for what died
     await stage.other.withdraw(*(190 + number for number in range(SLOTS)))

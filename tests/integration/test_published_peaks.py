@@ -23,8 +23,8 @@ AT_FLOOR = (2, 5, 8)
 def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
     row = PUBLISHED[number]
     instance = row.instance()
-    found = solve(instance, SearchOptions(BUDGETS[number]), lambda: 0.0)
-    checked = check_schedule(instance, steps_by_device(found.timeline))
+    result = solve(instance, SearchOptions(BUDGETS[number]), lambda: 0.0)
+    checked = check_schedule(instance, steps_by_device(result.timeline))
     assert checked.makespan == row.bound
     assert max(checked.peaks) <= row.peak + 1e-9
-    assert found.peak_at_bound == (number in AT_FLOOR)
+    assert result.peak_at_bound == (number in AT_FLOOR)

@@ -146,8 +146,8 @@ def report_of(folder: Path, rank: int, launcher: subprocess.Popen[str]) -> dict[
         assert time.monotonic() < deadline, f"waited {WAIT} s for the report of rank {rank}"
         assert launcher.poll() is None, "all ranks ended before they reported"
         time.sleep(0.05)
-    found: dict[str, object] = json.loads(file.read_text())
-    return found
+    document: dict[str, object] = json.loads(file.read_text())
+    return document
 
 
 def test_processes_compute_what_threads_compute_and_a_killed_rank_restarts_the_others(

@@ -63,21 +63,21 @@ class Ended:
 
 def processes(runner: int) -> dict[str, int]:
     """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for child in _children(runner):
         try:
             environment = dict(
                 entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry
             )
             if FORK_SERVER in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                found |= {Path(f"/proc/{worker}/comm").read_text().strip(): worker for worker in _children(child)}
+                result |= {Path(f"/proc/{worker}/comm").read_text().strip(): worker for worker in _children(child)}
                 continue
         except OSError:  # it ended while we looked
             continue
         if Env.GROUP in environment:
             group, index = environment[Env.GROUP], environment.get(Env.INDEX, "0")
-            found["coordinator" if group == "coordinator" else f"{group}-{index}"] = child
-    return found
+            result["coordinator" if group == "coordinator" else f"{group}-{index}"] = child
+    return result
 
 
 def _children(pid: int) -> list[int]:
@@ -139,7 +139,7 @@ def _trained(run_dir: Path) -> int:
     return recorded.read_text().count("\n") if recorded.is_file() else 0
 
 
-def _told(run_dir: Path, kind: str) -> int:
+def _recorded(run_dir: Path, kind: str) -> int:
     events = run_dir / "events.jsonl"
     return events.read_text().count(f'"kind": "{kind}"') if kind and events.is_file() else 0
 
@@ -147,14 +147,14 @@ def _told(run_dir: Path, kind: str) -> int:
 def _begun(run_dir: Path, phase: str) -> int:
     """The last iteration that came to this phase; -1: none."""
     log = run_dir / "logs" / "coordinator.log"
-    found = re.findall(rf" {phase} \(iteration (\d+)\)", log.read_text()) if log.is_file() else []
-    return int(found[-1]) if found else -1
+    result = re.findall(rf" {phase} \(iteration (\d+)\)", log.read_text()) if log.is_file() else []
+    return int(result[-1]) if result else -1
 
 
 def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
     rng = random.Random(kills.seed)
-    told, iteration = 0, -1
+    reported, iteration = 0, -1
     for number in range(kills.count):
         calm = rng.uniform(SHORTEST_CALM_SECONDS, kills.longest_calm_seconds)
         everyone = sorted(kills.among)
@@ -162,9 +162,9 @@ def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, start
         trained = _trained(run_dir) + kills.iterations_between
         while runner.poll() is None and _trained(run_dir) < trained:
             time.sleep(0.05)
-        while runner.poll() is None and kills.at_event and _told(run_dir, kills.at_event) == told:
+        while runner.poll() is None and kills.at_event and _recorded(run_dir, kills.at_event) == reported:
             time.sleep(0.002)
-        told = _told(run_dir, kills.at_event)
+        reported = _recorded(run_dir, kills.at_event)
         phase = kills.in_phases[number] if number < len(kills.in_phases) else ""
         iteration = max(trained, iteration + 1)
         while runner.poll() is None and phase and _begun(run_dir, phase) < iteration:

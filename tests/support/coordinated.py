@@ -66,14 +66,14 @@ PROMPTS = 11
 
 def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
     """Prompts without a tokenizer."""
-    each = samples_per_prompt(job.spec)
+    item = samples_per_prompt(job.spec)
     lines = [Prompt(n + 1, struct.pack("<2i", n, n + 1), f"p{n}", f'{{"prompt": "p{n}"}}') for n in range(count)]
     return PromptSet(
         lines,
         seed=job.spec.seed,
         shuffle=True,
-        per_iteration=job.spec.rollout.batch_size // each,
-        samples_per_prompt=each,
+        per_iteration=job.spec.rollout.batch_size // item,
+        samples_per_prompt=item,
     )
 
 

@@ -126,19 +126,19 @@ def nodes(node: Json = SCHEMA, path: str = "") -> Iterator[Field]:
         yield from nodes(node["items"], f"{path}[]")
 
 
-ENUMS: Final = [each for each in nodes() if "enum" in each.node]
-DEFAULTS: Final = [each for each in nodes() if "default" in each.node]
+ENUMS: Final = [node for node in nodes() if "enum" in node.node]
+DEFAULTS: Final = [node for node in nodes() if "default" in node.node]
 RULES: Final[list[tuple[str, Json]]] = [
-    (each.path, rule)
-    for each in nodes()
-    for rule in each.node.get("x-kubernetes-validations", [])
+    (node.path, rule)
+    for node in nodes()
+    for rule in node.node.get("x-kubernetes-validations", [])
     if "oldSelf" not in rule["rule"] or "optionalOldSelf" in rule
 ]
 """(node, validation) of what any job must keep, or any new one."""
 TRANSITIONS: Final[dict[str, str]] = {
-    f"{each.path}{rule.get('fieldPath', '')}": rule["message"]
-    for each in nodes()
-    for rule in each.node.get("x-kubernetes-validations", [])
+    f"{node.path}{rule.get('fieldPath', '')}": rule["message"]
+    for node in nodes()
+    for rule in node.node.get("x-kubernetes-validations", [])
     if "oldSelf" in rule["rule"] and "optionalOldSelf" not in rule
 }
 """Field to blame -> message, of what a live job must keep."""
@@ -196,16 +196,16 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 
 def bare() -> list[Json]:
     """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
-    found = []
+    result = []
     for algorithm in ALGORITHMS:
         data = _of(algorithm, {} if algorithm == SHOWN else ENDPOINT)
-        found += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
-    return found
+        result += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
+    return result
 
 
 def _without(value: Any, schema: Json, *, keep: bool) -> Any:
     if isinstance(value, list) and "items" in schema:
-        return [_without(each, schema["items"], keep=keep) for each in value]
+        return [_without(item, schema["items"], keep=keep) for item in value]
     if not isinstance(value, dict):
         return value
     known = schema.get("properties", {})
@@ -219,36 +219,36 @@ def _without(value: Any, schema: Json, *, keep: bool) -> Any:
 
 def values_at(data: Any, path: str) -> list[Any]:
     """Every value at a path with `[]`; none where a field on the way is not set."""
-    found = [data]
+    result = [data]
     for part in path.split("."):
         name, listed = part.removesuffix("[]"), part.endswith("[]")
-        found = [each[name] for each in found if each is not None and name in each]
+        result = [item[name] for item in result if item is not None and name in item]
         if listed:
-            found = [member for each in found for member in each]
-    return found
+            result = [member for item in result for member in item]
+    return result
 
 
 def filled_in(field: Field, stored: list[Json]) -> bool:
     """True when objects that were written as `bare` came back with the default of a field."""
-    found = [value for data in stored for value in values_at(data, field.path)]
+    result = [value for data in stored for value in values_at(data, field.path)]
     wanted = with_defaults(field.node["default"], field.node)
     # What is around other fields is left out in one object and kept in the next.
-    return wanted in found and (isinstance(wanted, dict | list) or all(each == wanted for each in found))
+    return wanted in result and (isinstance(wanted, dict | list) or all(item == wanted for item in result))
 
 
 def others() -> list[tuple[Field, Any]]:
     """Another valid value for every field with a default that may change in a live job."""
-    found: list[tuple[Field, Any]] = []
+    result: list[tuple[Field, Any]] = []
     for field in DEFAULTS:
         node, default = field.node, field.node["default"]
         if field.in_status or field.path.startswith(tuple(FIXED.keys() - {"spec.checkpoints"})):
             continue
         if "enum" in node:
-            found.append((field, next(each for each in node["enum"] if each != default)))
+            result.append((field, next(item for item in node["enum"] if item != default)))
         elif node["type"] == "boolean":
-            found.append((field, not default))
+            result.append((field, not default))
         elif node["type"] == "integer":
-            found.append((field, default + 1 if default < node.get("maximum", default + 1) else default - 1))
+            result.append((field, default + 1 if default < node.get("maximum", default + 1) else default - 1))
         elif field.path.endswith(".template"):
-            found.append((field, {"metadata": {"labels": {"a": "b"}}}))
-    return found
+            result.append((field, {"metadata": {"labels": {"a": "b"}}}))
+    return result

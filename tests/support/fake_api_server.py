@@ -341,7 +341,7 @@ def _parsed(parts: list[str]) -> tuple[Resource | None, str, str, str]:
     if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
     plural, name, subresource, *_ = [*rest, "", "", ""]
-    resource = next((each for each in RESOURCES.values() if (each.prefix, each.plural) == (prefix, plural)), None)
+    resource = next((item for item in RESOURCES.values() if (item.prefix, item.plural) == (prefix, plural)), None)
     return resource, namespace, name, subresource
 
 

@@ -53,7 +53,7 @@ def fused_table(job: RLHFJob, pipeline: int, data: int, method: str) -> Schedule
     asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
     solution = solve(asked, search_options(method, 0.2), iter(range(1000)).__next__)
     table = table_of(asked, pipes, solution_json(solution), method)
-    serial_seconds, fused_seconds = (forecast(each, costs, transfers)[0] for each in (serial_table(pipes), table))
+    serial_seconds, fused_seconds = (forecast(item, costs, transfers)[0] for item in (serial_table(pipes), table))
     assert fused_seconds < serial_seconds
     return table
 

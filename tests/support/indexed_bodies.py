@@ -35,5 +35,5 @@ def other(version: int = 1, *, uid: str = "s1", owner: str | None = "u1", **more
 
 def phase(index: Index, owner: str = "u1") -> str | None:
     """Return the phase of the pod as the index knows it; None: it knows of none."""
-    found = index.pods(KEY, owner)[0].get("job-generation-0")
-    return found.phase if found else None
+    result = index.pods(KEY, owner)[0].get("job-generation-0")
+    return result.phase if result else None

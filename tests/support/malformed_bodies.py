@@ -11,10 +11,10 @@ Json = dict[str, Any]
 
 def nested(levels: int) -> Any:
     """An object in an object in an object."""
-    found: Any = 1
+    result: Any = 1
     for _ in range(levels):
-        found = {"a": found}
-    return found
+        result = {"a": result}
+    return result
 
 
 def many(value: Any) -> list[Any]:
@@ -77,22 +77,22 @@ CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(range(len(VA
 
 def places(value: Any) -> list[tuple[Any, Any]]:
     """(object or list, key) of every place in a body."""
-    found: list[tuple[Any, Any]] = []
+    result: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        inner = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else ()
+        item = waiting.pop()
+        inner = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
         for key, below in inner:
-            found.append((each, key))
+            result.append((item, key))
             waiting.append(below)
-    return found
+    return result
 
 
 def changed(body: Json, changes: list[tuple[int, int]]) -> Json:
     """The body with other values in some places."""
-    found = copy.deepcopy(body)
+    result = copy.deepcopy(body)
     for place, number in changes:
-        every = places(found)
+        every = places(result)
         if not every:
             break
         holder, key = every[place % len(every)]
@@ -101,4 +101,4 @@ def changed(body: Json, changes: list[tuple[int, int]]) -> Json:
             del holder[key]
         else:
             holder[key] = value() if callable(value) else copy.deepcopy(value)
-    return found
+    return result

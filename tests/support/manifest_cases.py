@@ -62,7 +62,7 @@ def _text(row: dict[str, Any]) -> str:
     if "file" in row:
         return Path(EXAMPLES / row["file"]).read_text()
     if isinstance(row.get("text"), list):
-        return "---\n".join(_text(each) for each in row["text"])
+        return "---\n".join(_text(item) for item in row["text"])
     put, drop = dict(row.get("set", {})), list(row.get("unset", []))
     if "template" in row:
         put[f"spec.{row.get('of', 'generation')}.template"] = row["template"]
@@ -118,6 +118,6 @@ def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
 
 def _parent(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     *around, name = path.split(".")
-    for each in around:
-        data = data.setdefault(each, {})
+    for item in around:
+        data = data.setdefault(item, {})
     return data, name

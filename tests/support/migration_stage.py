@@ -115,8 +115,8 @@ class StageWorker:
 
     async def finished(self, number: int, attempt: int) -> pb.FinishedSample:
         key = pb.SampleKey(sample=number, attempt=attempt)
-        found: pb.FinishedSample = await self.session.first("finished", lambda told: told.key == key)
-        return found
+        result: pb.FinishedSample = await self.session.first("finished", lambda message: message.key == key)
+        return result
 
     async def idle(self) -> None:
         count = len([message for message in self.session.received if message.HasField("heartbeat")])
@@ -139,12 +139,12 @@ class MigrationStage:
     undisturbed: Callable[[pb.GenerateSample], ResponsePart]
     start: Callable[[int], Any]
 
-    def check(self, told: pb.FinishedSample, tokens: int = RESPONSE) -> None:
+    def check(self, message: pb.FinishedSample, tokens: int = RESPONSE) -> None:
         """Bitwise the undisturbed response."""
-        wanted = self.undisturbed(sample(told.key.sample, tokens=tokens))
-        assert unpack(told.tokens).tobytes() == wanted.tokens.tobytes()
-        assert unpack(told.log_probabilities).tobytes() == wanted.log_probabilities.tobytes()
-        assert sum(span.tokens for span in told.versions) == len(wanted.tokens)
+        wanted = self.undisturbed(sample(message.key.sample, tokens=tokens))
+        assert unpack(message.tokens).tobytes() == wanted.tokens.tobytes()
+        assert unpack(message.log_probabilities).tobytes() == wanted.log_probabilities.tobytes()
+        assert sum(span.tokens for span in message.versions) == len(wanted.tokens)
 
 
 @asynccontextmanager
@@ -195,7 +195,7 @@ def oracle(policy: Path) -> Callable[[pb.GenerateSample], ResponsePart]:
         if (first, tokens) not in known:  # those after it cost nothing: a pass has as many rows
             engine.submit([request_of(sample(first + more, tokens=tokens)) for more in range(TILE)])
             while engine.held:
-                known.update({(told.key.sample, tokens): told for told in engine.step().finished})
+                known.update({(message.key.sample, tokens): message for message in engine.step().finished})
         return known[first, tokens]
 
     return undisturbed

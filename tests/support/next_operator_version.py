@@ -32,8 +32,8 @@ def forget() -> None:
 
 
 def rebuild(model: type[BaseModel]) -> None:
-    for each in (model, RLHFJobSpec, RLHFJob):
-        each.model_rebuild(force=True)
+    for item in (model, RLHFJobSpec, RLHFJob):
+        item.model_rebuild(force=True)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class QueuedCluster(SimulatedCluster):
         self.workload = workload_of(self._body()) if WORKLOAD_KEY in self.bodies else None
 
     def condition_of_workload(self, kind: str, status: str, reason: str, message: str = "") -> None:
-        kept = [each for each in self.status.get("conditions", []) if each["type"] != kind]
+        kept = [condition for condition in self.status.get("conditions", []) if condition["type"] != kind]
         moment = {"lastTransitionTime": rfc3339(self.now)}
         self.status["conditions"] = [
             *kept,
@@ -64,7 +64,7 @@ class QueuedCluster(SimulatedCluster):
     def admit(self) -> None:
         """Kueue reserves quota in ClusterQueue gpus, flavor h200."""
         sets = self.bodies[WORKLOAD_KEY]["spec"]["podSets"]
-        assigned = [{"name": each["name"], "flavors": {"cpu": "h200"}, "count": each["count"]} for each in sets]
+        assigned = [{"name": item["name"], "flavors": {"cpu": "h200"}, "count": item["count"]} for item in sets]
         self.status["admission"] = {"clusterQueue": "gpus", "podSetAssignments": assigned}
         self.condition_of_workload("Evicted", "False", "QuotaReserved")
         self.condition_of_workload("QuotaReserved", "True", "QuotaReserved")

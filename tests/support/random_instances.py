@@ -83,15 +83,15 @@ def _next(
     instance: Instance, stages: list[tuple[int, int]], counts: tuple[int, ...], ends: dict[Key, float]
 ) -> list[tuple[tuple[int, ...], dict[Key, float]]]:
     """Every step that may run next, each on its device after all that ran there: (counts, end times) after it."""
-    found = []
+    result = []
     for i, (p, s) in enumerate(stages):
         pipe = instance.pipelines[p]
         device = pipe.stage_devices[s]
-        here = [j for j, (q, t) in enumerate(stages) if instance.pipelines[q].stage_devices[t] == device]
-        idle = max((ends[k] for k in ends if k[0] in here), default=0.0)
+        on_device = [j for j, (q, t) in enumerate(stages) if instance.pipelines[q].stage_devices[t] == device]
+        idle = max((ends[k] for k in ends if k[0] in on_device), default=0.0)
         holds = sum(
             (counts[2 * j] - counts[2 * j + 1]) * instance.pipelines[stages[j][0]].activation[stages[j][1]]
-            for j in here
+            for j in on_device
         )
         for j, kind in enumerate("FB"):
             m = counts[2 * i + j]
@@ -113,5 +113,5 @@ def _next(
                 ready = max(ready, ends[before] + lag)
             length = pipe.forward[s] if kind == "F" else pipe.backward[s]
             after = tuple(c + (n == 2 * i + j) for n, c in enumerate(counts))
-            found.append((after, {**ends, (i, kind, m): max(ready, idle) + length}))
-    return found
+            result.append((after, {**ends, (i, kind, m): max(ready, idle) + length}))
+    return result

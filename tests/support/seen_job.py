@@ -21,8 +21,8 @@ def _text(state: str) -> str:
 
 def load(state: str) -> dict[str, Any]:
     """A fresh copy, to be changed at will."""
-    found: dict[str, Any] = json.loads(_text(state))
-    return found
+    document: dict[str, Any] = json.loads(_text(state))
+    return document
 
 
 def details_of(seen: dict[str, Any]) -> tuple[JobDetails, datetime]:

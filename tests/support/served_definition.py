@@ -66,8 +66,8 @@ def _asked(request: Callable[[], Json]) -> tuple[Json, Causes]:
         if error.status not in (400, 422):
             raise
         status = json.loads(error.body)
-        found = [(cause.get("field", ""), cause["message"]) for cause in status.get("details", {}).get("causes", [])]
-        return {}, found or [("", status["message"])]
+        result = [(cause.get("field", ""), cause["message"]) for cause in status.get("details", {}).get("causes", [])]
+        return {}, result or [("", status["message"])]
 
 
 def serve(cluster: Cluster) -> ServedDefinition:

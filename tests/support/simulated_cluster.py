@@ -87,7 +87,7 @@ class SimulatedCluster:
         self.occupied: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
-        self.told: list[dict[str, int]] = []
+        self.reported: list[dict[str, int]] = []
         self.deleted = False
         self.served = ServedApis()
         self.workload: KueueWorkload | None = None
@@ -104,14 +104,14 @@ class SimulatedCluster:
     def plan(self, gone: Collection[str] = ()) -> ReconcilePlan:
         """reconcile, now; `gone`: pods whose end arrives while the rest is observed."""
         read = [pod_of(body) for body in self.pods.values()]
-        found = [pod for pod in read if isinstance(pod, ObservedPod)]
+        result = [pod for pod in read if isinstance(pod, ObservedPod)]
         observed = ObservedJob(
             stored_revision=self.stored_revision(),
             images=self.images,
-            pods={pod.name: pod for pod in found},
+            pods={pod.name: pod for pod in result},
             taken=self.taken | {pod.name for pod in read if isinstance(pod, UnreadableObject)},
             unreadable=tuple(("Pod", pod) for pod in read if isinstance(pod, UnreadableObject)),
-            ended=tuple(pod for pod in found if pod.name in gone),
+            ended=tuple(pod for pod in result if pod.name in gone),
             applied=self.applied,
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
@@ -127,11 +127,11 @@ class SimulatedCluster:
     def stored_revision(self) -> StoredRevision:
         """What the ConfigMap and the pods say of what the job runs by."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
-        pods = (pod for each in self.pods.values() if isinstance(pod := pod_of(each), ObservedPod))
-        found = {
+        pods = (pod for item in self.pods.values() if isinstance(pod := pod_of(item), ObservedPod))
+        result = {
             pod.group: container for pod in pods if (container := running_container(self.pods[pod.name])) is not None
         }
-        return StoredRevision.of(body.get("data", {}), found)
+        return StoredRevision.of(body.get("data", {}), result)
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         """As the controller does, in its order; `only_status`: it died in between."""
@@ -145,16 +145,16 @@ class SimulatedCluster:
             self.job["metadata"]["finalizers"] = [names.FINALIZER] if plan.finalizer else []
         if plan.delete_job:
             self.deleted = True
-        for each in plan.delete:
-            body = self.pods[each.name]
-            assert body["metadata"]["uid"] == each.uid
-            if each.force:
-                del self.pods[each.name]
+        for item in plan.delete:
+            body = self.pods[item.name]
+            assert body["metadata"]["uid"] == item.uid
+            if item.force:
+                del self.pods[item.name]
             else:
-                self.ask_deletion(each.name, 30 if each.grace is None else each.grace)
+                self.ask_deletion(item.name, 30 if item.grace is None else item.grace)
         if plan.resize is not None and self.reading is not None:
             self.reading = replace(self.reading, replicas={**self.reading.replicas, **plan.resize})
-            self.told.append(dict(plan.resize))
+            self.reported.append(dict(plan.resize))
         for label in plan.labels:
             body = self.pods[label.name]
             assert body["metadata"]["uid"] == label.uid
@@ -210,7 +210,9 @@ class SimulatedCluster:
     def run(self, *workers: str) -> None:
         """The kubelet starts pods; all that are pending when none is named."""
         for name, body in self.pods.items():
-            wanted = name in {self.name(each) for each in workers} if workers else body["status"]["phase"] == "Pending"
+            wanted = (
+                name in {self.name(worker) for worker in workers} if workers else body["status"]["phase"] == "Pending"
+            )
             if wanted and not body["metadata"].get("deletionTimestamp"):
                 body["status"] |= {
                     "phase": "Running",
@@ -299,7 +301,7 @@ class SimulatedCluster:
 
     def condition(self, kind: str) -> Json:
         """A condition."""
-        [found] = [each for each in self.job["status"]["conditions"] if each["type"] == kind]
+        [found] = [condition for condition in self.job["status"]["conditions"] if condition["type"] == kind]
         return dict(found)
 
     @property

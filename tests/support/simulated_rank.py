@@ -32,10 +32,10 @@ class Collective:
     async def meet(self, group_epoch: int, iteration: int, rank: int) -> None:
         """Returns when all ranks of the group are here; for ever otherwise."""
         async with self.changed:
-            here = self.arrived.setdefault((group_epoch, iteration), set())
-            here.add(rank)
+            arrived = self.arrived.setdefault((group_epoch, iteration), set())
+            arrived.add(rank)
             self.changed.notify_all()
-            await self.changed.wait_for(lambda: len(here) == self.size)
+            await self.changed.wait_for(lambda: len(arrived) == self.size)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Pace:
     fail_checkpoint: Callable[[], pb.Failure | None] | None = None
     """What to answer instead of a checkpoint."""
     fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
-    """(sample, task, earlier tries here) -> what to answer instead of the result."""
+    """(sample, task, earlier tries arrived) -> what to answer instead of the result."""
     fail_measure: Callable[[int, pb.Measure], pb.Failure | None] | None = None
     """(rank, command) -> what to answer instead of measured times."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)

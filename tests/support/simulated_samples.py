@@ -111,11 +111,11 @@ class SimulatedSamples:
         await asyncio.sleep(self.pace.transfer_seconds)
         done = pb.CommandDone(command_id=command_id)
         for sample in order.samples:
-            told = done.migrate.samples.add(key=sample.key, seconds=self.pace.transfer_seconds)
+            reported = done.migrate.samples.add(key=sample.key, seconds=self.pace.transfer_seconds)
             item, destination = self._held(sample.key), self._peers.get(f"{self.coordinator}/{order.destination}")
             fault = self.pace.fail_migrate(self.name, sample) if self.pace.fail_migrate is not None else None
             if item is None or destination is None or "generation" not in destination.roles or fault == "refused":
-                told.why = "finished" if item is None else "refused"
+                reported.why = "finished" if item is None else "refused"
                 continue
             message = pb.GenerateSample()
             message.CopyFrom(item.message)
@@ -127,11 +127,11 @@ class SimulatedSamples:
                 if self.pace.receipt_seconds:
                     await asyncio.sleep(self.pace.receipt_seconds)
                 if self._held(sample.key) is not item:
-                    told.why = "it was withdrawn"
+                    reported.why = "it was withdrawn"
                     continue
                 del self._decoding[sample.key.iteration, sample.key.sample]
-                told.moved, told.bytes = True, 100 * item.position
-                told.progress.CopyFrom(destination._progress(moved, 0))
+                reported.moved, reported.bytes = True, 100 * item.position
+                reported.progress.CopyFrom(destination._progress(moved, 0))
         self._outbox.append(pb.WorkerMessage(done=done))
 
     def _on_score_prefix(self, order: pb.ScorePrefix, done: pb.CommandDone) -> None:
@@ -145,13 +145,13 @@ class SimulatedSamples:
             assert tokens.startswith(self._begun.get(place, b"")), "a response went on with other tokens"
             known = len(sample.prompt.data + tokens) // 4
             self._begun[place] = tokens
-            told = pb.ScoredPrefix(key=sample.key, tokens=whole_blocks(known) * BLOCK, cache_bytes=100 * known)
+            scored_prefix = pb.ScoredPrefix(key=sample.key, tokens=whole_blocks(known) * BLOCK, cache_bytes=100 * known)
             if len(self._begun) > self.pace.most_prefixes:
                 other = next(iter(self._begun))
                 del self._begun[other]
-                told.dropped.append(other[1])
-                told.tokens *= other != place
-            self._outbox.append(pb.WorkerMessage(prefix=told))
+                scored_prefix.dropped.append(other[1])
+                scored_prefix.tokens *= other != place
+            self._outbox.append(pb.WorkerMessage(prefix=scored_prefix))
 
     def _on_score(self, order: pb.Score, done: pb.CommandDone) -> None:
         pairs = [(sample, task) for sample in order.samples for task in sample.tasks]
@@ -169,11 +169,11 @@ class SimulatedSamples:
         """One score after the other, each `score_seconds` long, as long as there are any."""
         while self._to_score and now >= self._scored_until:
             sample, task = self._to_score.pop(0)
-            told = self._scored(sample, task)
-            tokens = len(sample.prompt.data + sample.response.data) // 4 - told.early_tokens
+            reported = self._scored(sample, task)
+            tokens = len(sample.prompt.data + sample.response.data) // 4 - reported.early_tokens
             seconds = self.pace.score_seconds + tokens * self.pace.token_seconds
             self._scored_until = max(self._scored_until, now - self.pace.tick_seconds) + seconds
-            self._outbox.append(pb.WorkerMessage(scored=told))
+            self._outbox.append(pb.WorkerMessage(scored=reported))
             if self.pace.token_seconds:
                 observation = pb.Observation(end_ns=int(1e9 * seconds), iteration=sample.key.iteration)
                 observation.scoring.CopyFrom(pb.ScoringObservation(task=task, samples=1, tokens=tokens))

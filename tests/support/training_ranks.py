@@ -210,13 +210,13 @@ def exhaust(steps: Generator[None, None, Result]) -> Result:
 
 def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
     """`model:parameter` -> value over all ranks; copies of a parameter must be equal bit by bit."""
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     for trainer in trainers:
         for (model, _), optimizer in trainer.optimizers.items():
             for name, parameter in optimizer.parameters.items():
                 value = parameter.detach()
-                assert torch.equal(found.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
-    return found
+                assert torch.equal(result.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
+    return result
 
 
 def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> dict[str, torch.Tensor]:
@@ -224,17 +224,17 @@ def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: Training
 
     def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
         trainer = trainer_of(job, table, rank, world, peers)
-        found = {}
+        result = {}
         for (model, _), optimizer in trainer.optimizers.items():
             for name in optimizer.parameters:
-                found[f"{model}:{name}"] = optimizer.gradient(name)
+                result[f"{model}:{name}"] = optimizer.gradient(name)
             optimizer.step = lambda *_: None  # type: ignore[method-assign]
         next(trainer.train(0, batch))
-        return found
+        return result
 
     merged: dict[str, torch.Tensor] = {}
-    for found in on_ranks(world, work):
-        for name, value in found.items():
+    for on_rank in on_ranks(world, work):
+        for name, value in on_rank.items():
             assert torch.equal(merged.setdefault(name, value), value), f"copies of {name} differ"
     return merged
 

@@ -114,15 +114,15 @@ def test_make_test_looks_before_it_does_anything(machine: FreshMachine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "named"),
     [("3.9.2", "Python 3.11 or later: python3 is 3.9.2; "), ("", "Python 3.11 or later: python3 is does not run; ")],
 )
-def test_an_old_python_is_named_with_its_version(machine: FreshMachine, version: str, told: str) -> None:
+def test_an_old_python_is_named_with_its_version(machine: FreshMachine, version: str, named: str) -> None:
     """It never gets as far as a syntax error."""
     machine.have_everything()
     machine.have("python3", says=f'case "$2" in *print*) echo {version} ;; *) exit 1 ;; esac' if version else "exit 1")
     (line,) = machine.install("python")
-    assert line.startswith(told)
+    assert line.startswith(named)
 
 
 def test_a_python_that_can_get_no_uv_needs_pip(machine: FreshMachine) -> None:

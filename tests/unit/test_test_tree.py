@@ -10,13 +10,13 @@ PACKAGES = {path.name.removeprefix("rlhf_"): path for path in ROOT.glob("*/rlhf_
 
 def imported(module: Path) -> set[str]:
     """Return the last parts of the names of all modules that a module imports, and of what it takes from them."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.rpartition(".")[2] for alias in node.names}
+            result |= {alias.name.rpartition(".")[2] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
-    return found
+            result |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
+    return result
 
 
 def test_nobody_imports_a_test_or_a_conftest() -> None:
@@ -26,10 +26,10 @@ def test_nobody_imports_a_test_or_a_conftest() -> None:
 
 
 def test_folders_of_unit_tests_are_those_of_the_packages() -> None:
-    here = {
+    names = {
         path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and not path.name.startswith("_")
     }
-    assert here == set(PACKAGES)
+    assert names == set(PACKAGES)
     for name, package in PACKAGES.items():
         folders = {path for path in (ROOT / "tests" / "unit" / name).iterdir() if any(path.glob("test_*.py"))}
         strange = {path.name for path in folders if not (package / path.name).is_dir()}

@@ -108,8 +108,8 @@ def load_backbone_with_value_head(
     for name in ("value_head.weight", SCORE_HEAD):
         if (head := _find_tensor(folder, name)) is not None:
             if head.shape != model.value_head.weight.shape:
-                wanted, found = list(model.value_head.weight.shape), list(head.shape)
-                raise _corrupt(field, path, f"{name} has shape {found}, the model needs {wanted}")
+                wanted, result = list(model.value_head.weight.shape), list(head.shape)
+                raise _corrupt(field, path, f"{name} has shape {result}, the model needs {wanted}")
             with torch.no_grad():
                 model.value_head.weight.copy_(head)
             break

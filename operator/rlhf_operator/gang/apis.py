@@ -47,8 +47,8 @@ class ServedApis:
 
     def version(self, mode: str) -> str | None:
         """The apiVersion to speak with a backend; None when there is none."""
-        found = (version for version, _ in APIS[mode] if version in self.apis)
-        return None if mode in self.off else next(found, None)
+        result = (version for version, _ in APIS[mode] if version in self.apis)
+        return None if mode in self.off else next(result, None)
 
     def usable(self) -> dict[str, str]:
         """Backend -> apiVersion, of those that can be used."""

@@ -29,12 +29,12 @@ class ApisChangedError(Exception):
 async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> ServedApis:
     """Return what is served; backends that are not among `modes` are off. Raises ApiError."""
     allowed = set(modes)
-    found = set()
+    result = set()
     for mode, versions in APIS.items():
         for version, kinds in versions if mode in allowed else ():
             if set(kinds) <= await client.kinds(version):
-                found.add(version)
-    return ServedApis(frozenset(found), frozenset(set(MODES) - allowed))
+                result.add(version)
+    return ServedApis(frozenset(result), frozenset(set(MODES) - allowed))
 
 
 async def first(client: KubernetesClient, modes: Iterable[str]) -> ServedApis:

@@ -45,38 +45,38 @@ def diagnose(
 ) -> list[str]:
     """Return what keeps pods from running, one sentence per cause, the gravest first."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
-    sentences = [_refused(job, refusals)] if refusals else []
+    messages = [_refused(job, refusals)] if refusals else []
     stuck = [pod for pod in listed if pod.stuck(now)]
     causes = dict.fromkeys(pod.unschedulable for pod in stuck)
-    sentences += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
+    messages += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
     if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
         words = images[0].waiting_message or images[0].waiting
         remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
-        sentences.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
+        messages.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
     if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
-        sentences.append(_broken(job, broken))
+        messages.append(_broken(job, broken))
     if slow := [pod for pod in listed if pod.waiting == CREATING and pod.active and _older(pod, SLOW, now)]:
-        sentences.append(_slow(job, slow))
+        messages.append(_slow(job, slow))
     for pod in [pod for pod in listed if pod.waiting == "CrashLoopBackOff" and pod.end][:SHOWN]:
         assert pod.end is not None
-        sentences.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
-    if not sentences and reading is not None and not reading.streams and reading.phase == "Starting":
+        messages.append(f"{pod.name} keeps ending: {how_it_ended(pod.end)}")
+    if not messages and reading is not None and not reading.streams and reading.phase == "Starting":
         silent = [pod for pod in listed if pod.phase == "Running" and pod.active and _older(pod, UNHEARD, now)]
         silent = [pod for pod in silent if pod.group is not Group.COORDINATOR]
-        sentences += [_unheard(job, silent)] if silent else []
+        messages += [_unheard(job, silent)] if silent else []
     if silence := hung_workers.silence_message(job, listed, reading):
-        sentences.append(silence)
-    return sentences
+        messages.append(silence)
+    return messages
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
     """Return a sentence per object of the job that cannot be read."""
-    sentences = [
+    messages = [
         f"{kind.rpartition('/')[2]} {body.name} cannot be read ({body.why[:WHY_SHOWN]}): correct that, or delete it"
         for kind, body in observed.unreadable
     ]
-    more = len(sentences) - SHOWN
-    return sentences if more <= 0 else [*sentences[:SHOWN], f"{more} more cannot be read"]
+    more = len(messages) - SHOWN
+    return messages if more <= 0 else [*messages[:SHOWN], f"{more} more cannot be read"]
 
 
 def names_taken(job: RLHFJob, observed: ObservedJob) -> list[str]:

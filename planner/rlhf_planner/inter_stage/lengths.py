@@ -72,7 +72,7 @@ class LengthModel:
     """Kolmogorov-Smirnov distance of the newest batch to the window before it, 0..1."""
     drifted: bool = False
     """The distance is large, and more than randomness; the window began anew with the newest batch."""
-    effects: PromptEffects = field(default_factory=PromptEffects)
+    by_prompt: PromptEffects = field(default_factory=PromptEffects)
     """What is known of single prompts."""
 
     @classmethod
@@ -105,8 +105,8 @@ class LengthModel:
         after = dataclasses.replace(self, window=_trimmed((*kept, new)), drift=distance, drifted=drifted)
         if not len(lines):
             return after
-        effects = self.effects.with_batch(np.asarray(lines, dtype=np.int64), after._scores(data[:, 0], data[:, 1]))
-        return dataclasses.replace(after, effects=effects)
+        by_prompt = self.by_prompt.with_batch(np.asarray(lines, dtype=np.int64), after._scores(data[:, 0], data[:, 1]))
+        return dataclasses.replace(after, by_prompt=by_prompt)
 
     # ---------------------------------------------------------------- questions
 
@@ -119,12 +119,12 @@ class LengthModel:
         is as in `with_batch`, [n] or empty."""
         answer = np.empty(len(so_far))
         bands = self._bands_of(prompts)
-        if not self.effects.share or not len(lines):
+        if not self.by_prompt.share or not len(lines):
             for band in np.unique(bands):
                 chosen = bands == band
                 answer[chosen] = self._curves[band].remaining(so_far[chosen], self.max_tokens)
             return answer
-        mean, left = self.effects.expected(np.asarray(lines, dtype=np.int64))
+        mean, left = self.by_prompt.expected(np.asarray(lines, dtype=np.int64))
         kinds = np.stack([bands, np.rint(mean / TILT), np.rint(left / TILT)], axis=1)
         for kind in np.unique(kinds, axis=0):
             chosen = (kinds == kind).all(axis=1)
@@ -134,7 +134,7 @@ class LengthModel:
     def _tilted(self, band: float, mean: float, left: float) -> LengthDistribution:
         """Of a band, for prompts of this expected effect and variance left, both in steps of TILT."""
         if (band, mean, left) not in self._tilts:
-            deviation = math.sqrt(left * TILT + 1 - self.effects.share)
+            deviation = math.sqrt(left * TILT + 1 - self.by_prompt.share)
             self._tilts[band, mean, left] = self._curves[int(band)].tilted(mean * TILT, deviation)
         return self._tilts[band, mean, left]
 
@@ -157,12 +157,12 @@ class LengthModel:
 
     def _quantiles(self, generator: np.random.Generator, count: int, lines: Ints) -> Floats:
         """[n] places in the distribution, those of one prompt alike."""
-        if not self.effects.share or not len(lines):
+        if not self.by_prompt.share or not len(lines):
             return generator.random(count)
         names, where = np.unique(lines, return_inverse=True)
-        mean, left = self.effects.expected(names)
+        mean, left = self.by_prompt.expected(names)
         effect = mean + np.sqrt(left) * generator.standard_normal(len(names))
-        rest = math.sqrt(1 - self.effects.share) * generator.standard_normal(count)
+        rest = math.sqrt(1 - self.by_prompt.share) * generator.standard_normal(count)
         return normal_share(effect[where] + rest)
 
     def _scores(self, prompts: Ints, responses: Ints) -> Floats:

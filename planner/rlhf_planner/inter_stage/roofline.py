@@ -78,7 +78,7 @@ def assumed_costs(
     slope = [batch * actor.kv_bytes_per_token / read for batch in batches]
     parameters = sum(model.parameters for model in scorers)
     layers = sum(model.layers for model in scorers)
-    asleep = sum(model.weight_bytes for model in scorers)
+    offloaded = sum(model.weight_bytes for model in scorers)
     room = None
     if device.memory_bytes is not None:
         room = ROOM_SHARE * max(0.0, device.memory_bytes * devices - actor.weight_bytes)
@@ -86,8 +86,8 @@ def assumed_costs(
         decode=DecodeLines(tuple(batches), tuple(base), tuple(slope)),
         max_batch_size=max_batch_size,
         prefill=PassFormula(weights + fixed, 0.0, TOKEN_FLOPS * actor.parameters / compute),
-        score=PassFormula(asleep / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
-        wake_seconds=asleep / (device.host_bandwidth * devices),
+        score=PassFormula(offloaded / read + layers * device.layer_seconds, 0.0, TOKEN_FLOPS * parameters / compute),
+        wake_seconds=offloaded / (device.host_bandwidth * devices),
         kv_bytes_per_token=actor.kv_bytes_per_token,
         kv_room_bytes=room,
         bandwidth=device.network_bandwidth * devices,

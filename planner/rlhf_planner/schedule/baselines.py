@@ -39,16 +39,16 @@ ONE_AT_A_TIME = "one-micro-batch-at-a-time"
 def run_baselines(arrays: InstanceArrays) -> dict[str, Timeline]:
     """Return the schedules of all baselines that keep the memory cap, by name; one micro-batch at a time always
     does. The arrays must not be split."""
-    found: dict[str, Timeline] = {}
+    result: dict[str, Timeline] = {}
     for name, build in ((SERIAL, serial), (BACK_TO_BACK, back_to_back), (GREEDY, greedy)):
         try:
             timeline = build(arrays)
         except DeadlockError:  # a pipeline that visits a device twice may not run as 1F1B
             continue
         if keeps_cap(timeline):
-            found[name] = timeline
-    found[ONE_AT_A_TIME] = one_at_a_time(arrays)
-    return found
+            result[name] = timeline
+    result[ONE_AT_A_TIME] = one_at_a_time(arrays)
+    return result
 
 
 def keeps_cap(timeline: Timeline) -> bool:

@@ -135,9 +135,9 @@ def tuned(
         else:
             draw = at + random.normal(0.0, 1.0, len(width)) * width * random.integers(0, 2, len(width))
         parts = [tuple(float(x) for x in part) for part in np.split(draw[1:], 4)]
-        found = list_schedule(arrays, PriorityRule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
-        if best is None or found.rank <= best.rank:
-            best, at = found, draw
+        schedule = list_schedule(arrays, PriorityRule(1.0, float(draw[0]), -20.0, 0.0, *parts), cap, windows)
+        if best is None or schedule.rank <= best.rank:
+            best, at = schedule, draw
         if best.makespan <= enough * (1 + 1e-9):
             return best, made + 1
     return best, evaluations

@@ -104,9 +104,9 @@ def _check_pipeline(index: int, pipe: InstancePipeline, steps: dict[tuple[int, i
 
     def need(stage: int, microbatch: int, *kinds: str) -> Step:
         for kind in kinds:
-            found = steps.get((index, stage, microbatch, kind))
-            if found is not None:
-                return found
+            result = steps.get((index, stage, microbatch, kind))
+            if result is not None:
+                return result
         raise ScheduleError(f"pipeline {index}: {kinds[0]} of micro-batch {microbatch} on stage {stage} is missing")
 
     for microbatch in range(pipe.microbatches):

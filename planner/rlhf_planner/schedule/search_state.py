@@ -126,11 +126,11 @@ def tune(search: Search, cap: float, enough: float, share: float) -> bool:
             search.cut_short = True
             return False
         evaluations = max(1, int(seconds / parts / (EVALUATION * arrays.steps + OVERHEAD)))
-        found, made = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
+        result, made = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
         search.spend(made * (EVALUATION * arrays.steps + OVERHEAD))
-        if found is not None:
-            search.take(found, "tuned list scheduling")
-            if found.makespan <= enough * (1 + 1e-9):
+        if result is not None:
+            search.take(result, "tuned list scheduling")
+            if result.makespan <= enough * (1 + 1e-9):
                 return True
     return False
 

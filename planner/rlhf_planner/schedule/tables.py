@@ -112,8 +112,8 @@ def _transfers(instance: Instance, step: Step) -> list[tuple[int, Action]]:
     other = step.stage + direction
     if not 0 <= other < len(ranks) or ranks[other] == ranks[step.stage]:
         return []
-    here, there = ranks[step.stage], ranks[other]
+    sender, receiver = ranks[step.stage], ranks[other]
     pipeline, microbatch = step.pipeline, step.microbatch
-    sending = Action(kind=send, pipeline=pipeline, stage=step.stage, microbatch=microbatch, peer=there)
-    receiving = Action(kind=receive, pipeline=pipeline, stage=other, microbatch=microbatch, peer=here)
-    return [(here, sending), (there, receiving)]
+    sending = Action(kind=send, pipeline=pipeline, stage=step.stage, microbatch=microbatch, peer=receiver)
+    receiving = Action(kind=receive, pipeline=pipeline, stage=other, microbatch=microbatch, peer=sender)
+    return [(sender, sending), (receiver, receiving)]

@@ -37,11 +37,11 @@ class Plugin(services.DevicePluginServicer):  # type: ignore[misc, name-defined]
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """The devices, again at every change of the file."""
-        told = None
+        reported = None
         while not self.stopped.is_set() and context.is_active():
             text = self._file.read_text()
-            if text != told:
-                told = text
+            if text != reported:
+                reported = text
                 pairs = (line.split() for line in text.splitlines())
                 yield messages.ListAndWatchResponse(
                     devices=[messages.Device(ID=name, health=health) for name, health in pairs]
@@ -51,8 +51,10 @@ class Plugin(services.DevicePluginServicer):  # type: ignore[misc, name-defined]
     def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name the devices to each container."""
         answers = [
-            messages.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(each.devices_ids))})
-            for each in request.container_requests
+            messages.ContainerAllocateResponse(
+                envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(container_request.devices_ids))}
+            )
+            for container_request in request.container_requests
         ]
         return messages.AllocateResponse(container_responses=answers)
 

@@ -63,9 +63,9 @@ def problems(text: str) -> list[Problem]:
         parse(text)
     except ManifestError as error:
         return [
-            each
-            for each in error.problems
-            if "not available in this version" not in each.message or each.field not in lacks
+            problem
+            for problem in error.problems
+            if "not available in this version" not in problem.message or problem.field not in lacks
         ]
     return []
 
@@ -108,8 +108,10 @@ def test_random_manifests_get_the_same_verdict(served: ServedDefinition) -> None
 def test_definition_is_structural_and_applied_twice_without_a_change(
     served: ServedDefinition, api_cluster: Cluster
 ) -> None:
-    found = api_cluster.get("customresourcedefinition", f"{PLURAL}.{GROUP}")
-    conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
+    customresourcedefinition = api_cluster.get("customresourcedefinition", f"{PLURAL}.{GROUP}")
+    conditions = {
+        condition["type"]: condition["status"] for condition in customresourcedefinition["status"]["conditions"]
+    }
     assert "NonStructuralSchema" not in conditions
     assert conditions["NamesAccepted"] == "True"
     assert api_cluster.apply(crd.PATH).strip().endswith("unchanged")

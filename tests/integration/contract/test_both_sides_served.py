@@ -42,11 +42,11 @@ def test_every_rule_takes_one_side_and_refuses_the_other(served: ServedDefinitio
         assert causes == [], pair.name
         _, causes = served.created(read_document(pair.breaks).data)
         values = Values(with_defaults(read_document(pair.breaks).data, job_schema()))
-        found = [(rule.field, words.partition(", got")[0]) for rule in RULES if (words := rule.broken(values))]
-        assert found
-        for field, words in found:
+        result = [(rule.field, words.partition(", got")[0]) for rule in RULES if (words := rule.broken(values))]
+        assert result
+        for field, words in result:
             assert says(causes, field, words), (pair.name, field, words, causes)
-        assert len(causes) == len(found), (pair.name, causes)
+        assert len(causes) == len(result), (pair.name, causes)
 
 
 def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: ServedDefinition, live: str) -> None:
@@ -82,16 +82,16 @@ def test_every_default_is_filled_in_as_the_models_do_and_takes_no_other_type(
 ) -> None:
     stored = []
     for data in rows.bare():
-        found, causes = served.created(data)
+        result, causes = served.created(data)
         assert causes == []
-        assert found["spec"] == dump(parse(yaml.safe_dump(data)))["spec"]
+        assert result["spec"] == dump(parse(yaml.safe_dump(data)))["spec"]
         # What was filled in may also be written.
-        assert served.created({**found, "metadata": data["metadata"]})[1] == []
-        stored.append(found)
+        assert served.created({**result, "metadata": data["metadata"]})[1] == []
+        stored.append(result)
     for status in (rows.STATUS, {}):
-        found, causes = served.status(live, status)
+        result, causes = served.status(live, status)
         assert causes == []
-        stored.append({"status": found["status"]})
+        stored.append({"status": result["status"]})
     for field in rows.DEFAULTS:
         assert rows.filled_in(field, stored), field.path
         data, where = rows.with_value(field, rows.WRONG[field.node["type"]])

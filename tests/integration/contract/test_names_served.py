@@ -21,18 +21,18 @@ PATIENCE = 60.0  # seconds until the API server goes by another definition; one 
 
 def of_new_jobs(definition: dict[str, Any]) -> list[dict[str, Any]]:
     """Rules of a definition that are of new jobs alone."""
-    found = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
-    return [each for each in found if each.get("optionalOldSelf")]
+    result = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    return [item for item in result if item.get("optionalOldSelf")]
 
 
 def earlier() -> dict[str, Any]:
     """The definition without them, as it was."""
-    found = copy.deepcopy(crd.definition())
-    schema = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    definition = copy.deepcopy(crd.definition())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = [
-        each for each in schema["x-kubernetes-validations"] if not each.get("optionalOldSelf")
+        item for item in schema["x-kubernetes-validations"] if not item.get("optionalOldSelf")
     ]
-    return found
+    return definition
 
 
 def job() -> dict[str, Any]:

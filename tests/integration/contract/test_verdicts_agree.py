@@ -31,8 +31,8 @@ ACCOUNT = {
 
 
 def of_validate(case: Verdict) -> str:
-    problems = [problem for each in load_documents(case.text) for problem in each.problems]
-    if any(each.severity is not Severity.WARNING for each in problems):
+    problems = [problem for document in load_documents(case.text) for problem in document.problems]
+    if any(problem.severity is not Severity.WARNING for problem in problems):
         return "invalid"
     return "warning" if problems else "valid"
 
@@ -41,10 +41,10 @@ def of_cluster(
     served: ServedDefinition, trials: Trials, loop: asyncio.AbstractEventLoop, case: Verdict
 ) -> tuple[str, str]:
     """(verdict, words)."""
-    documents = [each for each in yaml.safe_load_all(case.text) if each["kind"] == KIND]
-    found = [_of_job(served, trials, loop, each) for each in documents]
+    documents = [item for item in yaml.safe_load_all(case.text) if item["kind"] == KIND]
+    result = [_of_job(served, trials, loop, document) for document in documents]
     order = ["invalid", "warning", "valid"]
-    return min(found, key=lambda each: order.index(each[0]))
+    return min(result, key=lambda each: order.index(each[0]))
 
 
 def _of_job(
@@ -73,8 +73,10 @@ def test_both_sides_give_the_same_verdicts(served: ServedDefinition, api_cluster
             # New ones, as an earlier row's verdict would be remembered for a job of the same generation.
             theirs, words = of_cluster(served, Trials(cluster, Images()), loop, case)
             if (ours, theirs) != (case.verdict, case.verdict):
-                told = [str(problem) for each in load_documents(case.text) for problem in each.problems]
-                differ.append(f"{case.name}: wanted {case.verdict}, validate {ours} {told}, cluster {theirs} {words}")
+                reported = [str(problem) for document in load_documents(case.text) for problem in document.problems]
+                differ.append(
+                    f"{case.name}: wanted {case.verdict}, validate {ours} {reported}, cluster {theirs} {words}"
+                )
         loop.run_until_complete(cluster.close())
     finally:
         loop.close()

@@ -32,7 +32,7 @@ def refused(data: dict[str, Any]) -> list[str]:
     try:
         parse(yaml.safe_dump(data))
     except ManifestError as error:
-        return [each.field for each in error.problems if NOT_AVAILABLE not in each.message]
+        return [problem.field for problem in error.problems if NOT_AVAILABLE not in problem.message]
     return []
 
 
@@ -60,9 +60,10 @@ def test_every_field_that_is_fixed_in_a_live_job_has_another_value() -> None:
             del data["spec"][path.removeprefix("spec.")]
         if "vllm" in put.values() or "megatron" in put.values():
             continue  # not available in this version; the API server takes them
-        assert any(each.field.startswith(field) for each in forbidden_changes(before, parse(yaml.safe_dump(data)))), (
-            field
-        )
+        assert any(
+            forbidden_change.field.startswith(field)
+            for forbidden_change in forbidden_changes(before, parse(yaml.safe_dump(data)))
+        ), field
 
 
 def test_a_default_may_be_changed_in_a_live_job() -> None:

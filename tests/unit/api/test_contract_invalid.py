@@ -19,18 +19,18 @@ def refused(text: str) -> ManifestError:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_names_field_value_and_remedy(case: Case) -> None:
-    found = {(problem.field, problem.message): problem for problem in refused(case.text).problems}
+    result = {(problem.field, problem.message): problem for problem in refused(case.text).problems}
     for wanted in case.problems:
         matching = [
             problem
-            for problem in found.values()
+            for problem in result.values()
             if problem.field == wanted["field"] and wanted["says"] in problem.message
         ]
-        assert matching, f"{wanted} is not among {list(map(str, found.values()))}"
+        assert matching, f"{wanted} is not among {list(map(str, result.values()))}"
         if "value" in wanted:
             assert matching[0].value == wanted["value"]
             assert type(matching[0].value) is type(wanted["value"])
-    assert len(found) == len(case.problems), list(map(str, found.values()))
+    assert len(result) == len(case.problems), list(map(str, result.values()))
 
 
 def test_table_is_as_long_as_promised() -> None:

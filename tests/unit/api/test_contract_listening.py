@@ -26,14 +26,14 @@ def test_every_address_is_that_of_both_families(wildcard: str) -> None:
 def test_one_address_is_that_alone(host: str) -> None:
     with listener(host, 0) as listening:
         port = listening.getsockname()[1]
-        assert [each for each in LOOPBACKS if reached(each, port)] == [host]
+        assert [item for item in LOOPBACKS if reached(item, port)] == [host]
 
 
 def test_a_kernel_without_ipv6_serves_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    with listener("::", 0) as found:
-        assert found.family is socket.AF_INET
-        assert reached("127.0.0.1", found.getsockname()[1])
+    with listener("::", 0) as result:
+        assert result.family is socket.AF_INET
+        assert reached("127.0.0.1", result.getsockname()[1])
 
 
 def test_a_taken_port_is_refused() -> None:

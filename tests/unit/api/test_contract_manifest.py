@@ -20,7 +20,7 @@ EXAMPLE_FILES = sorted(EXAMPLES.glob("*.yaml"))
 @pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda path: path.name)
 def test_examples_validate_in_forty_lines(path: Path) -> None:
     text = path.read_text()
-    (job,) = [parse(each) for each in text.split("---\n") if "kind: RLHFJob" in each]
+    (job,) = [parse(item) for item in text.split("---\n") if "kind: RLHFJob" in item]
     assert broken_rules(job) == []
     assert len(text.splitlines()) <= 40
 
@@ -91,9 +91,9 @@ def test_scalars_mean_what_they_mean_to_kubectl() -> None:
         "j": 0.5, "k": 1, "l": 3, "m": None, "o": 3, "q": 10.5, "r": "2026-01-01T00:00:00Z", "s": 9, "t": False,
         "u": 1000, "v": 0, "w": None, "x": "None", "z": "7",
     }  # fmt: skip
-    found = read_document(text).data
-    assert found == wanted
-    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in wanted.items()}
+    data = read_document(text).data
+    assert data == wanted
+    assert {key: type(value) for key, value in data.items()} == {key: type(value) for key, value in wanted.items()}
 
 
 def test_status_of_an_exported_job_is_ignored() -> None:

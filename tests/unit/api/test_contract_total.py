@@ -24,17 +24,17 @@ ANY_JSON = st.recursive(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Of everything in a manifest."""
-    found = [path] if path else []
+    result = [path] if path else []
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in members:
-        found += places(child, (*path, name))
-    return found
+        result += places(child, (*path, name))
+    return result
 
 
-def told(text: str) -> list[Problem]:
+def problems_of(text: str) -> list[Problem]:
     """What `rlhf validate` says of a text."""
     try:
-        return [problem for each in load_documents(text) for problem in each.problems]
+        return [problem for document in load_documents(text) for problem in document.problems]
     except ManifestError as error:
         return error.problems
 
@@ -60,7 +60,7 @@ def with_value(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 @example(("spec", "checkpoints", "path"), "//")
 def test_any_value_in_any_place_is_judged_by_both(path: tuple[Any, ...], value: Any) -> None:
     data = with_value(path, value)
-    assert all(str(each) for each in told(json.dumps(data)))
+    assert all(str(item) for item in problems_of(json.dumps(data)))
     if isinstance(data["metadata"], dict):
         stored = data | {"apiVersion": BASE["apiVersion"], "kind": BASE["kind"]}
         admission = parse_job(stored)
@@ -70,4 +70,4 @@ def test_any_value_in_any_place_is_judged_by_both(path: tuple[Any, ...], value: 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abc:-{}[]&*!|>\"'#%@ \n\t0123~<", max_size=60))
 def test_any_text_is_load_documents(text: str) -> None:
-    assert all(str(each) for each in told(text))
+    assert all(str(item) for item in problems_of(text))

@@ -77,9 +77,9 @@ def test_every_document_of_a_file_is_named_with_its_problems(tmp_path: Path) -> 
     line = path.read_text().splitlines().index("  seed: -1") + 1
     assert f"spec.seed line {line}" in words
     report = json.loads(run(path, as_json=True)[1])
-    assert [each["valid"] for each in report["documents"]] == [True, True, False]
-    assert {each["document"] for each in report["problems"]} == {3}
-    assert "spec.rollout.batchSize" in {each["field"] for each in report["problems"]}
+    assert [document["valid"] for document in report["documents"]] == [True, True, False]
+    assert {problem["document"] for problem in report["problems"]} == {3}
+    assert "spec.rollout.batchSize" in {problem["field"] for problem in report["problems"]}
 
 
 def test_a_file_without_a_job_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_resolved_job_of_a_newer_version_is_read_and_a_users_is_not() -> None:
     assert protocol.read_job(document) == job
     with pytest.raises(ManifestError, match="newField") as refused:
         manifest.parse(json.dumps(document))
-    assert {each.field for each in refused.value.problems} >= {"spec.newBlock", "spec.rollout.newField"}
+    assert {problem.field for problem in refused.value.problems} >= {"spec.newBlock", "spec.rollout.newField"}
 
 
 def test_a_schedule_of_a_newer_coordinator_is_read() -> None:

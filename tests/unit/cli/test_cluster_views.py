@@ -136,7 +136,7 @@ def test_a_container_that_crashes_says_how_and_where_to_look() -> None:
     seen = load("running")
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "containerID": "containerd://abc"}}
     state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
-    pod = next(each for each in seen["pods"] if each["metadata"]["name"] == "tiny-generation-1")
+    pod = next(pod for pod in seen["pods"] if pod["metadata"]["name"] == "tiny-generation-1")
     pod["status"]["containerStatuses"] = [{"name": "worker", "restartCount": 4, "state": state, "lastState": ended}]
     pod["status"]["conditions"] = []
     text = text_of(seen)
@@ -146,7 +146,7 @@ def test_a_container_that_crashes_says_how_and_where_to_look() -> None:
 
 def test_pods_in_trouble_come_first_when_there_are_many() -> None:
     seen = load("unschedulable")
-    template = next(each for each in seen["pods"] if each["metadata"]["name"] == "stuck-coordinator")
+    template = next(pod for pod in seen["pods"] if pod["metadata"]["name"] == "stuck-coordinator")
     for number in range(1, 40):
         name = f"stuck-inference-{number}"
         labels = template["metadata"]["labels"] | {"rlhf.dev/group": "inference", "rlhf.dev/index": str(number)}
@@ -211,7 +211,7 @@ def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
     seen = load("running")
     details, _ = details_of(seen)
     status = status_from_metrics("\n".join(seen["metrics"]) + "\n", details.job, details.pods)
-    assert {each.worker for each in status.workers} == {
+    assert {worker.worker for worker in status.workers} == {
         "generation-0",
         "generation-1",
         "inference-0",

@@ -79,10 +79,10 @@ def test_memory_of_roles_that_take_turns_is_told_phase_by_phase(
 ) -> None:
     together = ("--set", "spec.placement=Colocated")
     assert plan(monkeypatch, "--json", *together) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["phases"]["peak"] == "decoding and scoring"
-    assert told["phases"]["awake"]["training"] == {"weights": 4000, "gradients": 4000, "optimizer": 8000}
-    assert [process["group"] for process in told["processes"]] == ["coordinator", *["generation"] * 3]
+    document = json.loads(capsys.readouterr().out)
+    assert document["phases"]["peak"] == "decoding and scoring"
+    assert document["phases"]["awake"]["training"] == {"weights": 4000, "gradients": 4000, "optimizer": 8000}
+    assert [process["group"] for process in document["processes"]] == ["coordinator", *["generation"] * 3]
     assert plan(monkeypatch, *together) == 0
     assert "training: 16 KiB (weights 3.9 KiB" in capsys.readouterr().out
 

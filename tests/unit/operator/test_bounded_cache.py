@@ -28,7 +28,7 @@ def test_what_was_asked_is_remembered_until_others_take_its_place() -> None:
         asked.append(text)
         return len(text)
 
-    assert [length(each) for each in ("a", "bb", "a", "ccc", "bb")] == [1, 2, 1, 3, 2]
+    assert [length(item) for item in ("a", "bb", "a", "ccc", "bb")] == [1, 2, 1, 3, 2]
     assert asked == ["a", "bb", "ccc", "bb"]
 
 
@@ -40,18 +40,18 @@ def test_long_texts_are_worked_on_again_and_many_short_ones_stay_within_the_boun
     asked = []
 
     @cached(1000)
-    def told(texts: TextRecord, more: tuple[str, ...] = ()) -> int:
+    def characters(texts: TextRecord, more: tuple[str, ...] = ()) -> int:
         asked.append(texts)
         return 0
 
     for _ in range(2):
-        told(TextRecord("x" * 6, b"y" * 6))
+        characters(TextRecord("x" * 6, b"y" * 6))
     assert len(asked) == 2, "longer than any that is kept"
     for number in range(40):
-        told(TextRecord(f"{number:08}"))
-    told(TextRecord(f"{39:08}"))
+        characters(TextRecord(f"{number:08}"))
+    characters(TextRecord(f"{39:08}"))
     assert len(asked) == 42
-    told(TextRecord(f"{0:08}"))
+    characters(TextRecord(f"{0:08}"))
     assert len(asked) == 43, "driven out by the size of what came after"
 
 

@@ -75,9 +75,9 @@ def presented(port: int, folder: Path) -> bytes:
         socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
     ):
-        found = secure.getpeercert(binary_form=True)
-    assert found is not None
-    return found
+        result = secure.getpeercert(binary_form=True)
+    assert result is not None
+    return result
 
 
 def test_a_server_shows_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:

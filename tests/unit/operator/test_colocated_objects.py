@@ -21,13 +21,13 @@ def colocated(**spec: Any) -> dict[str, Any]:
 
 
 def job(**spec: Any) -> RLHFJob:
-    found = parse_job(colocated(**spec))
-    assert found.job is not None, found.problem
-    return found.job
+    result = parse_job(colocated(**spec))
+    assert result.job is not None, result.problem
+    return result.job
 
 
 def environment(body: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in body["spec"]["containers"][0]["env"]}
+    return {item["name"]: item["value"] for item in body["spec"]["containers"][0]["env"]}
 
 
 def test_ranks_have_no_pods_and_generation_pods_are_what_ranks_need() -> None:
@@ -55,15 +55,15 @@ def test_the_coordinator_mounts_what_ranks_mount_and_a_template_of_no_pod_is_ref
     assert volume in made["spec"]["volumes"]
     assert mount in made["spec"]["containers"][0]["volumeMounts"]
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 8, "template": mounting}
-    found = parse_job(colocated(training=training))
-    assert not found.planned
-    assert found.problem.startswith("spec.training.template = ")
-    assert found.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
+    result = parse_job(colocated(training=training))
+    assert not result.planned
+    assert result.problem.startswith("spec.training.template = ")
+    assert result.problem.endswith("spec.placement Colocated: put it into spec.generation.template")
 
 
 def test_generation_cannot_be_scaled_below_its_ranks_nor_placement_changed() -> None:
-    found = parse_job(colocated(generation=GPUS | {"replicas": 1}))
-    assert found.problem.startswith("spec.generation.replicas = 1: must be at least pipeline x data")
+    result = parse_job(colocated(generation=GPUS | {"replicas": 1}))
+    assert result.problem.startswith("spec.generation.replicas = 1: must be at least pipeline x data")
     assert parse_job(colocated(generation=GPUS | {"replicas": 0}, suspend=True)).planned
     before, after = job(), parse_job(stored_job(generation=GPUS, inference={"replicas": 0})).job
     assert after is not None

@@ -29,9 +29,9 @@ async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.0)
-    told: list[str] = []
+    reported: list[str] = []
     attempts: list[object] = []
-    coordinators = Coordinators(told.append, port=1)  # nobody listens there
+    coordinators = Coordinators(reported.append, port=1)  # nobody listens there
 
     def counted(channel: grpc.aio.Channel) -> object:
         attempts.append(0)
@@ -48,7 +48,7 @@ async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
     for _ in range(3):
         await ask("starting")
     assert coordinators.latest("team/job") == (None, "its status could not be read (unavailable)")
-    assert (told, len(attempts)) == (["team/job"], 3)
+    assert (reported, len(attempts)) == (["team/job"], 3)
     monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 9.0)
     coordinators._known["team/job"].asked -= 10
     await ask("starting")

@@ -57,7 +57,7 @@ def _bodies(cluster: SimulatedCluster) -> dict[str, Json]:
     state = {"waiting": {"reason": "PodInitializing"}}
     init = {"name": "fetch", "state": state, "lastState": {"terminated": ended}, "ready": False, "restartCount": 1}
     status["initContainerStatuses"] = [{"name": "first", "state": {"running": {}}}, init]
-    status["conditions"] = [{"type": each, "status": "True"} for each in ("Ready", "PodScheduled", "Gpu", "Sick")]
+    status["conditions"] = [{"type": item, "status": "True"} for item in ("Ready", "PodScheduled", "Gpu", "Sick")]
     return copy.deepcopy(cluster.pods)
 
 
@@ -166,13 +166,13 @@ def test_jobs(changes: list[tuple[int, int]], deleting: bool) -> None:
         gone = {"deletionTimestamp": "2026-08-22T10:00:00Z", "finalizers": [names.FINALIZER]}
         body["metadata"] = gone | body["metadata"]
     operator.sees(names.KIND, body)
-    for each in PODS.values():
-        operator.sees("Pod", each)
+    for item in PODS.values():
+        operator.sees("Pod", item)
     assert len(operator.index.pods(KEY, "job-uid")[0]) == len(PODS)
     for key in operator.index.jobs():
-        found = operator.index.job(key)
-        assert found is not None
-        checked(operator, found, str(found["metadata"]["uid"]), reading=READING)
+        result = operator.index.job(key)
+        assert result is not None
+        checked(operator, result, str(result["metadata"]["uid"]), reading=READING)
     _shown(body)
     operator.sees(names.KIND, body, "DELETED")
 
@@ -190,8 +190,8 @@ def _shown(body: Json) -> None:
 def test_other_children(changes: list[list[tuple[int, int]]]) -> None:
     operator = loaded()
     for kind in ("ConfigMap", "Service", "NetworkPolicy"):
-        for each in (changes.pop(), changes.pop()):
-            body = changed(CHILD, each)
+        for item in (changes.pop(), changes.pop()):
+            body = changed(CHILD, item)
             for event in (None, "MODIFIED", "DELETED"):
                 operator.sees(kind, body, event)
     operator.sees("Service", CHILD | {"metadata": CHILD["metadata"] | {"uid": "c2", "name": "job"}})
@@ -220,8 +220,8 @@ def test_workloads_and_what_they_name(changes: list[tuple[int, int]]) -> None:
 
 
 def _lines() -> Iterator[str]:
-    for each in VALUES:
-        value = each() if callable(each) else each
+    for item in VALUES:
+        value = item() if callable(item) else item
         try:
             text = json.dumps({"report": {"iteration": value, "checkpoint": value, "metrics": {"reward": value}}})
             yield text
@@ -242,9 +242,9 @@ LINES = [*_lines(), "[" * 2000, '{"a":' * 2000, '{"report": {"iteration": 1e400}
 )
 def test_last_lines(lines: list[str], cut: int, worker: str) -> None:
     log = "\n".join(lines)[cut:]
-    found = readable(log)
-    found.encode()
-    assert len(found) <= 1000
+    result = readable(log)
+    result.encode()
+    assert len(result) <= 1000
     last_report(log)
     operator, body = loaded(), copy.deepcopy(PODS[f"job-{worker}"])
     ended = {"exitCode": 20, "message": log, "finishedAt": "2026-08-22T10:00:05Z"}
@@ -256,7 +256,7 @@ def test_last_lines(lines: list[str], cut: int, worker: str) -> None:
 
 
 NUMBERS = st.sampled_from([0, 1, -1, 7, 2**31 - 1, -(2**31)])
-DOUBLES = st.sampled_from([0.0, -1.0, 0.5, 1e300, -1e308, float("nan"), float("inf"), float("-inf")])
+FLOATS = st.sampled_from([0.0, -1.0, 0.5, 1e300, -1e308, float("nan"), float("inf"), float("-inf")])
 TEXTS = st.sampled_from(
     ["", "reward", "generation", "Generating", "x" * 5000, "²", "a/iteration-" + "9" * 4000, "\x00"]
 )
@@ -270,15 +270,15 @@ def replies(draw: st.DrawFn) -> pb.JobStatus:
         iteration=draw(NUMBERS),
         iterations=draw(NUMBERS),
         last_checkpoint=draw(TEXTS),
-        seconds_left=draw(DOUBLES),
-        metrics=draw(st.dictionaries(st.sampled_from(["reward", "kl", "samples_per_second", "²"]), DOUBLES)),
+        seconds_left=draw(FLOATS),
+        metrics=draw(st.dictionaries(st.sampled_from(["reward", "kl", "samples_per_second", "²"]), FLOATS)),
         replicas=draw(st.dictionaries(TEXTS, NUMBERS, max_size=2)),
         waiting_for=[draw(TEXTS)] * draw(st.sampled_from([0, 1, 1000])),
         pool=[draw(TEXTS), "generation-1"] * draw(st.sampled_from([0, 1, 1000])),
         workers=[pb.WorkerStatus(worker=draw(TEXTS), state=draw(TEXTS)), pb.WorkerStatus(worker="x-1", state="Ready")],
     )
     status.fusion.MergeFrom(
-        pb.FusionStatus(choice=draw(TEXTS), threshold=draw(NUMBERS), predicted_seconds=draw(DOUBLES))
+        pb.FusionStatus(choice=draw(TEXTS), threshold=draw(NUMBERS), predicted_seconds=draw(FLOATS))
     )
     return status
 
@@ -287,10 +287,10 @@ def replies(draw: st.DrawFn) -> pb.JobStatus:
 @given(st.lists(replies(), min_size=4, max_size=4))
 def test_status_replies(given: list[pb.JobStatus]) -> None:
     # As they come by the wire.
-    read = [reading_of(pb.JobStatus.FromString(each.SerializeToString()), START) for each in given]
+    read = [reading_of(pb.JobStatus.FromString(item.SerializeToString()), START) for item in given]
     operator = loaded()
-    for each in PODS.values():
-        operator.sees("Pod", each)
+    for entry in PODS.values():
+        operator.sees("Pod", entry)
     for reading in read[:2]:
         checked(operator, operator.index.job(KEY), "job-uid", reading=reading)
 

@@ -16,10 +16,10 @@ def test_an_older_version_that_comes_late_changes_nothing() -> None:
     assert phase(index) == "Running"
     index.put_job(job(7, wrote="ours"))
     index.put_job(job(6))
-    found = index.job(KEY)
-    assert found is not None
-    assert found["status"] == {"wrote": "ours"}
-    assert set(found["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
+    result = index.job(KEY)
+    assert result is not None
+    assert result["status"] == {"wrote": "ours"}
+    assert set(result["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
 
 
 def test_an_answer_that_comes_after_the_deletion_does_not_bring_a_pod_back() -> None:

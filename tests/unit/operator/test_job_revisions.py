@@ -56,7 +56,7 @@ def test_of_a_job_without_a_revision_one_pod_of_each_group_is_read() -> None:
     cluster.begin()
     del cluster.job["status"]["revision"]
     store = Store(cluster)
-    found = known(JobRevisions(store), cluster)  # type: ignore[arg-type]
+    result = known(JobRevisions(store), cluster)  # type: ignore[arg-type]
     pods = ["Pod job-coordinator", "Pod job-generation-0", "Pod job-inference-0", "Pod job-training-0"]
     assert store.asked == ["ConfigMap job-job", *pods]
-    assert found.running[Group.COORDINATOR].image == IMAGES.coordinator
+    assert result.running[Group.COORDINATOR].image == IMAGES.coordinator

@@ -46,9 +46,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def led(leases: Any) -> None:
-    found = Leader(leases, "team", "one")
-    await found.acquire()
-    await found.hold()
+    result = Leader(leases, "team", "one")
+    await result.acquire()
+    await result.hold()
 
 
 def test_a_renewal_that_hangs_leaves_time_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,13 @@ class Listing:
         self, kind: str, place: str | None, labels: str, on_version: Callable[[int], object]
     ) -> AsyncIterator[dict[str, Any]]:
         on_version(self.version)
-        for each in self.held.get(kind, ()):
-            yield each["metadata"]
+        for item in self.held.get(kind, ()):
+            yield item["metadata"]
         if kind == "Pod":
             self.meanwhile()
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        return next((each for each in self.held.get(kind, ()) if each["metadata"]["name"] == name), None)
+        return next((item for item in self.held.get(kind, ()) if item["metadata"]["name"] == name), None)
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +70,11 @@ def test_an_object_that_is_older_is_one_too_where_a_restore_raised_the_version_i
 
 def test_a_listing_that_is_older_than_the_last_is_one_though_all_objects_are_as_they_were() -> None:
     listing = Listing(500, **held())
-    found = comparing(known(), listing)
-    asyncio.run(found.compare())
+    result = comparing(known(), listing)
+    asyncio.run(result.compare())
     listing.version = 400
     with pytest.raises(RestoredError):
-        asyncio.run(found.compare())
+        asyncio.run(result.compare())
 
 
 def test_what_is_written_while_it_is_listed_is_no_restore() -> None:
@@ -97,26 +97,26 @@ def test_what_was_gone_and_is_back_is_read_anew_and_is_no_restore() -> None:
     # As for a watch that selects by labels, when somebody takes ours off.
     index.drop_pod(KEY, "job-generation-0", "p1")
     index.drop_other(KEY, "Service", "job", "s1")
-    found = comparing(index, Listing(100, **held(pod_at=95)))
-    asyncio.run(found.compare())
+    result = comparing(index, Listing(100, **held(pod_at=95)))
+    asyncio.run(result.compare())
     assert phase(index) == "Running"
     assert index.applied(KEY, "u1")
-    assert found.silent_rounds == 0
+    assert result.silent_rounds == 0
 
 
 def test_a_request_without_an_answer_is_followed_by_a_comparison_as_soon_as_one_can_be_made() -> None:
     listing = Listing(50)
-    found = comparing(known(), listing)
+    result = comparing(known(), listing)
     answers = iter([UnavailableError("down")])
 
     async def compared() -> None:
-        found.soon()
+        result.soon()
         try:
             raise next(answers)
         except StopIteration:
-            await Resync.compare(found)
+            await Resync.compare(result)
 
-    found.compare = compared  # type: ignore[method-assign]
-    found.soon()
+    result.compare = compared  # type: ignore[method-assign]
+    result.soon()
     with pytest.raises(RestoredError):
-        asyncio.run(asyncio.wait_for(found.run(), 60))
+        asyncio.run(asyncio.wait_for(result.run(), 60))

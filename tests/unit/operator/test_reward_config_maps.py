@@ -50,8 +50,8 @@ async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_chan
 async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
     cluster = StoredObjects(r={"data": {"reward.py": "def score(): ..."}})
     ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
-    assert [each["metadata"]["name"] for each in ready] == ["a", "b", "c"]
-    assert [reward_mounts.CONTENT in each["metadata"]["annotations"] for each in ready] == [True, False, True]
+    assert [item["metadata"]["name"] for item in ready] == ["a", "b", "c"]
+    assert [reward_mounts.CONTENT in item["metadata"]["annotations"] for item in ready] == [True, False, True]
     assert not lacking
     assert cluster.asked == [("ConfigMap", "team", "r")]
     await made(cluster, pod("b"))
@@ -70,7 +70,7 @@ async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> No
 )
 async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored: dict[str, Json], says: str) -> None:
     ready, lacking = await made(StoredObjects(**stored), pod("coordinator"), pod("inference", "r"))
-    assert [each["metadata"]["name"] for each in ready] == ["coordinator"]
+    assert [item["metadata"]["name"] for item in ready] == ["coordinator"]
     assert lacking.keys() == {"inference"}
     assert lacking["inference"].startswith("spec.models.reward.function.configMap: 'r': ")
     assert says in lacking["inference"]

@@ -54,10 +54,10 @@ def test_a_label_that_is_no_number_costs_its_pod_alone(label: str, value: str) -
     ours, taken = operator.index.pods(KEY, "job-uid")
     assert list(ours) == ["job-generation-1"]
     assert taken == {"job-generation-0"}, "its name is taken, or another would be made again and again"
-    ((kind, found),) = operator.index.unreadable(KEY, "job-uid")
-    assert (kind, found.name) == ("Pod", "job-generation-0")
-    assert f"metadata.labels[rlhf.dev/{label}]" in found.why
-    assert len(found.why) < 300
+    ((kind, result),) = operator.index.unreadable(KEY, "job-uid")
+    assert (kind, result.name) == ("Pod", "job-generation-0")
+    assert f"metadata.labels[rlhf.dev/{label}]" in result.why
+    assert len(result.why) < 300
     assert operator.counted("Pod") == 1
 
 
@@ -75,16 +75,16 @@ STRANGE_STATUS: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize(("place", "change"), STRANGE_STATUS, ids=[place for place, _ in STRANGE_STATUS])
 def test_a_status_of_another_shape_is_told_with_its_place(place: str, change: Json) -> None:
-    found = pod_of(pod() | change)
-    assert isinstance(found, UnreadableObject)
-    assert place in found.why
-    assert (found.name, found.owner, found.version) == ("job-generation-0", "job-uid", 5)
+    result = pod_of(pod() | change)
+    assert isinstance(result, UnreadableObject)
+    assert place in result.why
+    assert (result.name, result.owner, result.version) == ("job-generation-0", "job-uid", 5)
 
 
 def test_times_and_graces_that_no_clock_has_are_bounded() -> None:
-    found = pod_of(pod() | {"metadata": pod()["metadata"] | {"deletionTimestamp": "0001-01-01T00:00:00+14:00"}})
-    assert isinstance(found, UnreadableObject)
-    assert "deletionTimestamp" in found.why
+    result = pod_of(pod() | {"metadata": pod()["metadata"] | {"deletionTimestamp": "0001-01-01T00:00:00+14:00"}})
+    assert isinstance(result, UnreadableObject)
+    assert "deletionTimestamp" in result.why
     going = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 2**63 - 1}
     known = pod_of(pod() | {"metadata": pod()["metadata"] | going})
     assert isinstance(known, ObservedPod)
@@ -111,19 +111,19 @@ LOGS = {
 
 @pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
 def test_whatever_user_code_prints_last_is_read_or_left(log: str) -> None:
-    found = pod_of(ended(log))
-    assert isinstance(found, ObservedPod)
-    assert found.end is not None
-    found.end.message.encode()
-    assert len(found.end.message) <= 1000
+    result = pod_of(ended(log))
+    assert isinstance(result, ObservedPod)
+    assert result.end is not None
+    result.end.message.encode()
+    assert len(result.end.message) <= 1000
     report = last_report(log)
     assert report is None or all(abs(value) < 1e301 for value in report.metrics.values())
 
 
 def test_what_is_right_in_a_report_is_kept() -> None:
-    found = last_report('{"report": {"iteration": 3, "metrics": {"reward": 0.5, "kl": 1e400, "note": "x"}}}')
-    assert found is not None
-    assert (found.iteration, dict(found.metrics)) == (3, {"reward": 0.5})
+    result = last_report('{"report": {"iteration": 3, "metrics": {"reward": 0.5, "kl": 1e400, "note": "x"}}}')
+    assert result is not None
+    assert (result.iteration, dict(result.metrics)) == (3, {"reward": 0.5})
 
 
 def test_the_words_of_a_line_are_those_of_its_text_alone() -> None:
@@ -132,9 +132,9 @@ def test_the_words_of_a_line_are_those_of_its_text_alone() -> None:
 
 
 def test_a_last_message_that_is_no_text_is_no_crash() -> None:
-    found = pod_of(ended({"a": 1}))
-    assert isinstance(found, ObservedPod)
-    assert isinstance(found.end, PodEnd)
+    result = pod_of(ended({"a": 1}))
+    assert isinstance(result, ObservedPod)
+    assert isinstance(result.end, PodEnd)
 
 
 def test_a_pod_with_our_labels_that_the_job_does_not_control_is_nobody_to_it() -> None:
@@ -165,8 +165,8 @@ def test_a_pod_of_the_job_that_cannot_be_read_is_told_once_and_not_replaced() ->
         cluster.read()
     assert "job-generation-0" in cluster.pods
     assert cluster.events.count("Unreadable") == 1
-    told = cluster.condition("Running")["message"]
-    assert 'Pod job-generation-0 cannot be read (metadata.labels[rlhf.dev/epoch] is "abc"' in told
+    message = cluster.condition("Running")["message"]
+    assert 'Pod job-generation-0 cannot be read (metadata.labels[rlhf.dev/epoch] is "abc"' in message
     cluster.pods["job-generation-0"]["metadata"]["labels"][names.LABEL_EPOCH] = "0"
     cluster.settle()
     assert "cannot be read" not in cluster.condition("Running")["message"]
@@ -194,19 +194,19 @@ def test_the_name_of_a_pod_that_somebody_else_has_is_told() -> None:
 
 
 def nested(levels: int) -> Any:
-    found: Any = 1
+    result: Any = 1
     for _ in range(levels):
-        found = {"a": found}
-    return found
+        result = {"a": result}
+    return result
 
 
 def test_a_manifest_of_ten_thousand_levels_is_refused_in_words() -> None:
     operator, body = SimulatedOperator(), stored_job()
     body["spec"]["generation"]["template"] = nested(9990)
     operator.sees(names.KIND, body)
-    found = operator.index.job(KEY)
-    assert found is not None
-    admission = parse_job(found)
+    result = operator.index.job(KEY)
+    assert result is not None
+    admission = parse_job(result)
     assert not admission.planned
     assert "spec.generation.template.a.a" in admission.problem
     assert "nested more than 64 levels deep" in admission.problem
@@ -237,9 +237,9 @@ STATUSES: list[tuple[str, Any]] = [
 def test_a_status_that_no_operator_wrote_is_written_anew(status: Any) -> None:
     operator, cluster = SimulatedOperator(), SimulatedCluster()
     operator.sees(names.KIND, cluster.job | {"status": status})
-    found = operator.index.job(KEY)
-    assert found is not None
-    cluster.job = found
+    result = operator.index.job(KEY)
+    assert result is not None
+    cluster.job = result
     cluster.begin()
     assert cluster.phase == "Running"
     assert operator.counted(names.KIND) == 1
@@ -254,9 +254,9 @@ def test_one_condition_that_is_wrong_does_not_make_a_finished_job_run_again() ->
     body["status"]["conditions"].insert(0, {"type": 3})
     body["metadata"]["resourceVersion"] = "9"
     operator.sees(names.KIND, body)
-    found = operator.index.job(KEY)
-    assert found is not None
-    cluster.job = found
+    result = operator.index.job(KEY)
+    assert result is not None
+    cluster.job = result
     cluster.settle()
     assert cluster.condition("Complete")["status"] == "True"
     assert sorted(cluster.pods) == before

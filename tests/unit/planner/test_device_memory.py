@@ -34,27 +34,27 @@ SIZES: dict[ModelRole, ModelSize | None] = {ModelRole.ACTOR: SEVEN, ModelRole.CR
 
 
 def test_each_phase_and_the_host_by_hand() -> None:
-    found = budget(spec(), SIZES)
-    decoding, training = found.phases
+    result = budget(spec(), SIZES)
+    decoding, training = result.phases
     cache = 64 * 2048 * 2 * 32 * 8 * 128 * 2
     half = 14 * BILLION
-    assert decoding.awake.parts == {
+    assert decoding.onloaded.parts == {
         "weights": half, "key-value cache": cache, "reference weights": half, "critic weights": half
     }  # fmt: skip
     stages = 2 * 7 * BILLION // 4
-    assert training.awake.parts == {
+    assert training.onloaded.parts == {
         "weights": 4 * stages, "gradients": 4 * stages, "optimizer": 8 * stages, "half-precision weights": 2 * stages
     }  # fmt: skip
-    assert found.peak is training
-    assert found.host.total == 3 * half + (4 + 8) * stages, "what is kept while it sleeps; gradients are zero"
-    assert estimates(spec(), SIZES)[Group.GENERATION] == training.awake
+    assert result.peak is training
+    assert result.host.total == 3 * half + (4 + 8) * stages, "what is kept while it sleeps; gradients are zero"
+    assert estimates(spec(), SIZES)[Group.GENERATION] == training.onloaded
     assert Group.TRAINING not in estimates(spec(), SIZES)
 
 
 def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
-    found = budget(spec(), SIZES)
-    assert found.problem(80 * GIBIBYTE) == ""
-    assert found.problem(40 * GIBIBYTE).startswith(
+    result = budget(spec(), SIZES)
+    assert result.problem(80 * GIBIBYTE) == ""
+    assert result.problem(40 * GIBIBYTE).startswith(
         "phase training needs 58.7 GiB a device (weights 13 GiB, gradients 13 GiB, optimizer 26.1 GiB, "
         "half-precision weights 6.52 GiB), which has 40 GiB: raise spec.training.parallelism.pipeline"
     )
@@ -63,9 +63,9 @@ def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
 
 
 def test_a_model_that_is_not_here_is_said_to_be_unknown() -> None:
-    found = budget(spec(), {ModelRole.ACTOR: None, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN})
-    assert found.host.unknown == ("actor",)
-    assert "weights" not in found.phases[0].awake.parts
+    result = budget(spec(), {ModelRole.ACTOR: None, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN})
+    assert result.host.unknown == ("actor",)
+    assert "weights" not in result.phases[0].onloaded.parts
 
 
 @given(
@@ -87,12 +87,12 @@ def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
         ModelRole.REFERENCE: ModelSize(actor, 64),
     }
     apart = estimates(spec(placement="Dedicated", **changes), sizes)
-    peak = budget(spec(**changes), sizes).peak.awake.total
-    assert peak <= sum(each.total for each in apart.values())
+    peak = budget(spec(**changes), sizes).peak.onloaded.total
+    assert peak <= sum(item.total for item in apart.values())
     assert peak >= max(apart[Group.GENERATION].total, apart[Group.TRAINING].total)
 
 
 @pytest.mark.parametrize("inference", [0, 2])
 def test_a_cpu_keeps_nothing_apart_for_what_sleeps(inference: int) -> None:
-    found = budget(spec(generation={"replicas": 8}, inference={"replicas": inference}), SIZES)
-    assert found.host.parts == {}
+    result = budget(spec(generation={"replicas": 8}, inference={"replicas": inference}), SIZES)
+    assert result.host.parts == {}

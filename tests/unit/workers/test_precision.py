@@ -51,8 +51,8 @@ def trainer_tensors(trainer: Any) -> Any:
 )
 def test_every_role_loads_the_type_of_the_job(precision: str, dtype: torch.dtype, folder: Path) -> None:
     job = make_job(folder, folder, deterministic=False, rollout=SHORT, training={"precision": precision})
-    found = loaded(job)
-    assert found == dict.fromkeys(found, dtype)
+    result = loaded(job)
+    assert result == dict.fromkeys(result, dtype)
 
 
 @pytest.mark.parametrize(

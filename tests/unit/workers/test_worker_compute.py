@@ -111,9 +111,9 @@ class ComputeBench:
             return next((answer for answer in answers if answer.command_id == number), None)
 
         until(lambda: answer() is not None)
-        found = answer()
-        assert found is not None
-        return found
+        result = answer()
+        assert result is not None
+        return result
 
 
 def until(condition: Callable[[], bool]) -> None:

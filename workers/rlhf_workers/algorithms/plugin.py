@@ -166,15 +166,15 @@ def load_class(fields: AlgorithmPlugin) -> type[Algorithm]:
         raise failure(part, f"{place}: {described(error, place)}") from error
     except (Exception, SystemExit) as error:
         raise failure(part, f"{place} cannot be imported: {described(error, place)}") from error
-    found = getattr(loaded, fields.name, None)
-    if not isinstance(found, type) or not issubclass(found, Algorithm):
+    result = getattr(loaded, fields.name, None)
+    if not isinstance(result, type) or not issubclass(result, Algorithm):
         classes = sorted(
             name for name, value in vars(loaded).items()
             if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
         )  # fmt: skip
         message = f"{place} has no class {fields.name} derived from {Algorithm.__module__}.Algorithm"
         raise failure("name", f"{message}; it has {', '.join(classes) or 'none'}")
-    return found
+    return result
 
 
 def failure(part: str, message: str) -> WorkError:

@@ -146,7 +146,7 @@ class IncrementalScoring:
             pb.ScoredPrefix(
                 key=message.key,
                 tokens=min(done, default=0),
-                dropped=self._store.told(),
+                dropped=self._store.reported(),
                 cache_bytes=self._store.bytes,
             )
         )

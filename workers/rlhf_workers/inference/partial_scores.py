@@ -117,7 +117,7 @@ class PartialScoreStore:
         self._samples.clear()
         self._dropped.clear()
 
-    def told(self) -> list[int]:
+    def reported(self) -> list[int]:
         """Samples that were dropped since the last time this was asked."""
         dropped, self._dropped = self._dropped, []
         return dropped

@@ -36,13 +36,13 @@ class NonFiniteSteps:
         `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. WorkError when it is one more than
         `limit` in a row.
         """
-        found = _named(losses, squares)
-        if not found:
+        result = _named(losses, squares)
+        if not result:
             self.in_a_row = 0
             return ""
         self.total += 1
         self.in_a_row += 1
-        message = f"iteration {iteration}: {', '.join(found)} at optimizer step {step}"
+        message = f"iteration {iteration}: {', '.join(result)} at optimizer step {step}"
         if self.in_a_row > limit:
             row = f", as it was {limit} times in a row before" if limit else ""
             raise WorkError(

@@ -59,7 +59,7 @@ class TrainingRole:
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._last: pb.TrainResult | None = None
-        self._asleep = False
+        self._offloaded = False
         self._broken = False  # a Train failed half-way: the weights are those of no version
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
@@ -105,7 +105,7 @@ class TrainingRole:
         if self._running is not None:
             raise WorkError("WrongVersion", "other work came to a rank that is training", retryable=True)
         self._backend.offload()
-        self._asleep = True
+        self._offloaded = True
 
     def close(self) -> None:
         self._backend.close()
@@ -148,10 +148,10 @@ class TrainingRole:
         self._running = command, self._backend.measure(command.measure)
 
     def _wake(self, iteration: int, outbox: Outbox) -> None:
-        if self._asleep:
+        if self._offloaded:
             start_ns = time.time_ns()
             self._backend.onload()
-            self._asleep = False
+            self._offloaded = False
             end_ns = time.time_ns()
             outbox.span("onload/training", start_ns, end_ns, iteration)
             onload = pb.OnloadObservation(role=self.name)

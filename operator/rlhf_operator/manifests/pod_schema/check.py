@@ -126,15 +126,15 @@ def _hint(value: object, kind: str) -> str:
 
 
 def _unknown(name: str, kind: str) -> str:
-    told = f"unknown field of {_a(kind)} in Kubernetes {KUBERNETES}"
-    lower = {each.lower(): each for each in _TYPES[kind]["fields"]}
+    message = f"unknown field of {_a(kind)} in Kubernetes {KUBERNETES}"
+    lower = {field.lower(): field for field in _TYPES[kind]["fields"]}
     near = get_close_matches(name.replace("_", "").replace("-", "").lower(), lower, n=1, cutoff=0.7)
     if near:
-        return f"{told}: did you mean {lower[near[0]]}?"
-    home = next((each for each in _HOMES if name in _TYPES[each]["fields"]), None)
+        return f"{message}: did you mean {lower[near[0]]}?"
+    home = next((item for item in _HOMES if name in _TYPES[item]["fields"]), None)
     if home is not None:
-        return f"{told}: {name} is a field of {_a(home)}"
-    return f"{told}; an API server that is newer may know it, and decides"
+        return f"{message}: {name} is a field of {_a(home)}"
+    return f"{message}; an API server that is newer may know it, and decides"
 
 
 def _below(path: str, name: object) -> str:

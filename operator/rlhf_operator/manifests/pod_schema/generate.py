@@ -40,8 +40,8 @@ def generate(openapi: Mapping[str, Any], version: str) -> Json:
         node = schemas[name]
         fields = {field: _expression(child) for field, child in sorted(node.get("properties", {}).items())}
         types[name] = {"required": sorted(node.get("required", [])), "fields": fields}
-        named = {each.strip("[]{}") for each in fields.values()}
-        waiting += sorted(each for each in named if each in schemas)
+        named = {field.strip("[]{}") for field in fields.values()}
+        waiting += sorted(item for item in named if item in schemas)
     return {"kubernetes": version, "types": dict(sorted(types.items()))}
 
 

@@ -63,7 +63,7 @@ def of_disruption(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch
     """
     said = pod.disruption, pod.disruption_message
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod) or _is_said(rule, *said))
-    return next((_ruling(rule) for rule in matching), PolicyMatch("Ignore"))
+    return next((_policy_match(rule) for rule in matching), PolicyMatch("Ignore"))
 
 
 def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> PolicyMatch:
@@ -71,7 +71,7 @@ def of_lost(rules: Sequence[FailureRule], pod: ObservedPod, *, alone: bool) -> P
     counted.
     """
     matching = (rule for rule in _about(rules, pod) if _has_condition(rule, pod))
-    return next((_ruling(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
+    return next((_policy_match(rule) for rule in matching), PolicyMatch("Restart" if alone else "Ignore"))
 
 
 def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
@@ -80,7 +80,7 @@ def of_end(rules: Sequence[FailureRule], pod: ObservedPod) -> PolicyMatch:
     code, said = pod.end.code, (pod.end.reason, pod.end.message)
     for rule in _about(rules, pod):
         if _has_exit_code(rule, code) or _has_condition(rule, pod) or _is_said(rule, *said):
-            return _ruling(rule)
+            return _policy_match(rule)
     if code is not None:
         final = code in VERDICTS if pod.group == Group.COORDINATOR else code in INCURABLE
         if final:
@@ -110,5 +110,5 @@ def _is_said(rule: FailureRule, reason: str, message: str) -> bool:
     return named and (wanted.message is None or user_patterns.pattern_found(wanted.message, message))
 
 
-def _ruling(rule: FailureRule) -> PolicyMatch:
+def _policy_match(rule: FailureRule) -> PolicyMatch:
     return PolicyMatch(rule.action, rule.scope, rule.name)

@@ -119,15 +119,15 @@ def requeue_after(back_offs: Mapping[str, PodBackOff], now: datetime) -> float |
 def waiting_messages(back_offs: Mapping[str, PodBackOff], now: datetime) -> list[str]:
     """Return sentences about the pods that wait, those that wait longest first."""
     entries = sorted(waiting(back_offs, now).items(), key=lambda item: (-item[1].ends, item[0]))
-    sentences = [
+    messages = [
         f"waits until {rfc3339(entry.until)} ({delay(entry.ends).total_seconds():.0f} s after it was last made) before "
         f"{name} is made again, because it ended {entry.ends} times in a row"
         + (f", the last time: {entry.reason}" if entry.reason else "")
         for name, entry in entries[:SHOWN]
     ]
     if len(entries) > SHOWN:
-        sentences.append(f"{len(entries) - SHOWN} more pods wait so")
-    return sentences
+        messages.append(f"{len(entries) - SHOWN} more pods wait so")
+    return messages
 
 
 def written(back_offs: Mapping[str, PodBackOff]) -> list[Json]:

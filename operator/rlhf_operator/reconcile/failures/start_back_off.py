@@ -134,9 +134,9 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
     return f"what an iteration needs runs since {begun}, and the coordinator still waits for {_lasting(what)}"
 
 
-def _lasting(sentence: str) -> str:
+def _lasting(message: str) -> str:
     """Return the sentence without its seconds, which are others at the next reconcile."""
-    return sentence.rpartition(" (")[0] or sentence
+    return message.rpartition(" (")[0] or message
 
 
 def _overdue(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:

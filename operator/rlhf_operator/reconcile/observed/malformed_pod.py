@@ -15,12 +15,12 @@ class _Shape(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class _Told(_Shape):
+class _Reported(_Shape):
     reason: str | None = None
     message: str | None = None
 
 
-class _Terminated(_Told):
+class _Terminated(_Reported):
     exitCode: int | None = None  # noqa: N815
     startedAt: str | None = None  # noqa: N815
     finishedAt: str | None = None  # noqa: N815
@@ -32,7 +32,7 @@ class _Running(_Shape):
 
 
 class _State(_Shape):
-    waiting: _Told | None = None
+    waiting: _Reported | None = None
     terminated: _Terminated | None = None
     running: _Running | None = None
 
@@ -45,13 +45,13 @@ class _Container(_Shape):
     lastState: _State | None = None  # noqa: N815
 
 
-class _Condition(_Told):
+class _Condition(_Reported):
     type: str
     status: str | None = None
     lastTransitionTime: str | None = None  # noqa: N815
 
 
-class _Status(_Told):
+class _Status(_Reported):
     phase: str | None = None
     podIP: str | None = None  # noqa: N815
     conditions: list[_Condition] | None = Field(default=None, max_length=LISTED_MAX)

@@ -107,7 +107,7 @@ def _pod(body: Json) -> ObservedPod:
     labels = meta.get("labels") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     container = _our_container(status)
-    waiting = _init_trouble(status) or (container.get("state") or {}).get("waiting") or {}
+    waiting = _init_problem(status) or (container.get("state") or {}).get("waiting") or {}
     name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
     reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
     template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
@@ -203,7 +203,7 @@ def _done(status: Json) -> bool:
     )
 
 
-def _init_trouble(status: Json) -> Json | None:
+def _init_problem(status: Json) -> Json | None:
     """Return why an init container of the template keeps ours from starting, as the `waiting` state of ours; None: none
     does.
     """

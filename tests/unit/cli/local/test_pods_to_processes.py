@@ -47,19 +47,19 @@ def manifest(**changes: object) -> RLHFJob:
 def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, LocalProcess]:
     objects = render(resolve_here(manifest(**changes), RunPaths(base / "run", base)), {})
     shares = {d.name: DeviceShare(frozenset({1}), ("7",) if d.gpus else ()) for d in device_demands(objects)}
-    found = local_processes(objects, RunPaths(base / "run", base), shares, JobPorts(iter(range(5000, 6000))), caller)
-    return {process.name: process for process in found}
+    result = local_processes(objects, RunPaths(base / "run", base), shares, JobPorts(iter(range(5000, 6000))), caller)
+    return {process.name: process for process in result}
 
 
 def test_addresses_paths_and_devices_are_local(base: Path) -> None:
-    found = translated(base, {})
-    assert list(found) == ["coordinator", "generation-0", "generation-1", "inference-0", "training-0"]
-    coordinator, worker, rank = found["coordinator"], found["generation-1"], found["training-0"]
+    result = translated(base, {})
+    assert list(result) == ["coordinator", "generation-0", "generation-1", "inference-0", "training-0"]
+    coordinator, worker, rank = result["coordinator"], result["generation-1"], result["training-0"]
     assert coordinator.command == (sys.executable, "-m", "rlhf_coordinator")
     assert coordinator.env[Env.LISTEN] == worker.env[Env.COORDINATOR] == "127.0.0.1:5000"
     assert coordinator.env[Env.RUN_DIR] == str(base / "run")
     assert coordinator.env[Env.JOB_FILE] == str(base / "run" / "job.json")
-    assert worker.env[Env.LISTEN] == worker.env[Env.ADVERTISE] != found["generation-0"].env[Env.LISTEN]
+    assert worker.env[Env.LISTEN] == worker.env[Env.ADVERTISE] != result["generation-0"].env[Env.LISTEN]
     assert worker.env[Env.CERTIFICATES] == str(base / "run" / "certificates")
     assert worker.env[Env.GROUP] == "generation"
     assert worker.env[Env.INDEX] == "1"
@@ -72,7 +72,7 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
     assert int(rank.env[Env.RENDEZVOUS_PORT]) in range(5000, 6000)
     assert (rank.env[Env.DEVICE], rank.env["CUDA_VISIBLE_DEVICES"], rank.device) == ("cuda:0", "7", "cuda:7")
     assert "HOME" not in worker.env
-    assert not any(".svc" in value or "/etc/rlhf" in value for p in found.values() for value in p.env.values())
+    assert not any(".svc" in value or "/etc/rlhf" in value for p in result.values() for value in p.env.values())
 
 
 def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
@@ -98,15 +98,15 @@ def test_secrets_of_a_template_come_from_the_callers_environment(base: Path) -> 
             ]
         }
     }
-    found = translated(base, {"TOKEN": "mine"}, inference={"template": template})
-    assert found["inference-0"].env["TOKEN"] == "mine"
+    result = translated(base, {"TOKEN": "mine"}, inference={"template": template})
+    assert result["inference-0"].env["TOKEN"] == "mine"
     with pytest.raises(RunError, match="TOKEN: key k of Secret s needs a cluster; set TOKEN"):
         translated(base, {"OTHER": ""}, inference={"template": template})
 
 
 def test_demands_are_what_the_pods_ask_for(base: Path) -> None:
-    found = device_demands(render(resolve_here(manifest(), RunPaths(base / "run", base)), {}))
-    assert [(d.group, d.threads, d.gpus) for d in found] == [
+    result = device_demands(render(resolve_here(manifest(), RunPaths(base / "run", base)), {}))
+    assert [(d.group, d.threads, d.gpus) for d in result] == [
         (Group.COORDINATOR, 1, 0),
         (Group.GENERATION, 3, 0),
         (Group.GENERATION, 3, 0),

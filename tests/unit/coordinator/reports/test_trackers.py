@@ -116,10 +116,10 @@ def test_metrics_survive_a_cut_at_any_byte(written: int, restart: int, cut: int)
         again = MetricsJsonl(path.parent, restart)
         again.iteration(restart, 9, {"reward": 1.0})
         again.finish({})
-        found = [line["iteration"] for line in read_metrics(path)]
-        assert found[-1] == restart
-        assert found[:-1] == [i for i in range(written) if i < restart][: len(found) - 1]
-        assert len(found) - 1 in (min(whole, restart), min(whole + 1, restart, written))
+        result = [line["iteration"] for line in read_metrics(path)]
+        assert result[-1] == restart
+        assert result[:-1] == [i for i in range(written) if i < restart][: len(result) - 1]
+        assert len(result) - 1 in (min(whole, restart), min(whole + 1, restart, written))
 
 
 def test_a_full_timeline_makes_room(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, d
     else:
         victim = newest / "checkpoint.json"
         victim.write_text(victim.read_text()[:40])
-    found, problems = checkpoint.discover(tmp_path / "checkpoints")
-    assert found is not None
-    assert found.version == 1
+    result, problems = checkpoint.discover(tmp_path / "checkpoints")
+    assert result is not None
+    assert result.version == 1
     (problem,) = problems
     assert str(newest) in problem
     assert victim.name in problem

@@ -27,7 +27,7 @@ def test_the_second_waits_until_the_first_has_ended(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         hold(tmp_path, sleep=sleep).close()
     assert len(waited) == 3
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"waits for the coordinator before it, which still has {tmp_path / 'coordinator.lock'}"
     ]
 
@@ -128,9 +128,9 @@ MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 def test_whether_other_nodes_see_the_lock_follows_from_the_mount(tmp_path: Path, folder: str, doubt: str) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
-    found = doubt_of(Path(folder), mounts)
-    assert doubt in found
-    assert bool(found) == bool(doubt)
+    result = doubt_of(Path(folder), mounts)
+    assert doubt in result
+    assert bool(result) == bool(doubt)
 
 
 def test_a_machine_that_does_not_tell_its_mounts_is_doubted(tmp_path: Path) -> None:

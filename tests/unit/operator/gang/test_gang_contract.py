@@ -112,8 +112,8 @@ def check_queue(backend: GangBackend) -> None:
     report = state.finished_report("done", succeeded=True)
     assert report is not None
     written = kind.queue.with_report(stored, report, "2026-08-22T10:00:00Z")
-    told = kind.queue.state(stored_job(), kind.queue.parse(written), {})
-    assert told.finished_report("done", succeeded=True) is None, "it is told once"
+    reported = kind.queue.state(stored_job(), kind.queue.parse(written), {})
+    assert reported.finished_report("done", succeeded=True) is None, "it is told once"
 
 
 @pytest.mark.parametrize(("mode", "version"), VERSIONS)

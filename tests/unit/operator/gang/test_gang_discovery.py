@@ -28,21 +28,21 @@ class DiscoveryServer(KubernetesClient):
 
 def test_a_version_counts_when_it_serves_every_kind_that_is_made() -> None:
     api = DiscoveryServer({"scheduling.k8s.io/v1alpha2": {"Workload"}, "scheduling.k8s.io/v1alpha1": {"Workload"}})
-    found = asyncio.run(discovery.served(api))
-    assert found.usable() == {NATIVE: "scheduling.k8s.io/v1alpha1"}
-    assert found.watched() == {"scheduling.k8s.io/v1alpha1/Workload": ("scheduling.k8s.io", "v1alpha1", "workloads")}
+    result = asyncio.run(discovery.served(api))
+    assert result.usable() == {NATIVE: "scheduling.k8s.io/v1alpha1"}
+    assert result.watched() == {"scheduling.k8s.io/v1alpha1/Workload": ("scheduling.k8s.io", "v1alpha1", "workloads")}
 
 
 def test_what_is_switched_off_is_not_asked_for() -> None:
-    found = asyncio.run(discovery.served(DiscoveryServer({V1BETA2: {"Workload"}}), [NATIVE]))
-    assert found.usable() == {}
-    assert found.off == set(MODES) - {NATIVE}
+    result = asyncio.run(discovery.served(DiscoveryServer({V1BETA2: {"Workload"}}), [NATIVE]))
+    assert result.usable() == {}
+    assert result.off == set(MODES) - {NATIVE}
 
 
 def test_the_first_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "RETRY_SECONDS", 0.0)
-    found = asyncio.run(discovery.first(DiscoveryServer(None, None, {V1BETA2: {"Workload"}}), MODES))
-    assert found.usable() == {KUEUE: V1BETA2}
+    result = asyncio.run(discovery.first(DiscoveryServer(None, None, {V1BETA2: {"Workload"}}), MODES))
+    assert result.usable() == {KUEUE: V1BETA2}
 
 
 def test_no_answer_changes_nothing_and_another_answer_ends_the_watch() -> None:

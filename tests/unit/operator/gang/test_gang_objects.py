@@ -211,9 +211,9 @@ def test_a_written_sum_is_never_less_than_the_sum(milli: int, micro: int) -> Non
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 4))
 def test_the_minimum_never_exceeds_the_pods_that_the_job_wants(generation: int, inference: int, ranks: int) -> None:
-    found = job(
+    result = job(
         generation={"replicas": generation},
         inference={"replicas": inference},
         training={"parallelism": {"pipeline": ranks}, "microBatchSize": 8},
     )
-    assert min_count(found) <= 1 + sum(count for _, count, _ in workers(found))
+    assert min_count(result) <= 1 + sum(count for _, count, _ in workers(result))

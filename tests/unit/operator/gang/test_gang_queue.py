@@ -46,7 +46,7 @@ def test_the_workload_counts_every_pod_and_nothing_that_is_no_matter_of_quota() 
     cluster.settle()
     body = cluster.bodies[WORKLOAD_KEY]
     assert body["spec"]["queueName"] == "team"
-    assert {each["name"]: each["count"] for each in body["spec"]["podSets"]} == {
+    assert {pod_set["name"]: pod_set["count"] for pod_set in body["spec"]["podSets"]} == {
         "coordinator": 1,
         "generation": 2,
         "inference": 1,
@@ -233,7 +233,7 @@ def test_native_groups_come_with_the_pods_and_a_lost_pod_joins_again() -> None:
     cluster.served = EVERY_API
     cluster.settle()
     assert {kind for kind, _ in cluster.bodies} >= {
-        f"scheduling.k8s.io/v1beta1/{each}" for each in ("Workload", "PodGroup")
+        f"scheduling.k8s.io/v1beta1/{item}" for item in ("Workload", "PodGroup")
     }
     cluster.run()
     cluster.ask_deletion("job-generation-0")
@@ -258,7 +258,7 @@ def test_a_group_that_cannot_change_is_replaced_when_no_pod_is_left() -> None:
     cluster.job["spec"]["suspend"] = False
     cluster.settle()
     assert cluster.bodies[place]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 4
-    assert cluster.workers == [each for each in EVERYBODY if each != "inference-0"]
+    assert cluster.workers == [item for item in EVERYBODY if item != "inference-0"]
 
 
 @pytest.mark.parametrize("mode", ["Disabled", "Auto"])

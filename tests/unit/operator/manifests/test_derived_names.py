@@ -44,15 +44,15 @@ def derived(name: str) -> frozenset[tuple[str, str]] | None:
     try:
         job = parse(yaml.safe_dump(body))
     except ManifestError as error:
-        if {each.field for each in error.problems} != {"metadata.name"}:
+        if {problem.field for problem in error.problems} != {"metadata.name"}:
             raise
         return None
     return objects(job)
 
 
 def objects(job: RLHFJob) -> frozenset[tuple[str, str]]:
-    bodies = [*render(job, {}).all, *(each for backend in BACKENDS for each in backend.objects(job, examples(job)))]
-    made = [(kind_of(each), str(each["metadata"]["name"])) for each in bodies]
+    bodies = [*render(job, {}).all, *(item for backend in BACKENDS for item in backend.objects(job, examples(job)))]
+    made = [(kind_of(body), str(body["metadata"]["name"])) for body in bodies]
     made.append(("Secret", identity.authority_name(job)))
     made += [
         ("Pod", identity.pod_name(job, group, index))
@@ -73,7 +73,7 @@ def test_jobs_of_two_accepted_names_have_no_object_in_common(name: str, more: li
 
 
 def test_what_is_derived_has_every_kind_with_two_forms() -> None:
-    found = derived("job")
-    assert found is not None
-    assert {("Service", "job"), ("Service", "job-coordinator"), ("Secret", "job-authority")} <= found
-    assert {kind for kind, _ in found} >= {"Pod", "ConfigMap", "NetworkPolicy", "kueue.x-k8s.io/v1beta2/Workload"}
+    result = derived("job")
+    assert result is not None
+    assert {("Service", "job"), ("Service", "job-coordinator"), ("Secret", "job-authority")} <= result
+    assert {kind for kind, _ in result} >= {"Pod", "ConfigMap", "NetworkPolicy", "kueue.x-k8s.io/v1beta2/Workload"}

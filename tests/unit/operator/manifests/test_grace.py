@@ -13,8 +13,8 @@ def grace(pod: dict[str, Any]) -> int:
     return int(pod["spec"]["terminationGracePeriodSeconds"])
 
 
-def told(pod: dict[str, Any]) -> str | None:
-    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+def grace_problem(pod: dict[str, Any]) -> str | None:
+    env = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
     return env.get(Env.GRACE)
 
 
@@ -26,14 +26,14 @@ def marks(pod: dict[str, Any]) -> dict[str, str]:
 def test_ranks_outlast_the_coordinator_that_needs_them_for_its_checkpoint() -> None:
     made = pods(job_with({}))
     assert grace(made["merged-training-0"]) >= grace(made["merged-coordinator"]) + 30
-    assert told(made["merged-training-0"]) == str(grace(made["merged-training-0"]))
+    assert grace_problem(made["merged-training-0"]) == str(grace(made["merged-training-0"]))
     assert grace(made["merged-generation-0"]) == 30
-    assert told(made["merged-generation-0"]) is None
+    assert grace_problem(made["merged-generation-0"]) is None
 
 
 def test_a_rank_is_told_the_grace_of_its_template() -> None:
     template = {"spec": {"terminationGracePeriodSeconds": 900}}
-    assert told(pods(job_with(template, "training"))["merged-training-0"]) == "900"
+    assert grace_problem(pods(job_with(template, "training"))["merged-training-0"]) == "900"
 
 
 def test_colocated_ranks_are_those_of_their_group() -> None:

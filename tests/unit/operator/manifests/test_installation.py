@@ -23,7 +23,7 @@ def job(**spec: Any) -> RLHFJob:
 
 def pods(job: RLHFJob, user: int | None) -> dict[str, dict[str, Any]]:
     made = render(job, {}, Images("operator:1", "worker:1", user)).pods
-    return {each["metadata"]["name"]: each["spec"] for each in made}
+    return {item["metadata"]["name"]: item["spec"] for item in made}
 
 
 def test_pods_are_of_one_user_or_of_whom_the_cluster_chooses() -> None:
@@ -33,19 +33,19 @@ def test_pods_are_of_one_user_or_of_whom_the_cluster_chooses() -> None:
     for spec in pods(job(), None).values():
         assert not spec["securityContext"].keys() & set(OWNERS)
         assert spec["securityContext"]["runAsNonRoot"] is True
-        (certificates,) = [each for each in spec["volumes"] if each["name"] == "certificates"]
+        (certificates,) = [volume for volume in spec["volumes"] if volume["name"] == "certificates"]
         assert certificates["secret"]["defaultMode"] == 0o444, "no group that is known may read it"
 
 
 def test_a_templates_user_wins_over_that_of_the_installation() -> None:
     training = {"template": {"spec": {"securityContext": {"runAsUser": 1234}}}}
     for user in (None, 10001):
-        found = {
+        result = {
             name: spec["securityContext"].get("runAsUser") for name, spec in pods(job(training=training), user).items()
         }
-        ranks = {name for name in found if "training" in name or "coordinator" in name}
-        assert {found[name] for name in ranks} == {1234}
-        assert {found[name] for name in found.keys() - ranks} == {user}
+        ranks = {name for name in result if "training" in name or "coordinator" in name}
+        assert {result[name] for name in ranks} == {1234}
+        assert {result[name] for name in result.keys() - ranks} == {user}
 
 
 @pytest.mark.parametrize(("given", "user"), [([], 10001), (["--run-as-user=7"], 7), (["--run-as-user=none"], None)])
@@ -62,14 +62,14 @@ def test_a_user_that_cannot_be_is_refused_by_name(value: str, capsys: pytest.Cap
 
 def test_processes_of_pods_listen_on_every_address_of_either_family() -> None:
     for spec in pods(job(), None).values():
-        said = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
+        said = {item["name"]: item["value"] for item in spec["containers"][0]["env"]}
         assert {said[name.value].rpartition(":")[0] for name in (Env.LISTEN, Env.METRICS)} == {"[::]"}
 
 
 def test_the_operator_is_let_in_from_its_own_namespace_alone_where_that_is_known() -> None:
     """Its labels are no secret, and a tenant may give them to a pod of his own."""
     known, unknown = (network_policy(job(), home)["spec"]["ingress"][1]["from"] for home in ("rlhf-system", ""))
-    assert [each["namespaceSelector"] for each in known] == [
+    assert [item["namespaceSelector"] for item in known] == [
         {"matchLabels": {"kubernetes.io/metadata.name": "rlhf-system"}}
     ]
-    assert [each["namespaceSelector"] for each in unknown] == [{}]
+    assert [item["namespaceSelector"] for item in unknown] == [{}]

@@ -20,8 +20,8 @@ def job(**policy: Any) -> RLHFJob:
 
 
 def container(pod: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = pod["spec"]["containers"][0]
-    return found
+    result: dict[str, Any] = pod["spec"]["containers"][0]
+    return result
 
 
 def test_every_process_is_asked_whether_it_lives_once_it_has_begun() -> None:

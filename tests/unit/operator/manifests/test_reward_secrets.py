@@ -39,11 +39,11 @@ def job_of(reward: dict[str, Any]) -> RLHFJob:
 def test_pods_that_run_rewards_take_it_from_the_secret_and_no_other_pod_does(reward: dict[str, Any]) -> None:
     objects = render(job_of(reward), {}, Images(), {})
     for pod in objects.pods:
-        (container,) = (each for each in pod["spec"]["containers"] if each["name"] == "worker")
-        found = [each for each in container["env"] if each["name"].startswith("RLHF_SECRET_")]
+        (container,) = (container for container in pod["spec"]["containers"] if container["name"] == "worker")
+        env = [item for item in container["env"] if item["name"].startswith("RLHF_SECRET_")]
         group = pod["metadata"]["labels"]["rlhf.dev/group"]
         runs = group in (Group.GENERATION, Group.INFERENCE)
-        assert found == ([{"name": VARIABLE, "valueFrom": REFERENCE}] if runs else []), group
+        assert env == ([{"name": VARIABLE, "valueFrom": REFERENCE}] if runs else []), group
 
 
 @pytest.mark.parametrize("reward", GIVEN)
@@ -51,7 +51,7 @@ def test_the_configuration_holds_the_reference_alone(reward: dict[str, Any], mon
     monkeypatch.setenv(VARIABLE, SECRET)
     objects = render(job_of(reward), {}, Images(), {})
     assert SECRET not in json.dumps(objects.all)
-    (configuration,) = (each for each in objects.supporting if each["kind"] == "ConfigMap")
+    (configuration,) = (item for item in objects.supporting if item["kind"] == "ConfigMap")
     assert '"key": "token"' in configuration["data"]["job.json"]
 
 
@@ -60,12 +60,15 @@ def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:
     objects = render(job_of({"function": {"file": "/data/reward.py", "env": ENV}}), {}, Images(), {})
     shares = {name: DeviceShare() for name in ["coordinator", *(f"{g.value}-{i}" for g in Group for i in range(8))]}
     paths, ports = RunPaths(Path("/run/job"), Path("/work")), JobPorts(itertools.count(40000))
-    return {each.name: each.env for each in local_processes(objects, paths, shares, ports, caller)}
+    return {
+        local_process.name: local_process.env
+        for local_process in local_processes(objects, paths, shares, ports, caller)
+    }
 
 
 def test_on_one_machine_it_comes_from_the_callers_environment() -> None:
-    found = local({VARIABLE: SECRET})
-    given = {name for name, env in found.items() if env.get(VARIABLE) == SECRET}
-    assert given == {name for name in found if name.startswith(("generation", "inference"))}
+    result = local({VARIABLE: SECRET})
+    given = {name for name, env in result.items() if env.get(VARIABLE) == SECRET}
+    assert given == {name for name in result if name.startswith(("generation", "inference"))}
     with pytest.raises(RunError, match=f"key token of Secret judge needs a cluster; set {VARIABLE} in the environment"):
         local({"HOME": "/home/me"})

@@ -165,10 +165,10 @@ def test_the_coordinator_finds_hub_models_where_the_ranks_find_them() -> None:
         {"name": "NCCL_DEBUG", "value": "INFO"},
     ]
     made = pods(job_with(worker(env=env), "training"))["merged-coordinator"]
-    found = {each["name"]: each for each in made["spec"]["containers"][0]["env"]}
-    assert found["HF_HOME"] == env[0]
-    assert found["HF_TOKEN"] == env[1]
-    assert "NCCL_DEBUG" not in found
+    result = {item["name"]: item for item in made["spec"]["containers"][0]["env"]}
+    assert result["HF_HOME"] == env[0]
+    assert result["HF_TOKEN"] == env[1]
+    assert "NCCL_DEBUG" not in result
 
 
 def test_groups_of_the_graph_and_their_names() -> None:

@@ -55,7 +55,7 @@ def found(template: Any) -> list[Problem]:
 @settings(max_examples=1500, deadline=None)
 @given(ANY_JSON | st.builds(lambda spec_: {"spec": spec_}, ANY_JSON) | st.builds(lambda c: worker(env=c), ANY_JSON))
 def test_any_json_gives_a_pod_or_template_errors(template: Any) -> None:
-    errors = [each for each in found(template) if each.severity is Severity.ERROR]
+    errors = [item for item in found(template) if item.severity is Severity.ERROR]
     for problem in errors:
         assert problem.field.startswith(PATH)
         assert problem.message
@@ -70,7 +70,9 @@ def test_any_json_gives_a_pod_or_template_errors(template: Any) -> None:
     first = merged["spec"]["containers"][0]
     assert first["name"] == "worker"
     assert first["command"] == ["python", "-m", "rlhf_workers"]
-    assert all(each["securityContext"]["capabilities"] == {"drop": ["ALL"]} for each in merged["spec"]["containers"])
+    assert all(
+        container["securityContext"]["capabilities"] == {"drop": ["ALL"]} for container in merged["spec"]["containers"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_problems_of_all_templates_are_told_at_once() -> None:
     training = job.spec.training.model_copy(update={"template": worker(image=1)})
     coordinator = job.spec.coordinator.model_copy(update={"template": "text"})
     spec_ = job.spec.model_copy(update={"training": training, "coordinator": coordinator})
-    fields = [each.field for each in problems_of_pods(job.model_copy(update={"spec": spec_}))]
+    fields = [problems_of_pod.field for problems_of_pod in problems_of_pods(job.model_copy(update={"spec": spec_}))]
     assert fields == [
         "spec.generation.template.spec.volumes",
         "spec.training.template.spec.containers[0].image",
@@ -176,7 +178,7 @@ def test_problems_of_all_templates_are_told_at_once() -> None:
 def test_a_list_item_given_twice_is_not_lost_before_the_api_server_sees_it() -> None:
     ports = [{"containerPort": 80, "protocol": "UDP"}, {"containerPort": 80, "protocol": "TCP"}]
     (container,) = generation(worker(ports=ports))["spec"]["containers"]
-    assert [each for each in container["ports"] if each["containerPort"] == 80] == ports
+    assert [port for port in container["ports"] if port["containerPort"] == 80] == ports
 
 
 def test_a_broken_template_of_the_ranks_stops_the_coordinator_by_name() -> None:

@@ -16,7 +16,7 @@ NO_ACCOUNT = (
 CLAIM = "see that the claim exists in namespace team and can be bound (kubectl get pvc)"
 
 
-def told(cluster: SimulatedCluster) -> str:
+def diagnosis(cluster: SimulatedCluster) -> str:
     return str(cluster.condition("Running")["message"])
 
 
@@ -58,7 +58,7 @@ def test_the_remedy_follows_the_schedulers_words(words: str, remedy: str) -> Non
     cluster.later(11)
     cluster.settle()
     assert cluster.phase == "Unschedulable"
-    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in told(cluster)
+    assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in diagnosis(cluster)
 
 
 def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_both_remedies() -> None:
@@ -69,8 +69,8 @@ def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_bot
     cluster.cannot_schedule("training-0", 'persistentvolumeclaim "nosuch" not found')
     cluster.later(11)
     cluster.settle()
-    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in told(cluster)
-    assert "or correct the volumes of the pod template" in told(cluster)
+    assert "or lower spec.generation.replicas; add a toleration to spec.generation.template" in diagnosis(cluster)
+    assert "or correct the volumes of the pod template" in diagnosis(cluster)
 
 
 def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
@@ -82,7 +82,7 @@ def test_words_about_other_pods_are_left_out_and_every_group_is_named() -> None:
         cluster.cannot_schedule(worker, words)
     cluster.later(11)
     cluster.settle()
-    assert told(cluster).startswith(
+    assert diagnosis(cluster).startswith(
         "no node can take job-generation-0, job-inference-0 (0/1 nodes are available: 1 Insufficient cpu): "
         "add nodes, free some, or lower spec.generation.replicas or spec.inference.replicas. "
     )
@@ -120,7 +120,7 @@ def test_a_pod_that_the_api_server_refuses_is_told_with_what_to_change(why: str,
     cluster.refusals = {"job-generation-0": why}
     cluster.later(11)
     cluster.carry_out(cluster.plan())
-    assert told(cluster).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
+    assert diagnosis(cluster).startswith(f"job-generation-0 cannot be created: {why}: {remedy}")
 
 
 def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made() -> None:
@@ -130,11 +130,11 @@ def test_names_that_others_have_are_told_with_both_ways_out_and_no_pod_is_made()
     cluster.later(11)
     plan = cluster.plan()
     cluster.carry_out(plan)
-    found = cluster.condition("Running")
-    assert (found["status"], found["reason"]) == ("False", "NameTaken")
-    assert "the name of NetworkPolicy job and Secret job-authority in namespace team" in found["message"]
-    assert "Give the job another name, or remove what is not needed" in found["message"]
-    assert "kubectl delete networkpolicy/job secret/job-authority --namespace=team" in found["message"]
+    result = cluster.condition("Running")
+    assert (result["status"], result["reason"]) == ("False", "NameTaken")
+    assert "the name of NetworkPolicy job and Secret job-authority in namespace team" in result["message"]
+    assert "Give the job another name, or remove what is not needed" in result["message"]
+    assert "kubectl delete networkpolicy/job secret/job-authority --namespace=team" in result["message"]
     assert "NameTaken" in cluster.events
     assert plan.requeue_after == 15
     cluster.occupied = {}
@@ -148,7 +148,7 @@ def test_a_secret_that_a_variable_needs_is_named_with_the_namespace() -> None:
     cluster.wait_with("inference-0", "CreateContainerConfigError", 'secret "hub" not found')
     cluster.later(11)
     cluster.settle()
-    assert told(cluster).startswith(
+    assert diagnosis(cluster).startswith(
         'job-inference-0 cannot be started (CreateContainerConfigError: secret "hub" not found): '
         "create it in namespace team, or correct spec.inference.template"
     )
@@ -160,11 +160,11 @@ def test_a_pod_that_hangs_before_its_container_is_told_after_a_minute_with_what_
     cluster.later(11)
     look = cluster.settle().requeue_after
     assert look is not None
-    assert "generation-0" not in told(cluster)
+    assert "generation-0" not in diagnosis(cluster)
     assert look == 49
     cluster.later(look)
     cluster.settle()
-    assert told(cluster).startswith(
+    assert diagnosis(cluster).startswith(
         "job-generation-0 got a node over 60 s ago and cannot start: the image is large, or what it mounts is not "
         "there (secret hub); `kubectl describe pod job-generation-0` has the kubelet's words"
     )
@@ -177,8 +177,8 @@ def test_a_pod_whose_first_init_container_has_not_begun_hangs_in_the_same_way() 
     cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [{"name": "assets", **waiting}]
     cluster.later(61)
     cluster.settle()
-    assert "job-coordinator got a node over 60 s ago" in told(cluster)
-    assert "(claim models)" in told(cluster)
+    assert "job-coordinator got a node over 60 s ago" in diagnosis(cluster)
+    assert "(claim models)" in diagnosis(cluster)
 
 
 def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
@@ -188,16 +188,16 @@ def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
     cluster.later(60)
     cluster.read("Starting", 0, waiting_for=("generation-0 to register (100 s)",))
     cluster.settle()
-    assert "DNS" not in told(cluster), "they may be loading still"
+    assert "DNS" not in diagnosis(cluster), "they may be loading still"
     cluster.later(60)
     cluster.read("Starting", 0, waiting_for=("generation-0 to register (160 s)",))
     cluster.settle()
     assert (
         "job-generation-0, job-generation-1, job-inference-0 and 2 more run and cannot reach the coordinator"
-        in told(cluster)
+        in diagnosis(cluster)
     )
-    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in told(cluster)
+    assert "that the cluster's DNS finds job-coordinator.job.team.svc, and that no NetworkPolicy" in diagnosis(cluster)
     cluster.later(11)
     cluster.read("Starting", 0, streams=1)
     cluster.settle()
-    assert "DNS" not in told(cluster)
+    assert "DNS" not in diagnosis(cluster)

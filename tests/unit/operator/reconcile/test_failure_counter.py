@@ -60,7 +60,7 @@ def test_a_request_to_be_restarted_is_free_and_does_not_wait_for_the_kubelets_ba
         cluster.settle()
     assert counts(cluster) == (0, 0)
     assert cluster.phase == "Running"
-    [training] = [each for each in cluster.job["status"]["groups"] if each["name"] == "training"]
+    [training] = [group for group in cluster.job["status"]["groups"] if group["name"] == "training"]
     assert training["restarts"] == 5
 
 
@@ -69,7 +69,7 @@ def test_workers_that_end_well_before_the_coordinator_is_seen_to_are_no_restarts
     for worker in ("training-0", "training-1", "generation-0"):
         cluster.end(worker, 0)
         cluster.settle()
-    assert {each["restarts"] for each in cluster.job["status"]["groups"]} == {0}
+    assert {group["restarts"] for group in cluster.job["status"]["groups"]} == {0}
     assert counts(cluster) == (0, 0)
 
 
@@ -106,8 +106,8 @@ def test_a_verdict_of_the_coordinator_ends_the_job_in_its_own_words(code: int, r
     cluster.settle()
     failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", reason)
-    sentence = failed["message"].partition("\n")[0]
-    assert sentence.endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
+    summary = failed["message"].partition("\n")[0]
+    assert summary.endswith(f"BadModel: spec.models.actor.path: no such folder{remedy}")
     assert cluster.phase == "Failed"
 
 
@@ -175,12 +175,12 @@ def test_a_rank_of_a_lost_node_is_not_waited_for_as_one_that_stays_for_a_checkpo
     cluster.pods["job-training-1"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     cluster.settle()
     cluster.later(62)
-    assert [each.name for each in cluster.plan().delete if each.force] == ["job-training-1"]
+    assert [item.name for item in cluster.plan().delete if item.force] == ["job-training-1"]
     cluster.settle()
     cluster.later(300)
-    assert [each.name for each in cluster.plan().delete if each.force] == []
+    assert [item.name for item in cluster.plan().delete if item.force] == []
     cluster.later(29)
-    assert [each.name for each in cluster.plan().delete if each.force] == ["job-training-0"]
+    assert [item.name for item in cluster.plan().delete if item.force] == ["job-training-0"]
 
 
 def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not() -> None:
@@ -191,7 +191,7 @@ def test_workers_of_a_lost_node_are_deleted_by_force_and_the_coordinator_is_not(
     assert look is not None
     assert look <= 62
     cluster.later(62)
-    forced = [each.name for each in cluster.plan().delete if each.force]
+    forced = [item.name for item in cluster.plan().delete if item.force]
     assert forced == ["job-generation-0"]
     cluster.settle()
     assert "job-coordinator" in cluster.pods
@@ -263,8 +263,10 @@ def test_an_init_container_that_fails_is_told_with_the_last_line_of_its_log() ->
         cluster.pods["job-coordinator"]["status"]["initContainerStatuses"] = [status]
         cluster.later(11)
         cluster.settle()
-        told = "job-coordinator cannot be started (Init:Error: assets ended with exit code 1: OSError: no space left)"
-        assert cluster.condition("Running")["message"].startswith(told)
+        message = (
+            "job-coordinator cannot be started (Init:Error: assets ended with exit code 1: OSError: no space left)"
+        )
+        assert cluster.condition("Running")["message"].startswith(message)
 
 
 def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
@@ -274,8 +276,8 @@ def test_a_crash_loop_is_told_with_the_last_line_of_its_log() -> None:
     cluster.end("generation-0", 24, message='{"message": "0.0.0.0:7710 is taken"}', restarted=False)
     cluster.later(11)
     cluster.settle()
-    told = cluster.condition("Running")["message"]
-    assert "job-generation-0 keeps ending: exit code 24 (its port is in use): 0.0.0.0:7710 is taken" in told
+    message = cluster.condition("Running")["message"]
+    assert "job-generation-0 keeps ending: exit code 24 (its port is in use): 0.0.0.0:7710 is taken" in message
 
 
 def test_an_exceeded_quota_is_told_and_tried_again_later() -> None:
@@ -285,10 +287,10 @@ def test_an_exceeded_quota_is_told_and_tried_again_later() -> None:
     cluster.refusals = {"job-training-1": 'pods "job-training-1" is forbidden: exceeded quota: team, requested: pods=1'}
     cluster.later(11)
     plan = cluster.plan()
-    assert [each["metadata"]["name"] for each in plan.apply] == ["job-training-1"]
+    assert [item["metadata"]["name"] for item in plan.apply] == ["job-training-1"]
     assert plan.requeue_after is not None
     assert plan.requeue_after <= 15
     cluster.carry_out(plan)
-    told = cluster.condition("Running")["message"]
-    assert told.startswith("job-training-1 cannot be created: ")
-    assert "free quota in the namespace, or raise it" in told
+    message = cluster.condition("Running")["message"]
+    assert message.startswith("job-training-1 cannot be created: ")
+    assert "free quota in the namespace, or raise it" in message

@@ -29,7 +29,7 @@ def counts(cluster: SimulatedCluster) -> tuple[int, int]:
 
 
 def epochs(cluster: SimulatedCluster) -> dict[str, int]:
-    return {each["name"]: each["epoch"] for each in cluster.job["status"]["groups"]}
+    return {group["name"]: group["epoch"] for group in cluster.job["status"]["groups"]}
 
 
 def test_a_rule_ends_the_job_and_is_named() -> None:
@@ -113,7 +113,7 @@ def test_a_group_restarts_together_under_a_higher_epoch() -> None:
     cluster.read()
     cluster.settle()
     assert cluster.condition("Restarting")["status"] == "False"
-    [training] = [each for each in cluster.job["status"]["groups"] if each["name"] == "training"]
+    [training] = [group for group in cluster.job["status"]["groups"] if group["name"] == "training"]
     assert training["updated"] == 2
 
 
@@ -130,7 +130,7 @@ def test_the_whole_job_restarts_the_coordinator_included() -> None:
     assert cluster.condition("Restarting")["reason"] == "JobRestart"
     cluster.finish_deletions()
     cluster.settle()
-    assert {each["metadata"]["labels"]["rlhf.dev/epoch"] for each in cluster.pods.values()} == {"1"}
+    assert {pod["metadata"]["labels"]["rlhf.dev/epoch"] for pod in cluster.pods.values()} == {"1"}
     assert counts(cluster) == (0, 1)
 
 
@@ -162,7 +162,7 @@ RULES = st.lists(
         lambda number, action, groups, codes, operator, types: FailureRule.model_validate(
             {"name": f"rule-{number}", "action": action, "groups": groups}
             | (
-                {"onPodConditions": [{"type": each} for each in types]}
+                {"onPodConditions": [{"type": item} for item in types]}
                 if types
                 else {"onExitCodes": {"operator": operator, "values": codes}}
             )
@@ -180,7 +180,7 @@ PODS = st.builds(
     lambda group, code, types: ObservedPod(
         "job-x", "uid", group, 0, "Running",
         end=PodEnd("id", code, "Error", "", None),
-        conditions=frozenset((each, "True") for each in types),
+        conditions=frozenset((item, "True") for item in types),
     ),
     st.sampled_from(sorted(Group)),
     CODES,
@@ -191,9 +191,9 @@ PODS = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(RULES, PODS)
 def test_only_the_first_rule_that_matches_is_heard(rules: list[FailureRule], pod: ObservedPod) -> None:
-    alone = [each for each in rules if of_end([each], pod).rule]
+    alone = [rule for rule in rules if of_end([rule], pod).rule]
     expected = of_end(alone[:1], pod)
     assert of_end(rules, pod) == expected
     assert bool(expected.rule) == bool(alone)
-    by_condition = [each for each in alone if each.on_pod_conditions]
+    by_condition = [item for item in alone if item.on_pod_conditions]
     assert of_disruption(rules, pod) == of_disruption(by_condition[:1], pod)

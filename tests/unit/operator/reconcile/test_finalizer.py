@@ -51,7 +51,7 @@ def test_a_checkpoint_that_takes_too_long_does_not_hold_up_the_deletion() -> Non
     cluster.settle()
     cluster.later(120)
     plan = cluster.plan()
-    assert [each.reason for each in plan.events] == ["CheckpointMissed"]
+    assert [event.reason for event in plan.events] == ["CheckpointMissed"]
     cluster.carry_out(plan)
     assert not held(cluster)
     assert cluster.plan().idle

@@ -26,10 +26,10 @@ def lost_node(*, shared: bool = True, doubt: str = "", ready: bool = False, **sp
 
 
 def forced(cluster: SimulatedCluster) -> list[str]:
-    return [each.name for each in cluster.plan().delete if each.force]
+    return [item.name for item in cluster.plan().delete if item.force]
 
 
-def told(cluster: SimulatedCluster) -> str:
+def running_message(cluster: SimulatedCluster) -> str:
     return str(cluster.condition("Running")["message"])
 
 
@@ -45,7 +45,7 @@ def test_it_is_forced_after_its_grace_and_the_time_of_the_manifest() -> None:
     assert look <= 3
     cluster.later(2)
     assert forced(cluster) == ["job-coordinator"]
-    [event] = [each for each in cluster.plan().events if each.reason == "CoordinatorForced"]
+    [event] = [event for event in cluster.plan().events if event.reason == "CoordinatorForced"]
     assert "spec.runPolicy.forceCoordinatorAfterSeconds" in event.message
     cluster.settle()
     cluster.run()
@@ -55,7 +55,7 @@ def test_it_is_forced_after_its_grace_and_the_time_of_the_manifest() -> None:
 
 def told_later(cluster: SimulatedCluster) -> str:
     cluster.settle()
-    return told(cluster)
+    return running_message(cluster)
 
 
 def test_it_is_never_forced_unasked_and_its_user_is_told_what_to_do() -> None:

@@ -22,8 +22,8 @@ def silence(
     cluster: SimulatedCluster, workers: Sequence[str], seconds: float, known: Sequence[str] = EVERYBODY
 ) -> None:
     """The coordinator says that it has not heard of `workers` for so long."""
-    heard = [each for each in known if each not in workers]
-    silent = {each: cluster.now - timedelta(seconds=seconds) for each in workers}
+    heard = [item for item in known if item not in workers]
+    silent = {worker: cluster.now - timedelta(seconds=seconds) for worker in workers}
     cluster.read(silent=silent, streams=len(heard))
 
 
@@ -32,8 +32,8 @@ def test_a_worker_that_is_lost_while_its_pod_is_ready_is_replaced_and_counted() 
     silence(cluster, ["generation-1"], 40)
     cluster.settle()
     assert not cluster.deleting
-    told = "the coordinator has lost job-generation-1, whose pod is ready: it is replaced after 90 s"
-    assert told in cluster.condition("Running")["message"]
+    message = "the coordinator has lost job-generation-1, whose pod is ready: it is replaced after 90 s"
+    assert message in cluster.condition("Running")["message"]
 
     cluster.later(51)
     silence(cluster, ["generation-1"], 91)

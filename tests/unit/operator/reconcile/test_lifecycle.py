@@ -10,12 +10,12 @@ def test_an_applied_job_gets_all_conditions_certificates_objects_and_pods() -> N
     cluster = SimulatedCluster()
     first = cluster.plan()
     assert first.issue_certificates
-    assert not [each for each in first.apply if each["kind"] == "Pod"], "pods would wait for the Secret"
+    assert not [item for item in first.apply if item["kind"] == "Pod"], "pods would wait for the Secret"
     cluster.settle()
     assert cluster.workers == EVERYBODY
     assert {kind for kind, _ in cluster.applied} == {"ConfigMap", "Service", "NetworkPolicy"}
     status = cluster.job["status"]
-    assert {each["type"]: each["status"] for each in status["conditions"]} == {
+    assert {condition["type"]: condition["status"] for condition in status["conditions"]} == {
         "Planned": "True",
         "Admitted": "True",
         "Running": "False",
@@ -42,7 +42,7 @@ def test_a_running_job_shows_its_progress() -> None:
         "observedGeneration": 1,
     }
     assert cluster.job["status"]["progress"]["summary"] == "3/100"
-    ready = {each["name"]: each["ready"] for each in cluster.job["status"]["groups"]}
+    ready = {group["name"]: group["ready"] for group in cluster.job["status"]["groups"]}
     assert ready == {"coordinator": 1, "generation": 2, "inference": 1, "training": 2}
 
 
@@ -121,7 +121,7 @@ def test_the_coordinators_success_completes_the_job_and_frees_the_workers() -> N
     cluster.end("coordinator", 0)
     cluster.settle()
     assert cluster.condition("Complete")["status"] == "True"
-    assert {each["restarts"] for each in cluster.job["status"]["groups"]} == {0}, "nothing was replaced"
+    assert {group["restarts"] for group in cluster.job["status"]["groups"]} == {0}, "nothing was replaced"
     assert cluster.phase == "Complete"
     assert cluster.job["status"]["completionTime"] == "2026-08-22T10:01:11Z"
     assert cluster.job["status"]["progress"]["summary"] == "100/100"
@@ -209,13 +209,16 @@ def test_resuming_while_the_last_pods_still_end_counts_nothing() -> None:
 def test_a_group_grows_and_shrinks_while_the_job_runs(group: str) -> None:
     cluster = SimulatedCluster().begin()
     before = cluster.workers
-    count = len([each for each in before if each.startswith(group)])
+    count = len([item for item in before if item.startswith(group)])
     cluster.job["spec"][group]["replicas"] = count + 2
     cluster.settle()
-    assert [each for each in cluster.workers if each not in before] == [f"{group}-{count}", f"{group}-{count + 1}"]
+    assert [worker for worker in cluster.workers if worker not in before] == [
+        f"{group}-{count}",
+        f"{group}-{count + 1}",
+    ]
     resizing = cluster.condition("Resizing")
     assert (resizing["status"], resizing["reason"]) == ("True", "ScalingUp")
-    assert cluster.told == [{group: count + 2}], "the coordinator lets them in"
+    assert cluster.reported == [{group: count + 2}], "the coordinator lets them in"
     cluster.run()
     cluster.later(11)
     cluster.read(working={"generation": 4, "inference": 3, "training": 2})
@@ -228,7 +231,7 @@ def test_a_group_grows_and_shrinks_while_the_job_runs(group: str) -> None:
     assert cluster.condition("Resizing")["reason"] == "ScalingDown"
     cluster.finish_deletions()
     cluster.settle()
-    assert [each for each in cluster.workers if each.startswith(group)] == [f"{group}-0"]
+    assert [worker for worker in cluster.workers if worker.startswith(group)] == [f"{group}-0"]
     assert cluster.condition("Resizing")["status"] == "False"
     restarts = cluster.job["status"]["restarts"]
     assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
@@ -242,7 +245,9 @@ def test_growing_again_before_the_leaving_pods_are_gone_counts_no_disruption() -
     cluster.settle()
     cluster.finish_deletions()
     cluster.settle()
-    assert [each for each in cluster.workers if each.startswith("generation")] == [f"generation-{i}" for i in range(3)]
+    assert [worker for worker in cluster.workers if worker.startswith("generation")] == [
+        f"generation-{i}" for i in range(3)
+    ]
     assert cluster.job["status"]["restarts"]["disruptions"] == 0
 
 
@@ -250,7 +255,7 @@ def test_a_big_job_is_made_in_turns_so_that_small_ones_are_served_between() -> N
     cluster = SimulatedCluster(generation={"replicas": 400})
     cluster.carry_out(cluster.plan())
     plan = cluster.plan()
-    assert len([each for each in plan.apply if each["kind"] == "Pod"]) == MAX_PODS_PER_RECONCILE < 400
+    assert len([item for item in plan.apply if item["kind"] == "Pod"]) == MAX_PODS_PER_RECONCILE < 400
     assert plan.requeue_after == 0
     cluster.settle()
     assert len(cluster.pods) == 404

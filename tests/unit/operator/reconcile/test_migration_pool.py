@@ -105,8 +105,8 @@ def test_a_pool_that_forms_in_every_short_iteration_is_told_once_a_minute() -> N
             job.later(10)
             read(job, *members, iteration=iteration)
             job.settle()
-    told = [each for each in job.events[before:] if each.startswith("Pool")]
-    assert 2 <= len(told) <= 5, "four minutes"
+    events = [event for event in job.events[before:] if event.startswith("Pool")]
+    assert 2 <= len(events) <= 5, "four minutes"
     assert job.condition("Resizing")["status"] == "False", "the pool is no resize"
 
 

@@ -100,9 +100,9 @@ def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52
     cluster = job()
     at = made(cluster, 25, [end] * 60, step=0.25)
     assert 2 <= len(at) <= 3, at
-    told = str(cluster.condition("Running")["message"])
-    assert "before job-generation-1 is made again, because it ended 3 times in a row, the last time: " in told
-    assert "(20 s after it was last made)" in told
+    reported = str(cluster.condition("Running")["message"])
+    assert "before job-generation-1 is made again, because it ended 3 times in a row, the last time: " in reported
+    assert "(20 s after it was last made)" in reported
 
 
 def test_the_first_replacement_is_made_at_once_and_the_others_ever_later() -> None:
@@ -169,7 +169,7 @@ def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any]
     at = made(cluster, 3600, ends, worker, step=15.0)
     assert len(at) <= 7 + 12
     for number, moment in enumerate(at):
-        within = [each for each in at[number:] if each - moment < RAN_WELL.total_seconds()]
+        within = [item for item in at[number:] if item - moment < RAN_WELL.total_seconds()]
         assert len(within) <= 7, (moment, at)
 
 
@@ -204,9 +204,9 @@ def test_an_end_is_the_nodes_or_the_pods_own_and_the_kubelets_words_stay(
     cluster.fail("generation-1", reason, message, killed=not message.startswith("Pod was rejected"))
     turn(cluster)
     assert counts(cluster) == expected
-    told = cluster.job["status"]["restarts"]["lastReason"]
-    assert told.startswith("job-generation-1: ")
-    assert f"{reason}: {message.strip()}" in told
+    last_reason = cluster.job["status"]["restarts"]["lastReason"]
+    assert last_reason.startswith("job-generation-1: ")
+    assert f"{reason}: {message.strip()}" in last_reason
     cluster.settle()
     assert counts(cluster) == expected, "looked at twice"
 
@@ -246,7 +246,7 @@ def test_a_node_that_evicts_a_container_it_was_seen_to_kill_is_told_once() -> No
 
 
 @pytest.mark.parametrize(
-    ("told", "matches"),
+    ("terminated", "matches"),
     [
         ({"reasons": ["Evicted"]}, True),
         ({"message": 'EmptyDir volume "scr[a-z]+" exceeds'}, True),
@@ -255,8 +255,8 @@ def test_a_node_that_evicts_a_container_it_was_seen_to_kill_is_told_once() -> No
         ({"reasons": ["Evicted"], "message": "ephemeral"}, False),
     ],
 )
-def test_a_rule_about_reason_and_words_decides(told: dict[str, Any], matches: bool) -> None:
-    cluster = job({"name": "scratch", "action": "FailJob", "onPodFailure": told})
+def test_a_rule_about_reason_and_words_decides(terminated: dict[str, Any], matches: bool) -> None:
+    cluster = job({"name": "scratch", "action": "FailJob", "onPodFailure": terminated})
     full(cluster, "generation-1")
     cluster.settle()
     assert (cluster.condition("Failed")["reason"] == "FailurePolicy") == matches

@@ -44,13 +44,13 @@ class Life:
         plan = self.cluster.plan()
         wanted = {name for name, _, _ in pod_places(parse_job(self.cluster.job).job)}  # type: ignore[arg-type]
         suspended = self.cluster.job["spec"]["suspend"]
-        for each in plan.delete:
-            if self.is_old(each.name, plan):
+        for item in plan.delete:
+            if self.is_old(item.name, plan):
                 continue
-            status = self.cluster.pods[each.name]["status"]
+            status = self.cluster.pods[item.name]["status"]
             state = (status.get("containerStatuses") or [{}])[0].get("state", {})
             ended = status["phase"] in ("Succeeded", "Failed") or "waiting" in state or "terminated" in state
-            assert suspended or ended or each.force or each.name not in wanted, f"{each.name} is wanted and well"
+            assert suspended or ended or item.force or item.name not in wanted, f"{item.name} is wanted and well"
         self.cluster.carry_out(plan, only_status=dies)
 
     def is_old(self, name: str, plan: ReconcilePlan) -> bool:
@@ -59,7 +59,7 @@ class Life:
         assert isinstance(pod, ObservedPod)
         assert job is not None
         groups = (plan.status or self.cluster.job["status"])["groups"]
-        epochs = {each["name"]: each["epoch"] for each in groups}
+        epochs = {group["name"]: group["epoch"] for group in groups}
         return bool(pod.epoch < epochs[pod.group]) or pod.template_hash != template_hash(job, Group(pod.group))
 
     def step(self, what: str, worker: str, number: int) -> None:
@@ -136,14 +136,14 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
         cluster.settle()
         cluster.run()
         cluster.later(60)
-        sizes = {each["name"]: each["desired"] for each in cluster.job["status"]["groups"]}
+        sizes = {group["name"]: group["desired"] for group in cluster.job["status"]["groups"]}
         cluster.read(working=sizes, replicas=sizes)
     assert cluster.settle().idle, "a plan that is carried out leaves nothing to do"
     parsed = parse_job(cluster.job).job
     assert parsed is not None
     assert sorted(cluster.pods) == sorted(name for name, _, _ in pod_places(parsed))
-    assert all(each["updated"] == each["desired"] for each in cluster.job["status"]["groups"])
+    assert all(group["updated"] == group["desired"] for group in cluster.job["status"]["groups"])
     assert cluster.condition("Restarting")["status"] == "False"
     assert not [name for name, body in cluster.pods.items() if names.LABEL_POOL in body["metadata"]["labels"]]
     restarts = cluster.job["status"]["restarts"]
-    assert Counter({each: restarts[each] for each in ("failures", "disruptions") if restarts[each]}) == +life.expected
+    assert Counter({item: restarts[item] for item in ("failures", "disruptions") if restarts[item]}) == +life.expected

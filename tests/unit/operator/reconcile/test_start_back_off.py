@@ -25,7 +25,7 @@ def turn(cluster: SimulatedCluster) -> None:
     cluster.settle()
 
 
-def told(cluster: SimulatedCluster) -> str:
+def running_message(cluster: SimulatedCluster) -> str:
     return str(cluster.condition("Running")["message"])
 
 
@@ -33,7 +33,7 @@ def kept_from_starting(worker: str = "training-0", **spec: Any) -> SimulatedClus
     """Everybody runs but one."""
     cluster = begun(**spec)
     cluster.wait_with(worker, *PULL)
-    cluster.run(*(each for each in cluster.workers if each != worker))
+    cluster.run(*(item for item in cluster.workers if item != worker))
     cluster.read("Starting", iteration=0, working={}, waiting_for=(f"{worker} to register (3 s)",))
     return cluster
 
@@ -49,7 +49,9 @@ def test_an_hour_without_gpus_ends_nothing_and_is_told_with_its_beginning() -> N
         cluster.read("Starting", iteration=0, working={}, waiting_for=("training-0 to register (3 s)",))
         cluster.settle()
     assert cluster.phase == "Unschedulable"
-    assert f"no node can take job-training-0 since {since} (0/3 nodes are available: 3 Insufficient" in told(cluster)
+    assert f"no node can take job-training-0 since {since} (0/3 nodes are available: 3 Insufficient" in running_message(
+        cluster
+    )
     assert cluster.condition("Failed")["status"] == "False"
     assert cluster.job["status"]["restarts"]["failures"] == 0
     assert len(cluster.pods) == 6, "a gang or a queue is what keeps the others from holding their GPUs"
@@ -71,7 +73,7 @@ def test_a_pod_that_cannot_start_gives_back_the_gpus_of_all_after_the_stated_tim
     cluster = begun()
     since = rfc3339(cluster.now)
     cluster.wait_with(worker, reason, message)
-    cluster.run(*(each for each in cluster.workers if each != worker))
+    cluster.run(*(item for item in cluster.workers if item != worker))
     cluster.later(LIMIT - 1)
     turn(cluster)
     assert len(cluster.pods) == 6
@@ -80,9 +82,9 @@ def test_a_pod_that_cannot_start_gives_back_the_gpus_of_all_after_the_stated_tim
     turn(cluster)
     assert cluster.pods == {}
     assert cluster.phase == "Released"
-    assert f"job-{worker} has a node since {since} and is kept from starting ({reason}" in told(cluster)
-    assert message in told(cluster)
-    assert f"tried again at {cluster.job['status']['release']['until']} (attempt 2)" in told(cluster)
+    assert f"job-{worker} has a node since {since} and is kept from starting ({reason}" in running_message(cluster)
+    assert message in running_message(cluster)
+    assert f"tried again at {cluster.job['status']['release']['until']} (attempt 2)" in running_message(cluster)
     assert cluster.events.count("Released") == 1
     assert cluster.job["status"]["restarts"]["failures"] == 0
 
@@ -145,7 +147,7 @@ def test_zero_is_never() -> None:
     cluster.later(10 * 24 * 3600)
     turn(cluster)
     assert len(cluster.pods) == 6
-    assert "cannot get the image" in told(cluster)
+    assert "cannot get the image" in running_message(cluster)
 
 
 def test_a_pod_that_an_iteration_can_do_without_is_replaced_alone_and_backs_off() -> None:
@@ -158,7 +160,7 @@ def test_a_pod_that_an_iteration_can_do_without_is_replaced_alone_and_backs_off(
     turn(cluster)
     assert len(cluster.pods) == 6
     assert cluster.pods["job-generation-1"]["metadata"]["uid"] != before
-    assert [each["pod"] for each in cluster.job["status"]["restarts"]["backOff"]] == ["job-generation-1"]
+    assert [item["pod"] for item in cluster.job["status"]["restarts"]["backOff"]] == ["job-generation-1"]
     assert cluster.phase == "Running"
 
 
@@ -170,7 +172,7 @@ def test_workers_that_run_and_never_reach_their_coordinator_give_their_gpus_back
         cluster.read("Starting", iteration=0, working={}, waiting_for=("training-0 to register (70 s)", "more"))
         cluster.settle()
     assert cluster.phase == "Released"
-    assert "and the coordinator still waits for training-0 to register. All pods are ended" in told(cluster)
+    assert "and the coordinator still waits for training-0 to register. All pods are ended" in running_message(cluster)
 
 
 def test_the_deadline_of_a_job_goes_on_while_it_holds_nothing() -> None:
@@ -190,7 +192,7 @@ def test_the_reservation_of_a_queue_is_given_back_and_asked_for_again() -> None:
     cluster.admit()
     cluster.settle()
     cluster.wait_with("training-0", *PULL)
-    cluster.run(*(each for each in cluster.workers if each != "training-0"))
+    cluster.run(*(worker for worker in cluster.workers if worker != "training-0"))
     assert WORKLOAD_KEY in cluster.applied
     cluster.later(LIMIT)
     turn(cluster)

@@ -49,8 +49,8 @@ def test_a_suspended_job_names_the_checkpoint_that_its_suspension_made() -> None
     cluster.settle()
     cluster.job["spec"]["suspend"] = True
     cluster.settle()
-    told = REPORT | {"iteration": 43, "checkpoint": "/checkpoints/iteration-000043"}
-    cluster.end("coordinator", 130, message=line("the job is Stopped", report=told), restarted=False)
+    reported = REPORT | {"iteration": 43, "checkpoint": "/checkpoints/iteration-000043"}
+    cluster.end("coordinator", 130, message=line("the job is Stopped", report=reported), restarted=False)
     cluster.settle()
     cluster.finish_deletions()
     cluster.reading = None
@@ -75,8 +75,8 @@ def test_a_failed_job_keeps_the_last_lines_of_the_log_as_its_pods_go() -> None:
     cluster.end("coordinator", 20, message=log)
     cluster.settle()
     failed, running = cluster.condition("Failed"), cluster.condition("Running")
-    sentence, _, kept = failed["message"].partition("\n")
-    assert sentence == (
+    summary, _, kept = failed["message"].partition("\n")
+    assert summary == (
         "the coordinator ended with exit code 20 (the reward failed): RewardFailed: KeyError: 'answer'. "
         "To go on, correct spec.models.reward, and what it calls"
     )
@@ -87,7 +87,7 @@ def test_a_failed_job_keeps_the_last_lines_of_the_log_as_its_pods_go() -> None:
         "    File reward.py, line 7, in score",
         "  RewardFailed: KeyError: 'answer'",
     ]
-    assert running["message"] == sentence
+    assert running["message"] == summary
     cluster.finish_deletions()
     cluster.settle()
     assert cluster.condition("Failed")["message"] == failed["message"]
@@ -120,8 +120,8 @@ def test_an_object_that_the_kubelet_cut_is_saved_from_its_last_text() -> None:
 
 def test_a_report_is_found_before_the_words_of_a_failure_and_in_nothing_else() -> None:
     log = "\n".join([line("the job is Failed", report=REPORT), line("StorageFailed: disk full")])
-    found = last_report(log)
-    assert found is not None
-    assert (found.iteration, found.checkpoint, found.metrics) == (100, CHECKPOINT, {"reward": 0.75})
+    result = last_report(log)
+    assert result is not None
+    assert (result.iteration, result.checkpoint, result.metrics) == (100, CHECKPOINT, {"reward": 0.75})
     assert last_report("") is None
     assert last_report('{"report": 7}\n[1]\nno JSON {') is None

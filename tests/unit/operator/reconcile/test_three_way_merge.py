@@ -67,8 +67,8 @@ SCHEMA = {"properties": {"a": {"properties": {"b": {}, "new": {}}}, "free": FREE
 
 def test_fields_that_a_version_does_not_know_are_left_out_and_keys_of_the_user_are_not() -> None:
     document = {"a": {"b": 1, "new": 2}, "free": {"new": 3}, "gone": None}
-    found = known(document, {"a": {"b": 0}, "free": {}}, SCHEMA)
-    assert found == ({"a": {"b": 1}, "free": {"new": 3}}, ["a.new", "gone"])
+    result = known(document, {"a": {"b": 0}, "free": {}}, SCHEMA)
+    assert result == ({"a": {"b": 1}, "free": {"new": 3}}, ["a.new", "gone"])
     assert known({"a": {"new": 1}}, {"a": None}, SCHEMA) == ({"a": {"new": 1}}, []), "it may or may not know"
 
 

@@ -33,12 +33,12 @@ class Previous(QueuedCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        found = yaml.safe_load(PREVIOUS.read_text())
-        self.job, self.pods = found["job"], found["pods"]
-        places = {place: place.rpartition("/") for place in found["objects"]}
-        self.bodies = {(kind, name): found["objects"][place] for place, (kind, _, name) in places.items()}
+        result = yaml.safe_load(PREVIOUS.read_text())
+        self.job, self.pods = result["job"], result["pods"]
+        places = {place: place.rpartition("/") for place in result["objects"]}
+        self.bodies = {(kind, name): result["objects"][place] for place, (kind, _, name) in places.items()}
         self.applied = {place: body["metadata"]["annotations"][FINGERPRINT] for place, body in self.bodies.items()}
-        self.status = found["workload"]["status"]
+        self.status = result["workload"]["status"]
         self.flavors = {"h200": PodPlacement({"gpu": "h200"})}
         self.certificates = True
         self.version, self._numbers = 1000, itertools.count(1000)
@@ -80,13 +80,13 @@ def uids(cluster: SimulatedCluster) -> dict[str, str]:
 
 
 def container(cluster: SimulatedCluster, worker: str) -> Json:
-    [found] = [each for each in cluster.pods[cluster.name(worker)]["spec"]["containers"] if each["name"] == "worker"]
+    [found] = [item for item in cluster.pods[cluster.name(worker)]["spec"]["containers"] if item["name"] == "worker"]
     return dict(found)
 
 
 def document(cluster: SimulatedCluster) -> Json:
-    found: Json = json.loads(cluster.bodies[CONFIG_MAP]["data"]["job.json"])
-    return found
+    result: Json = json.loads(cluster.bodies[CONFIG_MAP]["data"]["job.json"])
+    return result
 
 
 def edit(cluster: SimulatedCluster, **spec: Any) -> None:
@@ -214,9 +214,9 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
     edit(upgraded, rollout=upgraded.job["spec"]["rollout"] | {FIELD: "Fast"})
     settle(upgraded, 2)
     assert (document(upgraded), uids(upgraded)) == (before, was)
-    told = upgraded.condition("Planned")
-    assert told["status"] == "True"
-    assert told["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
+    reported = upgraded.condition("Planned")
+    assert reported["status"] == "True"
+    assert reported["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
 
 
 @pytest.mark.parametrize("visited", [True, False])
@@ -361,8 +361,8 @@ def test_a_job_that_has_not_started_starts_by_the_new_version() -> None:
         cluster.begin()
         assert container(cluster, "generation-1")["image"] == images.worker
         pod_sets = cluster.bodies[WORKLOAD_KEY]["spec"]["podSets"]
-        asked = [each["template"]["spec"]["containers"][0]["resources"]["requests"] for each in pod_sets]
-        assert {each["memory"] for each in asked} == {"2Gi"}
+        asked = [pod_set["template"]["spec"]["containers"][0]["resources"]["requests"] for pod_set in pod_sets]
+        assert {item["memory"] for item in asked} == {"2Gi"}
 
 
 def test_suspending_and_resuming_takes_the_new_version(upgraded: QueuedCluster) -> None:

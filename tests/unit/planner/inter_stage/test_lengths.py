@@ -96,23 +96,23 @@ def test_draws_follow_what_was_seen() -> None:
 
 
 def _repeated(visits: int, share: float, seed: int = 3) -> tuple[LengthModel, np.ndarray]:
-    """A model that saw 128 prompts `visits` times, 4 responses each, and the prompts' own effects."""
+    """A model that saw 128 prompts `visits` times, 4 responses each, and the prompts' own by_prompt."""
     generator = np.random.default_rng(seed)
-    effects = math.sqrt(share) * generator.standard_normal(128)
+    by_prompt = math.sqrt(share) * generator.standard_normal(128)
     model = LengthModel(4096)
     for _ in range(visits):
-        scores = np.repeat(effects, 4) + math.sqrt(1 - share) * generator.standard_normal(512)
+        scores = np.repeat(by_prompt, 4) + math.sqrt(1 - share) * generator.standard_normal(512)
         lengths = np.exp(4 + scores).astype(int)
         model = model.with_batch(((5, int(n)) for n in lengths), lines=np.repeat(np.arange(1, 129), 4).tolist())
-    return model, effects
+    return model, by_prompt
 
 
 def test_prompts_that_repeat_are_remembered_when_they_tell_something() -> None:
-    model, effects = _repeated(3, 0.6)
-    assert model.effects.share == pytest.approx(0.6, abs=0.12)
+    model, by_prompt = _repeated(3, 0.6)
+    assert model.by_prompt.share == pytest.approx(0.6, abs=0.12)
     zeros, prompts = np.zeros(128, dtype=np.int64), np.full(128, 5)
     expected = model.remaining_each(zeros, prompts, range(1, 129))
-    truth = np.exp(4 + effects + 0.2)  # mean of a log-normal whose rest has variance 0.4
+    truth = np.exp(4 + by_prompt + 0.2)  # mean of a log-normal whose rest has variance 0.4
     apart = np.abs(np.log(expected) - np.log(truth)).mean()
     blind = np.abs(np.log(model.remaining_each(zeros, prompts)) - np.log(truth)).mean()
     assert apart < 0.5 * blind
@@ -122,7 +122,7 @@ def test_prompts_that_repeat_are_remembered_when_they_tell_something() -> None:
 
 def test_prompts_that_tell_nothing_change_nothing() -> None:
     model, _ = _repeated(3, 0.0)
-    assert model.effects.share == 0
+    assert model.by_prompt.share == 0
     so_far, prompts = np.arange(128), np.full(128, 5)
     assert (model.remaining_each(so_far, prompts, range(1, 129)) == model.remaining_each(so_far, prompts)).all()
     first, second = (model.draw(np.random.default_rng(0), prompts, lines) for lines in (range(1, 129), ()))
@@ -141,11 +141,11 @@ def test_samples_of_one_prompt_are_drawn_alike_and_all_together_as_before() -> N
 
 def test_what_was_seen_long_ago_of_a_prompt_counts_less() -> None:
     model, _ = _repeated(2, 0.6)
-    (before,), _ = model.effects.expected(np.array([7]))
+    (before,), _ = model.by_prompt.expected(np.array([7]))
     lengths = np.where(np.arange(512) // 4 == 6, 4000, 50)  # prompt 7 has become the longest of all
     batch = [(5, int(n)) for n in lengths]
     model = model.with_batch(batch, lines=np.repeat(np.arange(1, 129), 4).tolist())
-    (after,), _ = model.effects.expected(np.array([7]))
+    (after,), _ = model.by_prompt.expected(np.array([7]))
     assert after > before + 0.5
 
 

@@ -27,8 +27,8 @@ TRANSFERS = {(0, 1): 0.0021}
 def test_the_serial_schedule_takes_what_its_formula_says() -> None:
     """(S + M - 1)(f + b) of each model, without transfers; a later model starts as soon as its ranks are free."""
     seconds, rows = forecast(serial_table(PIPES), COSTS, {})
-    each = [(2 + 4 - 1) * (COSTS[model, 0].forward + COSTS[model, 0].backward) for model in ("actor", "critic")]
-    assert max(each) < seconds <= sum(each) + 1e-9
+    item = [(2 + 4 - 1) * (COSTS[model, 0].forward + COSTS[model, 0].backward) for model in ("actor", "critic")]
+    assert max(item) < seconds <= sum(item) + 1e-9
     assert max(step.end for row in rows for step in row) == pytest.approx(seconds)
     assert forecast(serial_table(PIPES), COSTS, TRANSFERS)[0] > seconds
 

@@ -39,19 +39,19 @@ def test_table(row: Published) -> None:
 
 def test_short_search_meets_the_bound_of_a_small_instance() -> None:
     """Instance 5: proved optimal in makespan and peak within a fraction of a second of tries."""
-    found = solve(PUBLISHED[5].instance(), SearchOptions(seconds=1.5), lambda: 0.0)
-    assert found.timeline.makespan == 225
-    assert found.at_bound
-    assert round(found.timeline.peak, 6) == 15.6
-    assert found.peak_at_bound
+    result = solve(PUBLISHED[5].instance(), SearchOptions(seconds=1.5), lambda: 0.0)
+    assert result.timeline.makespan == 225
+    assert result.at_bound
+    assert round(result.timeline.peak, 6) == 15.6
+    assert result.peak_at_bound
 
 
 def test_chimera_makespan_of_four_stages() -> None:
     """Li and Hoefler 2021: bubble ratio (D - 2) / (3N/2 + D - 2) with backward = 2 forward, so 16 for D = N = 4."""
     model = {"stageDevices": [0, 1, 2, 3], "microbatches": 4, "forward": 1, "backward": 2}
-    found = chimera(from_json({"devices": 4, "pipelines": [model]}))
-    assert found is not None
-    assert found.makespan == 16
+    result = chimera(from_json({"devices": 4, "pipelines": [model]}))
+    assert result is not None
+    assert result.makespan == 16
     assert chimera(from_json({"devices": 4, "pipelines": [{**model, "microbatches": 3}]})) is None
 
 

@@ -37,28 +37,28 @@ def search(instance: Instance, seconds: float, split: bool = False) -> Solution 
 @given(instances())
 def test_answers_are_valid_and_between_bound_and_baselines(instance: Instance) -> None:
     for split in (False, True):
-        found = search(instance, 0.02, split)
-        if found is None:
+        match = search(instance, 0.02, split)
+        if match is None:
             return
-        checked = check_schedule(instance, steps_by_device(found.timeline))
-        assert checked.makespan == pytest.approx(found.timeline.makespan)
-        assert max(checked.peaks) == pytest.approx(found.timeline.peak)
-        assert found.lower_bound <= found.timeline.makespan + 1e-6
-        assert found.timeline.makespan <= min(base.makespan for base in found.baselines.values()) + 1e-9
-        assert instance.memory_cap is None or found.timeline.peak <= instance.memory_cap + 1e-9
-        assert found.peak_bound <= found.timeline.peak + 1e-9
-        check_table(schedule_table(found.timeline, found.method))
+        checked = check_schedule(instance, steps_by_device(match.timeline))
+        assert checked.makespan == pytest.approx(match.timeline.makespan)
+        assert max(checked.peaks) == pytest.approx(match.timeline.peak)
+        assert match.lower_bound <= match.timeline.makespan + 1e-6
+        assert match.timeline.makespan <= min(base.makespan for base in match.baselines.values()) + 1e-9
+        assert instance.memory_cap is None or match.timeline.peak <= instance.memory_cap + 1e-9
+        assert match.peak_bound <= match.timeline.peak + 1e-9
+        check_table(schedule_table(match.timeline, match.method))
 
 
 @settings(QUICK, max_examples=10)
 @given(instances(most_devices=3, most_steps=14, whole=True))
 def test_brute_force_agrees(instance: Instance) -> None:
     assume(instance.steps <= 14)
-    found = search(instance, 2.0)
-    if found is None:
+    match = search(instance, 2.0)
+    if match is None:
         return
-    assert found.timeline.makespan == shortest(instance)
-    assert found.lower_bound <= found.timeline.makespan
+    assert match.timeline.makespan == shortest(instance)
+    assert match.lower_bound <= match.timeline.makespan
 
 
 @settings(QUICK, max_examples=5)

@@ -60,5 +60,5 @@ def test_what_an_algorithm_remembers_goes_on_after_a_checkpoint(name: str, folde
     first.finish_iteration({"actor/kl": 3.0})
     second.restore(first.state())
     assert second.state() == first.state()
-    prepared = [each.prepare(make_batch()).fields["advantages"] for each in (first, second)]
+    prepared = [item.prepare(make_batch()).fields["advantages"] for item in (first, second)]
     assert torch.equal(*prepared)

@@ -79,9 +79,9 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
             done |= steps(engine, 1)
         turn += 1
         source, destination = engines if turn % 2 else engines[::-1]
-        here = [key for key in sorted(source._state.held) if key.sample < 50 and source.moves.cached(key) is not None]
-        if here and turn % 3 == 0 and destination.held < 8:
-            key = random_moves.choice(here)
+        held = [key for key in sorted(source._state.held) if key.sample < 50 and source.moves.cached(key) is not None]
+        if held and turn % 3 == 0 and destination.held < 8:
+            key = random_moves.choice(held)
             move(source, key, destination, cuts=[random_moves.randrange(1, 130), 64])
     for number, response in undisturbed.items():
         check(response, done[number], deterministic)

@@ -38,12 +38,12 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
         assert message.text == load("llama")[1].decode(tokens.tolist(), skip_special_tokens=True)
         assert message.key.attempt == 2
         assert sum(span.tokens for span in message.versions) == len(tokens)
-    told: dict[int, list[int]] = {}
+    reported: dict[int, list[int]] = {}
     for message in outbox.of("progress"):
-        assert message.offset == len(told.setdefault(message.key.sample, []))
-        told[message.key.sample] += unpack(message.tokens).tolist()
-    assert told
-    assert all(unpack(finished[n].tokens).tolist()[: len(tokens)] == tokens for n, tokens in told.items())
+        assert message.offset == len(reported.setdefault(message.key.sample, []))
+        reported[message.key.sample] += unpack(message.tokens).tolist()
+    assert reported
+    assert all(unpack(finished[n].tokens).tolist()[: len(tokens)] == tokens for n, tokens in reported.items())
 
 
 def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:
@@ -213,5 +213,5 @@ def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role
     assert role.active() == 2
     run(role, outbox)
     assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]
-    texts = [{told.key.sample: told.text for told in box.of("finished")} for box in (whole, outbox)]
+    texts = [{message.key.sample: message.text for message in box.of("finished")} for box in (whole, outbox)]
     assert texts[0] == texts[1]

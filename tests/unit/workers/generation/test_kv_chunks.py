@@ -70,9 +70,9 @@ def test_any_cut_of_any_type_arrives_to_the_bit(
         for start, stop in itertools.pairwise(edges):
             for message in chunks(part(whole, start, stop)):
                 arrival.take(pb.KvPart.FromString(message.SerializeToString()).chunk)
-    found = arrival.whole(tokens)
-    assert found is not None
-    for one, other in zip(whole.layers, found.layers, strict=True):
+    result = arrival.whole(tokens)
+    assert result is not None
+    for one, other in zip(whole.layers, result.layers, strict=True):
         for wanted, got in zip(one, other, strict=True):
             assert wanted.contiguous().view(torch.uint8).equal(got.contiguous().view(torch.uint8))
     per_token = sum(shape.bytes for shape in shapes(whole))

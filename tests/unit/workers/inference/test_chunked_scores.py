@@ -89,8 +89,8 @@ def test_samples_that_share_passes_of_any_length_agree_within_rounding(
         tokens = [one.tokens[: max(2, int(share * one.length))] for one in samples]
         todo = [n for n, known in enumerate(tokens) if scores.chunks.next_chunk(prefixes[n], known, False)]
         scores.chunks.advance([prefixes[n] for n in todo], [tokens[n] for n in todo], ended=False)
-    for found, wanted in zip(scores.finish(samples, prefixes), scores.score(samples), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    for result, wanted in zip(scores.finish(samples, prefixes), scores.score(samples), strict=True):
+        np.testing.assert_allclose(result, wanted, atol=TOLERANCE)
 
 
 def test_a_prefix_of_other_tokens_is_found_out(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def early(scored: dict[tuple[int, str], pb.ScoredSample]) -> set[int]:
 def test_what_was_scored_early_leaves_the_rest_and_the_same_bits(folder: Path) -> None:
     worker, plain = ScoringBench(folder), ScoringBench(folder)
     wanted = bits(plain.score([1, 2]))
-    told = worker.ask([1, 2], known=60)
-    assert {sample: one.tokens for sample, one in told.items()} == {1: BLOCK, 2: BLOCK}
-    told = worker.ask([1, 2])
-    assert {sample: one.tokens for sample, one in told.items()} == {1: 2 * BLOCK, 2: 2 * BLOCK}
-    assert told[2].cache_bytes == 2 * 2 * 2 * BLOCK * BYTES
+    reported = worker.ask([1, 2], known=60)
+    assert {sample: one.tokens for sample, one in reported.items()} == {1: BLOCK, 2: BLOCK}
+    reported = worker.ask([1, 2])
+    assert {sample: one.tokens for sample, one in reported.items()} == {1: 2 * BLOCK, 2: 2 * BLOCK}
+    assert reported[2].cache_bytes == 2 * 2 * 2 * BLOCK * BYTES
     assert worker.spans == ["score-prefix/reference", "score-prefix/values"] * 2
     scored = worker.score([1, 2])
     assert bits(scored) == wanted
@@ -132,16 +132,16 @@ def test_samples_share_passes_where_bits_are_not_promised(folder: Path) -> None:
     wanted, scored = plain.score([1, 2, 3, 4]), worker.score([1, 2, 3, 4])
     assert {sample for (sample, _), one in scored.items() if one.early_tokens} == {1, 2, 3}
     for place, one in scored.items():
-        found, right = (np.frombuffer(each.result.data, np.float32) for each in (one, wanted[place]))
-        np.testing.assert_allclose(found, right, atol=1e-4)
+        result, right = (np.frombuffer(item.result.data, np.float32) for item in (one, wanted[place]))
+        np.testing.assert_allclose(result, right, atol=1e-4)
 
 
 def test_a_sample_that_went_on_with_other_tokens_is_computed_anew(folder: Path) -> None:
     worker, plain = ScoringBench(folder), ScoringBench(folder)
     other = pb.PrefixSample(key=key(1), tasks=TASKS, prompt=pack(tokens(1, PROMPT)), response=pack(tokens(77, KNOWN)))
     worker.tell(score_prefix=pb.ScorePrefix(samples=[other]))
-    told = worker.ask([1], known=60)[1]
-    assert (told.tokens, list(told.dropped)) == (BLOCK, [1])
+    reported = worker.ask([1], known=60)[1]
+    assert (reported.tokens, list(reported.dropped)) == (BLOCK, [1])
     worker.tell(score_prefix=pb.ScorePrefix(samples=[other]))
     scored = worker.score([1])
     assert bits(scored) == bits(plain.score([1]))
@@ -153,10 +153,10 @@ def test_what_finds_no_room_is_dropped_and_told(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(inference_role, "prefix_budget", lambda _: budget)
     worker, plain = ScoringBench(folder), ScoringBench(folder)
     worker.ask([1])
-    told = worker.ask([2])[2]
-    assert told.cache_bytes <= budget
-    assert told.tokens == (2 * BLOCK if budget else 0)
-    assert (1 in told.dropped) == bool(budget)
+    reported = worker.ask([2])[2]
+    assert reported.cache_bytes <= budget
+    assert reported.tokens == (2 * BLOCK if budget else 0)
+    assert (1 in reported.dropped) == bool(budget)
     assert bits(worker.score([1, 2])) == bits(plain.score([1, 2]))
 
 
@@ -209,9 +209,9 @@ def test_the_least_recently_used_goes_first_and_whole() -> None:
         for task in TASKS:
             growing.prefixes[task] = PartialScore(positions=8, layers=[(torch.zeros(5), torch.zeros(5))])  # 40 bytes
     store.make_room()
-    assert store.told() == []
+    assert store.reported() == []
     store.known(1, 0, tokens(1, 9))
     growing = store.known(3, 0, tokens(3, 9))
     growing.prefixes["values"].layers.append((torch.zeros(5), torch.zeros(5)))
     store.make_room()
-    assert (store.told(), store.bytes) == ([2], 200)
+    assert (store.reported(), store.bytes) == ([2], 200)

@@ -52,13 +52,13 @@ def test_a_source_answers_each_sample_once_with_a_number_nothing_or_a_failure(tm
     try:
         for text in ("three", "nothing", "fault"):
             calls.submit(sample(text))
-        found = outcomes(calls, 3)
+        result = outcomes(calls, 3)
     finally:
         calls.close()
-    assert found["three"].reward == 5.0
-    assert (found["nothing"].reward, found["nothing"].failure) == (None, None)
-    failure = found["fault"].failure
-    assert found["fault"].reward is None
+    assert result["three"].reward == 5.0
+    assert (result["nothing"].reward, result["nothing"].failure) == (None, None)
+    failure = result["fault"].failure
+    assert result["fault"].reward is None
     assert failure is not None
     assert "ZeroDivisionError" in failure.message
 

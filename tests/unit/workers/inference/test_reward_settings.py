@@ -94,10 +94,10 @@ async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
             assert "sk-" not in caught.value.failure.message
     finally:
         await source.close()
-    told = "".join(capfd.readouterr())
-    assert "the token is ***" in told
-    assert "refused: ***" in told
-    assert SECRET not in told
+    message = "".join(capfd.readouterr())
+    assert "the token is ***" in message
+    assert "refused: ***" in message
+    assert SECRET not in message
 
 
 async def test_a_module_that_fails_with_its_secret_does_not_tell_it(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = self.rfile.read(int(self.headers["Content-Length"]))
-        told = self.headers.get("Authorization", "none")
-        right = told == f"Bearer {SECRET}" and self.headers.get("X-Kind") == "math"
+        authorization = self.headers.get("Authorization", "none")
+        right = authorization == f"Bearer {SECRET}" and self.headers.get("X-Kind") == "math"
         body = f'{{"rewards": [{1.0 if right else 0.0}]}}'
         if b"quote" in request:
-            body = f'{{"rewards": ["{told}"]}}'
+            body = f'{{"rewards": ["{authorization}"]}}'
         self.send_response(401 if b"refuse" in request else 200)
-        data = f"who is {told}?".encode() if b"refuse" in request else body.encode()
+        data = f"who is {authorization}?".encode() if b"refuse" in request else body.encode()
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -148,6 +148,6 @@ except JobError as error:
 def test_the_coordinator_tokenizes_by_a_cache_and_says_how_to_give_it_one(tmp_path: Path) -> None:
     cache_model(tmp_path / "home" / "hub")
     assert load_tokenizer(tmp_path / "home").stdout == "[4, 5, 39, 6]\n"
-    told = load_tokenizer(tmp_path / "empty").stdout
-    assert told.startswith(f"ModelMissing spec.models.actor.path {HUB_ID}: it is no folder here")
-    assert "set HF_HOME in spec.training.template to a folder with the model on a volume" in told
+    stdout = load_tokenizer(tmp_path / "empty").stdout
+    assert stdout.startswith(f"ModelMissing spec.models.actor.path {HUB_ID}: it is no folder here")
+    assert "set HF_HOME in spec.training.template to a folder with the model on a volume" in stdout

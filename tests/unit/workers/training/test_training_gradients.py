@@ -170,7 +170,7 @@ def test_split_backward_gives_the_gradients_of_whole_backward(
 ) -> None:
     job = make_job(folders[family], folders[family], training={"activationCheckpointing": recompute})
     batch, table = make_batch(), serial(job, 2, 1)
-    whole, split = (gradients_of(job, each, 2, batch) for each in (table, split_backward(table)))
+    whole, split = (gradients_of(job, item, 2, batch) for item in (table, split_backward(table)))
     assert_same(split, whole, 1e-6)
 
 

@@ -138,8 +138,8 @@ def test_more_iterations_in_a_live_job_bend_the_rate_and_a_restart_goes_on_with_
     optimizer = {"learningRate": 1e-2, "schedule": "Linear"}
     job = make_job(folder, folder, training={"optimizer": optimizer})
 
-    def rates(trainer: Trainer, told: dict[int, int]) -> list[float]:
-        metrics = [exhaust(trainer.train(i, make_batch(seed=i), total)) for i, total in told.items()]
+    def rates(trainer: Trainer, totals: dict[int, int]) -> list[float]:
+        metrics = [exhaust(trainer.train(i, make_batch(seed=i), total)) for i, total in totals.items()]
         return [line["learning_rate/actor"] / 1e-2 for line in metrics]
 
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
@@ -174,13 +174,13 @@ def test_log_probabilities_of_the_policy_itself_show_no_mismatch(folder: Path) -
     job = make_job(folder, folder)
     batch = make_batch()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    found = torch.zeros_like(batch.fields["log_probabilities"])
+    result = torch.zeros_like(batch.fields["log_probabilities"])
     for row, prompt in enumerate(batch.prompts):
         response = batch.responses[row, : batch.response_lengths[row]]
         logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1].detach() / 0.8
-        found[row, : len(response)] = torch.log_softmax(logits, -1)[torch.arange(len(response)), response]
+        result[row, : len(response)] = torch.log_softmax(logits, -1)[torch.arange(len(response)), response]
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-    metrics = exhaust(trainer.train(0, batch.with_fields(log_probabilities=found)))
+    metrics = exhaust(trainer.train(0, batch.with_fields(log_probabilities=result)))
     assert metrics["actor/mismatch_max"] < 1e-5
     assert metrics["actor/clip_fraction"] == 0
     assert metrics["actor/approximate_kl"] == pytest.approx(0, abs=1e-9)
@@ -204,7 +204,7 @@ def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: 
     other.responses[2] = 7
     other.fields["values"][2] = 99.0
     other.fields["reference_log_probabilities"][2] = -99.0
-    ready, changed = (prepared(job, each) for each in (batch, other))
+    ready, changed = (prepared(job, item) for item in (batch, other))
     for name in ("advantages", "returns"):
         assert torch.equal(ready.fields[name], changed.fields[name])
         assert (ready.fields[name][2] == 0).all()

@@ -44,9 +44,9 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
         return served | {f"moment {name}": value.clone() for name, value in moments.items()}
 
     sleeping = False
-    awake = on_ranks(2, work)
+    onloaded = on_ranks(2, work)
     sleeping = True
-    for one, other in zip(on_ranks(2, work), awake, strict=True):
+    for one, other in zip(on_ranks(2, work), onloaded, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
 

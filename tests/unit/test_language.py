@@ -1,0 +1,111 @@
+"""The code speaks the words of docs/glossary.md: each term leads to the code, retired words stay away, and one class
+name means one thing in the whole project.
+
+A retired word counts as a part of a name (`park` in `park_models`), of modules, classes, functions, parameters and
+variables; those of the second table count only as a whole name, and those of the third as words of the documentation.
+"""
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = ROOT / "docs/glossary.md"
+GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
+CODE = re.compile(r"`([^`]+)`")
+
+
+@cache
+def files(pattern: str) -> tuple[Path, ...]:
+    """Return the files of the repository that match a glob, generated ones left out."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    paths = [ROOT / line for line in listed] or [path for path in ROOT.rglob(pattern) if ".venv" not in path.parts]
+    return tuple(path for path in paths if path.is_file() and not path.name.endswith(GENERATED))
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """Return the syntax tree of every module of the project."""
+    return {path: ast.parse(path.read_text()) for path in files("*.py")}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table below a heading of the glossary."""
+    section = GLOSSARY.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def retired(heading: str) -> set[str]:
+    """Return the words of the first column of a table."""
+    return {word for row in rows(heading) for word in CODE.findall(row[0])}
+
+
+def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield every name that a module gives to something, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                if not name.startswith("test_"):  # the names of tests are sentences
+                    yield name, node.lineno
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                yield name, node.lineno
+
+
+def parts(name: str) -> set[str]:
+    """Return the words of a name in lower case."""
+    return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_retired_words_are_no_part_of_a_name() -> None:
+    within, whole, wrong = retired("Retired in names"), retired("Retired as whole names"), []
+    for path, tree in modules().items():
+        place = path.relative_to(ROOT)
+        if parts(path.stem) & within and not path.name.startswith("test_"):
+            wrong.append(f"{place}: {path.stem}")
+        for name, line in names(tree):
+            if parts(name) & within or name.strip("_").lower() in whole:
+                wrong.append(f"{place}:{line}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_retired_words_are_not_in_the_documentation() -> None:
+    words, wrong = retired("Retired in prose"), []
+    expression = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words), re.IGNORECASE)
+    for path in files("*.md"):
+        if path == GLOSSARY or "decisions" in path.parts:  # a decision is told in the words of its day
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := expression.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_term_leads_to_the_code() -> None:
+    missing = []
+    for term, _, places in rows("Words"):
+        for place in CODE.findall(places):
+            file, _, name = place.partition(":")
+            path = ROOT / file
+            if not path.exists() or (name and not re.search(rf"\b{re.escape(name)}\b", path.read_text())):
+                missing.append(f"{term}: {place}")
+    assert not missing, "\n".join(missing)
+
+
+def test_one_class_name_means_one_thing() -> None:
+    places = defaultdict(list)
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(twice.items()))
