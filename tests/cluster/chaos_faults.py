@@ -73,15 +73,15 @@ class Faults:
 
     def _running(self, worker: str) -> str:
         """Id of the container of a worker, once it runs."""
-        matches = ""
+        container = ""
 
         def runs() -> bool:
-            nonlocal matches
-            result = self._job.container(worker)
-            return bool(result)
+            nonlocal container
+            container = self._job.container(worker)
+            return bool(container)
 
         self.until(f"{worker} to run", runs)
-        return matches
+        return container
 
     def _uid(self, name: str) -> str:
         """Return the uid of an object given as kind/name, once it is there and the API server answers."""

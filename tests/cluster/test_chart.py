@@ -215,7 +215,7 @@ def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
     image = {"registry": "registry:5000", "operator": {"digest": digest, "tag": "x"}, "worker": {"tag": "v2"}}
     container = pod(render({"image": image}))["containers"][0]
     assert container["image"] == f"registry:5000/rlhf-operator/operator@{digest}"
-    assert "--coordinator-image=ghcr.io/rlhf-operator/coordinator:0.1.0" in container["args"]
+    assert "--coordinator-image=registry:5000/rlhf-operator/coordinator:0.1.0" in container["args"]
     assert "--worker-image=registry:5000/rlhf-operator/worker:v2" in container["args"]
 
 

@@ -38,8 +38,13 @@ def instances(draw: st.DrawFn, most_devices: int = 16, most_steps: int = 160, wh
     return Instance(devices, tuple(pipelines), cap)
 
 
-def shortest(instance: Instance) -> float:
-    """The least makespan under the cap, by trying every order; the backward is not split. For up to about 16 steps.
+MAX_WAYS = 2000
+"""Ways that are kept after as many steps; some instances of 14 steps have thousands, which takes minutes to try."""
+
+
+def shortest(instance: Instance) -> float | None:
+    """Return the least makespan under the cap, by trying every order; None when that would take too long. The backward
+    is not split. For up to about 16 steps.
 
     A state is how many steps every (stage, kind) has run; of the ways to reach it only those are kept that no other is
     at least as early as everywhere.
@@ -59,6 +64,8 @@ def shortest(instance: Instance) -> float:
                         continue
                     key = tuple(finish[k] for k in _done(instance, stages, after))
                     reached.setdefault(after, {})[key] = key
+        if sum(map(len, reached.values())) > MAX_WAYS:
+            return None
         open_ = {counts: _undominated(list(ways)) for counts, ways in reached.items()}
     return min(max(past) for pasts in open_.values() for past in pasts)
 
