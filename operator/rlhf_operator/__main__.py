@@ -55,9 +55,10 @@ USER_MAX: Final = 2**31 - 1
 """Largest user id that the API server takes."""
 SHORTEST_CERTIFICATE: Final = 30
 """Seconds; of use to tests alone."""
-GC_THRESHOLDS: Final = (50_000, 20, 50)
+GC_THRESHOLDS: Final = (10_000, 10, 10)
 """Of Python's collector of cycles: parsed objects come and go by the thousand and hold few, so looking through them as
-often as Python does by default is a fifth of the cost of an event."""
+often as Python does by default is a fifth of the cost of an event. Old objects are still looked at: more seldom lets
+memory grow."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
 """Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
