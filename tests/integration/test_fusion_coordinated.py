@@ -148,8 +148,8 @@ async def test_a_migration_that_fails_is_made_up_for_by_tokens(
 
 
 async def test_a_source_that_waits_for_its_receipt_is_not_told_to_stop(jobs: list[Coordinated], tmp_path: Path) -> None:
-    """Its destination is heard first, and what the source decoded last comes after that."""
-    pace = Pace(tokens_per_tick=1, transfer_seconds=0.02, receipt_seconds=0.05)
+    """Its destination is heard first, and what the source decoded last comes after that: before any score is there."""
+    pace = Pace(tokens_per_tick=1, transfer_seconds=0.02, receipt_seconds=0.05, score_seconds=0.1)
     coordinated, workers = begin(jobs, tmp_path, fixed(10, 1, "KV"), pace, batch=24, iterations=2)
     assert (await coordinated.outcome(SECONDS)).phase == "Complete"
     await workers.end()
