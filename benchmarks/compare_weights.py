@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("changed", type=Path, nargs="?", default=ROOT, help="the same; this checkout when left out")
     parser.add_argument("--jobs", help="names to run, separated by commas; all when left out")
     parser.add_argument("--save", type=Path, help="writes what the base made, to compare others with")
+    parser.add_argument("--json", action="store_true", help="one object as the last line")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlhf-compare-") as scratch:
         made = jobs(Path(scratch))
@@ -135,17 +136,19 @@ def main() -> int:
         if arguments.save:
             arguments.save.write_text(json.dumps(base, indent=1))
         changed = results_of(arguments.changed.absolute(), chosen, Path(scratch) / "changed")
-    equal = True
+    equal: dict[str, bool] = {}
     for name in chosen:
         differing, only = differences(base[name], changed[name])
-        equal = equal and not differing
+        equal[name] = not differing
         counts = f"{len(base[name]['files'])} files, {len(base[name]['metrics'])} iterations"
         print(f"{name}: {'DIFFERS' if differing else 'equal'} ({counts})")
         for line in differing[:20]:
             print(f"  {line}")
         if only:
             print(f"  in one of them only: {', '.join(sorted(only))}")
-    return 0 if equal else 1
+    if arguments.json:
+        print(json.dumps({"base": str(arguments.base), "changed": str(arguments.changed), "equal": equal}))
+    return 0 if all(equal.values()) else 1
 
 
 if __name__ == "__main__":
