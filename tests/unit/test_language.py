@@ -19,12 +19,17 @@ GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
 CODE = re.compile(r"`([^`]+)`")
 
 
+def hidden(path: Path) -> bool:
+    """Return whether a path is below a folder whose name begins with a dot, such as an environment's."""
+    return any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+
+
 @cache
 def files(pattern: str) -> tuple[Path, ...]:
     """Return the files of the repository that match a glob, generated ones left out."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    paths = [ROOT / line for line in listed] or [path for path in ROOT.rglob(pattern) if ".venv" not in path.parts]
+    paths = [ROOT / line for line in listed] or [path for path in ROOT.rglob(pattern) if not hidden(path)]
     return tuple(path for path in paths if path.is_file() and not path.name.endswith(GENERATED))
 
 
