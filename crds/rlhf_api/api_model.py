@@ -20,6 +20,11 @@ from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
 """A file or folder; 4096 bytes is what Linux takes (PATH_MAX)."""
+PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+"""Pattern of a function, a class or an environment variable."""
+NAME_PATTERN: Final = f"^{PYTHON_NAME}$"
+MODULE_PATTERN: Final = rf"^{PYTHON_NAME}(\.{PYTHON_NAME})*$"
+"""Of an importable module."""
 
 
 LARGEST: Final = 1_000_000

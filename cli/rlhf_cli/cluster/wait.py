@@ -20,7 +20,6 @@ from rlhf_cli.cluster.errors import TIMED_OUT, VerbError
 from rlhf_cli.console import duration
 
 _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
-_FINAL: Final = (ConditionType.COMPLETE, ConditionType.FAILED)
 
 
 @dataclass(frozen=True)

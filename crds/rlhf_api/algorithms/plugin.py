@@ -19,7 +19,7 @@ from rlhf_api.algorithms.graph import (
     TRAIN_CRITIC,
     Task,
 )
-from rlhf_api.api_model import Location
+from rlhf_api.api_model import MODULE_PATTERN, NAME_PATTERN, Location
 from rlhf_api.rules.common_rules import multiple
 from rlhf_api.rules.paths import is_path
 from rlhf_api.rules.rule import Rule, Values
@@ -46,7 +46,7 @@ class AlgorithmPlugin(AlgorithmFields):
         Annotated[
             str,
             Field(
-                pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+                pattern=MODULE_PATTERN,
                 max_length=253,
                 examples=["my_algorithms.reinforce"],
             ),
@@ -54,7 +54,7 @@ class AlgorithmPlugin(AlgorithmFields):
         | None
     ) = None
     """Importable module of the training image; alternative to file."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["Reinforce"])]
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["Reinforce"])]
     """Name of the class."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=65536, examples=[1])]
     """Responses per prompt; must divide rollout.batchSize."""

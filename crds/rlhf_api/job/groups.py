@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
-from rlhf_api.api_model import ApiModel, PositiveOrOff
+from rlhf_api.api_model import PYTHON_NAME, ApiModel, PositiveOrOff
 
 Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
@@ -55,7 +55,7 @@ class Generation(GroupFields):
         str,
         Field(
             max_length=253,
-            pattern=r"^(torch|vllm|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+)$",
+            pattern=rf"^(torch|vllm|{PYTHON_NAME}(\.{PYTHON_NAME})+)$",
             examples=["torch", "my_package.my_engine"],
         ),
     ] = "torch"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
-from rlhf_api.api_model import ApiModel, Location
+from rlhf_api.api_model import MODULE_PATTERN, NAME_PATTERN, ApiModel, Location
 from rlhf_api.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 SECRET_PREFIX: Final = "RLHF_SECRET_"  # noqa: S105 a name, not a secret
@@ -32,7 +32,7 @@ class SecretKey(ApiModel):
 class RewardVariable(ApiModel):
     """An environment variable of a reward function's process: exactly one of value, secretKeyRef."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["JUDGE_TOKEN"])]
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["JUDGE_TOKEN"])]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
     """Value, stored and shown in clear text."""
@@ -63,7 +63,7 @@ class RewardFunction(ApiModel):
         Annotated[
             str,
             Field(
-                pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+                pattern=MODULE_PATTERN,
                 max_length=253,
                 examples=["rewards.arithmetic"],
             ),
@@ -79,7 +79,7 @@ class RewardFunction(ApiModel):
         | None
     ) = None
     """Name of a ConfigMap whose key reward.py holds the function, in place of file. In a cluster only."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253, examples=["score"])] = "score"
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["score"])] = "score"
     """Name of the function."""
     env: Annotated[list[RewardVariable], Field(max_length=64)] = Field(default_factory=list)
     """Environment variables of the function's process. It gets no other variables but those that Python needs."""
