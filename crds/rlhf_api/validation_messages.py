@@ -4,6 +4,7 @@ Rule: what would be right is read from the structural schema, so that a message 
 value. Whether something is wrong is not decided here.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -84,8 +85,8 @@ def _hint(value: Any, node: Schema) -> str:
     kind = node.get("type")
     if "enum" in node:
         return _enum_hint(value, [str(allowed) for allowed in node["enum"]])
-    if kind == "string" and isinstance(value, str) and "example" in node and _nearest(value, [node["example"]]):
-        return f": did you mean {node['example']}?"
+    if kind == "string" and isinstance(value, str) and (near := _nearest(value, _words_of(node))):
+        return f": did you mean {near}?"
     if kind == "string" and isinstance(value, bool | int | float):
         return f': write it in quotes, "{str(value).lower() if isinstance(value, bool) else value}"'
     if kind in ("integer", "number") and isinstance(value, str):
@@ -100,6 +101,13 @@ def _hint(value: Any, node: Schema) -> str:
     if kind == "array":
         return ": write a list, [a, b]" if not isinstance(value, list) else ""
     return ""
+
+
+def _words_of(node: Schema) -> list[str]:
+    """Return the words that a text field certainly takes: its example, and those that its pattern begins with."""
+    alternatives = re.match(r"\^\(((?:\w+\|)+)", node.get("pattern", ""))
+    examples = [node["example"]] if "example" in node else []
+    return examples + (alternatives[1].strip("|").split("|") if alternatives else [])
 
 
 def _quoted_number_hint(value: str) -> str:
